@@ -40,7 +40,10 @@ from bevatron.files import write_text_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
-SECTIONS = ("mace", "mace_accuracy", "mace_scaling", "gpspp", "graph", "pair", "data", "optimizer")
+SECTIONS = (
+    *("mace", "mace_accuracy", "mace_scaling", "gpspp", "graph", "alphafold3", "pair", "data"),
+    "optimizer",
+)
 TABLE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", flags=re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 EVEN = 0.995

@@ -171,6 +171,21 @@ def gated_cases(setup: Setup) -> list[Case]:
     return on_rows(setup, "swiglu", functions, gated_shapes, {}, others)
 
 
+def add_dropped(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
+    return kernels.add_dropped(x, update, mask.to(x.dtype))
+
+
+@cases("add_dropped", PAIR)
+def dropped_cases(setup: Setup) -> list[Case]:
+    """Mask that the rows of a pair share."""
+    functions, found = (add_dropped, peers.add_dropped), []
+    for N, C in [(5, 8)] if setup.tiny else [(384, 128), (768, 128)]:
+        shapes: dict[str, Shape] = dict.fromkeys(("x", "update"), (N, N, C))
+        work = Work(10 * N * N * C)
+        found.append(case_of(setup, "add_dropped", f"N {N}", shapes, functions, work, (N, C)))
+    return found
+
+
 @cases("transition", PAIR)
 def transition_cases(setup: Setup) -> list[Case]:
     sizes = ((384**2, 128, 0.65), (768**2, 128, 2.5), (128 * 256, 256, 0.0), (384, 384, 0.0))

@@ -17,6 +17,10 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, weight.shape, weight, bias)
 
 
+def add_dropped(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
+    return torch.addcmul(x, update, mask.to(x.dtype))
+
+
 def swiglu(gate: Tensor, value: Tensor) -> Tensor:
     return F.silu(gate) * value
 

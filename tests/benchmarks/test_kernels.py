@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks.kernels import run
+from benchmarks.kernels import host_time, run
 from benchmarks.kernels.cases import OPERATORS, Setup, Work, cases_of
 from benchmarks.kernels.cases_equivariant import EQUIVARIANT, PASSES, crystals
 from benchmarks.kernels.cases_graph import GRAPH
@@ -219,3 +219,20 @@ def test_a_dry_run_needs_no_gpu(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["run.py", "--dry-run", "--op", "silu"])
     run.main()
     assert capsys.readouterr().out.startswith("silu 64 float32 forward backward training")
+
+
+@pytest.mark.parametrize("op", list(host_time.CASES))
+def test_host_time_is_taken_of_one_and_of_many(op):
+    named = cases_of(op, Setup(torch.bfloat16, DEVICE), host_time.CASES[op])
+    assert [case.name for case in named] == list(host_time.CASES[op])
+    case = small(op)[0]
+    calls = []
+
+    def ours(**inputs):
+        calls.append(inputs)
+        return case.ours(**inputs)
+
+    with kernels.use("reference"):
+        row = host_time.measure(case, "bevatron", ours, rounds=1, calls=1, wait=lambda: None)
+    assert len(calls) == 2 * (1 + host_time.IN_A_ROW + 1)
+    assert all(value > 0 for key, value in row.items() if key.startswith("us"))

@@ -166,6 +166,16 @@ def test_a_stopped_run_says_how_it_goes_on(train, tmp_path, monkeypatch, capsys)
     assert "--resume auto resumes" in capsys.readouterr().out
 
 
+def test_a_run_that_a_launcher_starts_again_goes_on_and_says_so(train, monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_JOB_ID", "71")
+    assert train() == 0
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert train("--train.epochs", "2") == 0
+    said = capsys.readouterr().out
+    assert "restarted by Slurm (once so far): the run goes on" in said
+    assert "resumed from" in said
+
+
 def test_resume_must_auto_and_never(train, refused, structures, shelf, tmp_path):
     run = ["train", "mace", "--data", structures, "--output", tmp_path / "run", *TINY]
     assert "no checkpoint to resume" in refused(*run, "--resume", "must")

@@ -175,6 +175,21 @@ class Failing(tiny.TinyTask):
         return super().loss(*args)
 
 
+class Killed(tiny.TinyTask):
+    """A rank is killed in its fourth step; perhaps the other is busy with something else then."""
+
+    def __init__(self, victim: int, busy: float) -> None:
+        super().__init__()
+        self.victim, self.busy = victim, busy
+
+    def loss(self, *args):
+        if len(self.seen) == 3:
+            if this_rank() == self.victim:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(self.busy)
+        return super().loss(*args)
+
+
 def mace(folder: Path):
     """A run of a small potential, one molecule a batch; one of them is a single atom."""
     return test_mace.make_run(
@@ -271,6 +286,9 @@ MODES = {
     "end": end,
     "fail-at-the-end": fail_at_the_end,
     "stop": stop,
+    "killed": lambda folder: attempt(make(folder, task=Killed(1, 0))),
+    "killed-while-busy": lambda folder: attempt(make(folder, task=Killed(1, 600))),
+    "first-killed": lambda folder: attempt(make(folder, task=Killed(0, 600))),
     "fail": lambda folder: attempt(make(folder, task=Failing(0))),
     "stuck-gpus": lambda folder: attempt(make(folder, task=Failing(600), train={"device": "cuda"})),
     "fail-gpus": lambda folder: attempt(make(folder, task=Failing(0), train={"device": "cuda"})),

@@ -17,7 +17,7 @@ import tiny
 import torch
 from ports import free_port
 
-from bevatron.parallel import mesh as mesh_module
+from bevatron.parallel import failures
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.epochs import pack_samples
 from bevatron.train.loop import begin_state, fit
@@ -108,8 +108,8 @@ def _warm(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(mesh_module, "GRACE_SECONDS", 2.0)
-    monkeypatch.setattr(mesh_module, "WATCH_SECONDS", 0.3)
+    monkeypatch.setattr(failures, "GRACE_SECONDS", 2.0)
+    monkeypatch.setattr(failures, "WATCH_SECONDS", 0.3)
 
 
 def test_collectives_between_two_processes(tmp_path):
@@ -240,6 +240,20 @@ def test_a_rank_that_fails_ends_the_others_with_its_error(tmp_path, mode):
     assert time.monotonic() - begin < IN_TIME
     assert 0 not in done.codes
     assert "rank 1 failed: BevatronError: the dog ate sample 3" in done.errors
+
+
+@pytest.mark.parametrize("mode", ["killed", "killed-while-busy", "first-killed"])
+def test_a_rank_that_is_killed_ends_the_others_which_say_so(tmp_path, mode):
+    """It can leave no message itself; the other waits for it, or is busy outside any collective."""
+    begin = time.monotonic()
+    done = start(mode, tmp_path)
+    assert time.monotonic() - begin < IN_TIME
+    victim = 0 if mode == "first-killed" else 1
+    assert done.codes[victim] == -signal.SIGKILL
+    assert done.codes[1 - victim] > 0
+    sentence = f"error: rank {victim} failed: "
+    assert sentence in (tmp_path / f"output{1 - victim}").read_text()
+    assert victim == 0 or "it ended without a message: killed" in done.errors
 
 
 def test_under_torchrun_a_rank_that_fails_ends_the_run_with_its_error(tmp_path):

@@ -17,6 +17,11 @@ DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
 MAX_BYTES = 4 << 30
 """How many bytes a compressed file may expand to before `read_whole` refuses it."""
 
+MAX_RATIO = 200
+"""How many times its size a compressed file may expand to; text expands by 3 to 50."""
+
+_UNSUSPECTED = 64 << 20  # bytes, whatever their ratio: nearly all files of structures are smaller
+
 _BLOCK = 1 << 20
 _SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 
@@ -75,7 +80,8 @@ def read_whole(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
     path
         The file.
     max_bytes
-        How many bytes it may hold, so that a few kilobytes of zeros cannot fill the memory.
+        How many bytes it may hold. What is compressed more than `MAX_RATIO` times is refused
+        earlier, so that a few kilobytes of zeros cannot fill the memory.
 
     Raises
     ------
@@ -98,8 +104,9 @@ def read_blocks(path: str | Path, max_bytes: int = MAX_BYTES) -> Iterator[bytes]
     path = Path(path)
     try:
         stream = open_compressed(path)
-    except OSError as error:
-        reason = error.strerror or error
+        max_bytes = min(max_bytes, max(MAX_RATIO * path.stat().st_size, _UNSUSPECTED))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot be read ({reason}); check the path") from None
     size = 0
     with stream:

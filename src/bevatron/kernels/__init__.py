@@ -40,6 +40,7 @@ from bevatron.kernels.molecule.residual_norm import residual_norm
 from bevatron.kernels.molecule.scaled_residual import scaled_residual
 from bevatron.kernels.molecule.segment_sum import segment_sum
 from bevatron.kernels.optim.fused_adam_ema import fused_adam_ema
+from bevatron.kernels.pair.add_dropped import add_dropped
 from bevatron.kernels.pair.conditioned_transition import conditioned_transition
 from bevatron.kernels.pair.global_attention import global_attention
 from bevatron.kernels.pair.layer_norm import layer_norm
@@ -66,6 +67,7 @@ __all__ = [
     "Bonds",
     "Csr",
     "KernelConfig",
+    "add_dropped",
     "bond_norm_gelu",
     "channelwise_tensor_product",
     "column_sum",

@@ -149,6 +149,20 @@ class Group:
         )
         return Pending(received, work, kept=rows)
 
+    def pass_on(self, x: Tensor, shape: Sequence[int]) -> Pending:
+        """Send a tensor to the process before this one; receive one of a shape from that after."""
+        if self.size == 1:
+            return Pending(x)
+        x, send, receive = x.contiguous(), [0] * self.size, [0] * self.size
+        received = x.new_empty(*shape)
+        send[self.index - 1] = x.numel()
+        receive[(self.index + 1) % self.size] = received.numel()
+        traffic.record("pass_on", x, self.size)
+        work = distributed.all_to_all_single(
+            received.view(-1), x.view(-1), receive, send, group=self._group, async_op=True
+        )
+        return Pending(received, work, kept=x)
+
     def exchange(self, rows: Tensor, peer: int) -> Pending:
         """Swap equally many rows with one process of the group; with itself nothing is sent."""
         counts = [rows.shape[0] if k == peer else 0 for k in range(self.size)]

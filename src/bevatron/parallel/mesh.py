@@ -1,18 +1,15 @@
 """Which process of a run this is, and the torch process group that joins them.
 
 `open_mesh` reads what torchrun or Slurm's srun set in the environment. On one process nothing is
-started and every collective does nothing. A rank that fails tells the others through the store of
-the process group; they stop with its message instead of hanging in a collective.
+started and every collective does nothing. A rank that fails or dies stops the others, see
+`bevatron.parallel.failures`.
 """
 
-import json
 import os
 import re
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -22,13 +19,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from bevatron.errors import BevatronError, ConfigError
-
-FAILURE_KEY = "bevatron/failure"
-"""Where the first rank that fails leaves its message."""
-
-WATCH_SECONDS = 1.0
-GRACE_SECONDS = 8.0
-"""How long the other ranks may take to stop by themselves once one has failed."""
+from bevatron.parallel import failures
+from bevatron.parallel.failures import FailureWatch
 
 
 @dataclass(frozen=True)
@@ -186,15 +178,16 @@ def open_mesh(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterator
         world_size=world,
         timeout=timeout,
     )
-    watch = _FailureWatch(mesh)
+    watch = FailureWatch(rank, world, distributed.distributed_c10d._get_default_store())  # noqa: SLF001
     try:
         yield mesh
     except BaseException as error:
         # The process group is not destroyed: that can wait for the others, who wait for us.
-        watch.report(error)
-        first = watch.first_failure()
+        first = watch.report(error)
         if rank == 0 and "TORCHELASTIC_RUN_ID" not in os.environ:
-            time.sleep(3 * WATCH_SECONDS)  # this process serves the store: let the others read
+            time.sleep(
+                3 * failures.WATCH_SECONDS
+            )  # this process serves the store: let the others read
         watch.stop()
         if first is not None and first[0] != rank and not isinstance(error, BevatronError):
             raise BevatronError(f"rank {first[0]} failed: {first[1]}") from error
@@ -244,52 +237,3 @@ def first_node(node_list: str) -> str:
     if match is None:
         return ""
     return match.group(1) + (match.group(2) or "") + match.group(3)
-
-
-class _FailureWatch:
-    """A thread that ends this process when another rank has failed.
-
-    A rank blocked in a collective runs no Python, so only a thread can notice. It gives the rank
-    time to stop by itself (gloo notices a closed connection), then leaves with the message.
-    """
-
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
-        self._store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="failure-watch", daemon=True)
-        self._thread.start()
-
-    def report(self, error: BaseException) -> None:
-        """Leave this rank's message for the others, unless one failed before."""
-        message = f"{type(error).__name__}: {error}".splitlines()[0]
-        with suppress(Exception):
-            if not self._store.check([FAILURE_KEY]):
-                self._store.set(FAILURE_KEY, json.dumps([self._mesh.rank, message]))
-
-    def first_failure(self) -> tuple[int, str] | None:
-        """Return (rank, message) of the first rank that failed, None if there is none."""
-        try:
-            if self._store.check([FAILURE_KEY]):
-                rank, message = json.loads(self._store.get(FAILURE_KEY))
-                return int(rank), str(message)
-        except (RuntimeError, ValueError):
-            return 0, "the process that joins the ranks is gone"
-        return None
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._stopped.set()
-        self._thread.join(timeout=2 * WATCH_SECONDS)
-
-    def _watch(self) -> None:
-        while not self._stopped.wait(WATCH_SECONDS):
-            failure = self.first_failure()
-            if failure is None or failure[0] == self._mesh.rank:
-                continue
-            if self._stopped.wait(GRACE_SECONDS):
-                return
-            sys.stderr.write(f"error: rank {failure[0]} failed: {failure[1]}\n")
-            sys.stderr.flush()
-            time.sleep(0.1)
-            os._exit(1)

@@ -3,8 +3,8 @@
 Every collective of `Group` reports here the tensor that it hands over. What a rank sends follows
 from that tensor and the size of the group, for the ring algorithms that NCCL uses on large
 messages: all-gather b (g-1) with b the rank's own part, reduce-scatter b (g-1)/g and all-reduce
-2 b (g-1)/g with b the whole tensor, all-to-all what goes to others. A backend that makes one
-collective from another (gloo) counts as the collective that was asked for.
+2 b (g-1)/g with b the whole tensor, all-to-all what goes to others, passing on b itself. A backend
+that makes one collective from another (gloo) counts as the collective that was asked for.
 """
 
 from collections import Counter
@@ -68,7 +68,7 @@ def record(operation: str, handed: Tensor, group_size: int, parts: int | None = 
     Parameters
     ----------
     operation
-        all_gather, reduce_scatter, all_reduce or all_to_all.
+        all_gather, reduce_scatter, all_reduce, all_to_all or pass_on.
     handed
         The tensor given to torch.distributed as input.
     group_size
@@ -87,6 +87,8 @@ def record(operation: str, handed: Tensor, group_size: int, parts: int | None = 
         sent = 2 * size * others // group_size
     elif operation == "all_to_all":
         sent = size - (parts or 0) * handed.element_size()
+    elif operation == "pass_on":
+        sent = size
     else:
         raise ValueError(f"operation: found '{operation}'")
     for traffic in _open:

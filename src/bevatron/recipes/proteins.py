@@ -13,14 +13,15 @@ from bevatron.data.proteins.alignments import prepare_alignments
 from bevatron.data.proteins.clusters import cluster_proteins
 from bevatron.data.readers.proteins.folders import ProteinFiles, find_protein_files, is_rna
 from bevatron.data.samples import Field
+from bevatron.data.store.prepare import rank_and_world
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.errors import DataError, StoreError
-from bevatron.files import write_text_atomically
+from bevatron.files import TEMPORARY, remove_folder, write_text_atomically
 from bevatron.output import say
 from bevatron.typing import Array, Arrays
 
 ALIGNMENTS, CLUSTERS = "alignments", "clusters.txt"
-"""Inside the folder of a store."""
+"""Inside the folder of a store; clusters are written last."""
 
 MOST_CLUSTERED = 4000
 """Distinct proteins that are clustered without mmseqs2; of more, equal sequences are a cluster."""
@@ -44,15 +45,19 @@ def stores_of(
     return (*stores, out)
 
 
-def open_prepared(path: str | Path, kind: str, version: int, last: str, system: str) -> Store:
+def begin(out: Path, *, overwrite: bool) -> None:
+    """Begin to prepare into a folder; what may be overwritten counts as unfinished from now on."""
+    if overwrite:
+        (out / CLUSTERS).unlink(missing_ok=True)
+
+
+def open_prepared(path: str | Path, kind: str, version: int, system: str) -> Store:
     """Open a store of proteins.
 
     Parameters
     ----------
     kind, version
         Of its samples and features.
-    last
-        What its preparation writes last.
     system
         Whose ``bevatron prepare`` makes such a store.
 
@@ -73,7 +78,7 @@ def open_prepared(path: str | Path, kind: str, version: int, last: str, system: 
             f"{path}: has version {settings['features']} of the features, the code has version "
             f"{version}; prepare it again"
         )
-    if not (store.path / last).exists():
+    if not (store.path / CLUSTERS).exists():
         raise DataError(
             f"{path}: was not prepared to its end; start the same `bevatron prepare` again"
         )
@@ -121,15 +126,25 @@ def write_clusters(sequences: Mapping[int, str], folder: Path) -> list[str]:
 
 
 def prepare_found_alignments(
-    found: ProteinFiles, out: Path, workers: int | None, *, strict: bool, rna: bool = True
+    found: ProteinFiles,
+    out: Path,
+    workers: int | None,
+    *,
+    strict: bool,
+    overwrite: bool,
+    rna: bool = True,
 ) -> list[tuple[str, str]]:
     """Prepare the alignments, if there are any; return (file, reason) of what was left out.
 
     Parameters
     ----------
+    overwrite
+        Whether alignments of other files may be replaced; if there are none now, they are removed.
     rna
         Whether alignments of RNA are taken; else they are passed over.
     """
+    if overwrite and not found.alignments and (out / ALIGNMENTS).exists():
+        remove_folder(out / ALIGNMENTS)
     rnas = {path for path in found.alignments if is_rna(path)}
     proteins = [path for path in found.alignments if path not in rnas]
     if not proteins and not (rna and rnas):
@@ -137,7 +152,7 @@ def prepare_found_alignments(
     reader = AlignmentReader(proteins, sorted(rnas) if rna else (), strict=strict)
     if not reader.num_samples:
         return reader.rejects
-    made = prepare_alignments(reader, out / ALIGNMENTS, workers=workers)
+    made = prepare_alignments(reader, out / ALIGNMENTS, workers=workers, overwrite=overwrite)
     return [*reader.rejects, *made.rejects()]
 
 
@@ -155,8 +170,12 @@ def rejects_file(store: Store) -> Path:
 
 
 def list_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> None:
-    """Write that file, or remove it if there is nothing to list."""
+    """Write that file, or remove it if there is nothing to list; rank 0 does."""
     path = rejects_file(store)
+    if rank_and_world()[0]:
+        return
+    for unfinished in path.parent.glob(f"{path.name}.*{TEMPORARY}"):
+        unfinished.unlink(missing_ok=True)
     if not rejects:
         path.unlink(missing_ok=True)
         return

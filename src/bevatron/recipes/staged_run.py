@@ -3,7 +3,7 @@
 import dataclasses
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -12,7 +12,26 @@ from bevatron.config import from_dict, merged, to_dict
 from bevatron.errors import ConfigError
 from bevatron.parallel.mesh import parse_device
 from bevatron.recipes.run_config import RunConfig
+from bevatron.train.run import SamplesApart, SamplesInGroups, Sharing
 from bevatron.typing import IntArray
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How the processes of a run divide the work.
+
+    Attributes
+    ----------
+    axial
+        Consecutive processes that compute one sample together; 1 = each has samples of its own.
+    """
+
+    axial: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if self.axial < 1:
+            raise ConfigError(f"parallel.axial: expected 1 or more, got {self.axial}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +40,7 @@ class StagedRun(RunConfig):
 
     stages: Any = None
     precision: str = "auto"
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be trained on."""
@@ -31,6 +51,18 @@ class StagedRun(RunConfig):
                 "batch: a batch of proteins is one sample (algorithm fixed_count, size 1); "
                 "stages.NAME.samples_per_step is the number of samples of a step"
             )
+
+        if self.parallel.axial > 1 and (self.loader.window > 1 or self.loader.leave_out):
+            raise ConfigError(
+                "loader: processes that share a sample must load the same ones in the same order; "
+                "with parallel.axial above 1 leave out loader.window and loader.leave_out"
+            )
+
+    @property
+    def sharing(self) -> Sharing:
+        """Which processes share a sample."""
+        size = self.parallel.axial
+        return SamplesInGroups(size) if size > 1 else SamplesApart()
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:

@@ -23,6 +23,7 @@ from bevatron.train.checkpoint import list_checkpoints, read_intact
 from bevatron.train.description import Planned, describe
 from bevatron.train.loop import fit
 from bevatron.train.memory_plan import MemoryPlan
+from bevatron.train.restarts import restarted
 from bevatron.train.run import FitResult, Run
 
 WORTH_A_FORK_SERVER = 4
@@ -111,6 +112,9 @@ def begin(config: Any, resume: Resume = "never") -> Run:
         if not there:
             raise CheckpointError(f"{folder}: holds no checkpoint to resume from")
         _check_newest(checkpoints)
+    goes_on = restarted(folder, os.environ) if resume == "never" and begun else None
+    if goes_on is not None:
+        resume = "auto"
     if resume == "never" and begun:
         raise ConfigError(
             f"{folder}: holds a run already; `--resume auto` resumes it, another `--output` "
@@ -120,6 +124,8 @@ def begin(config: Any, resume: Resume = "never") -> Run:
         start_fork_server()
     _, build = recipe(config.recipe)
     run: Run = build(config, resume=resume != "never")
+    if goes_on is not None:
+        run.notes = [goes_on, *run.notes]
     return run
 
 

@@ -36,7 +36,12 @@ from bevatron.train.evaluate import (
     make_loader,
 )
 from bevatron.train.logger import Logger
-from bevatron.train.optim import AveragedWeights, averaged, make_optimizer
+from bevatron.train.optim import (
+    AveragedWeights,
+    averaged,
+    load_optimizer_tensors,
+    make_optimizer,
+)
 from bevatron.train.precision import arithmetic, autocast_context, check_autocast, dtype_of
 from bevatron.train.run import FitResult, Run, one_unchanging_batch
 from bevatron.train.run_folder import RunFolder, Saver
@@ -80,6 +85,7 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
             stack.enter_context(folder.claimed())
         checkpoint = folder.open(run, mesh)
         threads = _threads(run, mesh) if checkpoint is None else checkpoint.record.threads
+        stack.enter_context(run.sharing.joined(mesh))
         stack.enter_context(arithmetic(config, threads))
         stack.enter_context(_garbage_collection(config.collect_every))
         console = Console(folder.log, active=mesh.is_main, shown=run.shown_metrics)
@@ -127,6 +133,8 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
     ema = None if optim.ema is None else AveragedWeights(model, optim.ema)
     state = TrainState(model, make_optimizer(model, optim, ema), ema, generators=run.generators)
     if checkpoint is None:
+        if run.optimizer_tensors:
+            load_optimizer_tensors(model, state.optimizer, run.optimizer_tensors)
         seed_everything(config.seed, mesh.rank)
     else:
         load_checkpoint(checkpoint, state, config.seed, mesh)

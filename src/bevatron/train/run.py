@@ -1,6 +1,7 @@
 """A complete run: model, task, data and settings. Recipes make it, `fit` trains it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from bevatron.data.dataset import Dataset
 from bevatron.data.packing.draws import Draws
 from bevatron.files import write_bytes_atomically
+from bevatron.parallel import axial
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Task, Unchanging
 from bevatron.train.settings import Settings, StageConfig
@@ -40,17 +42,56 @@ class Sharing(Protocol):
     differs.
     """
 
+    @property
+    def repeats(self) -> int:
+        """How many ranks each have the whole of the same batch, whose sizes count once."""
+
     def planner(self, mesh: Mesh) -> Mesh:
         """Return this rank among those that have batches of their own."""
+
+    def joined(self, mesh: Mesh) -> AbstractContextManager[object]:
+        """Join the ranks of a sample for the length of a ``with`` block; all enter it together."""
 
 
 @dataclass(frozen=True)
 class SamplesApart:
     """Data parallelism: each rank has its own batches."""
 
+    repeats = 1
+
     def planner(self, mesh: Mesh) -> Mesh:
         """Return the mesh itself."""
         return mesh
+
+    def joined(self, mesh: Mesh) -> AbstractContextManager[object]:
+        """Do nothing."""
+        del mesh
+        return nullcontext()
+
+
+@dataclass(frozen=True)
+class SamplesInGroups:
+    """Every so many consecutive ranks compute a sample together; see `bevatron.parallel.axial`.
+
+    Each of them draws the whole sample itself: samples are functions of their index and seed, so
+    ranks agree without a message, none waits for another one's loader, and a run goes on with
+    groups of any size.
+
+    Attributes
+    ----------
+    repeats
+        Ranks of a group.
+    """
+
+    repeats: int
+
+    def planner(self, mesh: Mesh) -> Mesh:
+        """Return the place of this rank's group among the groups."""
+        return axial.data_mesh(mesh, self.repeats)
+
+    def joined(self, mesh: Mesh) -> AbstractContextManager[object]:
+        """Let the model divide samples among the ranks of a group."""
+        return axial.shared(mesh, self.repeats)
 
 
 @dataclass(frozen=True)
@@ -65,9 +106,16 @@ class SamplesTogether:
     1
     """
 
+    repeats = 1
+
     def planner(self, mesh: Mesh) -> Mesh:
         """Return a mesh of one."""
         return Mesh(device=mesh.device)
+
+    def joined(self, mesh: Mesh) -> AbstractContextManager[object]:
+        """Do nothing: the data set joins them."""
+        del mesh
+        return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -177,7 +225,10 @@ class Run:
     model_options
         What commands that use the model are shown with at the end, such as `` --head new``.
     sharing
-        Whether ranks divide the samples or each sample.
+        Whether ranks divide the samples, or each sample among all or some of them.
+    optimizer_tensors
+        State that the optimiser of a new run starts from, as
+        `bevatron.train.optim.optimizer_tensors` names it; none = as usual.
     generators
         Random number generators of the run's own, such as those of a mask that ranks share, by
         name: in the same state on all ranks, saved and restored with it.
@@ -212,6 +263,7 @@ class Run:
     notes: Sequence[str] = ()
     model_options: str = ""
     sharing: Sharing = field(default_factory=SamplesApart)
+    optimizer_tensors: Mapping[str, Tensor] = field(default_factory=dict)
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
     stages: Sequence[Stage] = ()
     most_samples: int | None = None

@@ -45,6 +45,7 @@ from bevatron.train.checkpoint import (
 from bevatron.train.identity import check_identity, harmless_settings, identity_of
 from bevatron.train.logger import METRICS, Logger
 from bevatron.train.optim import averaged
+from bevatron.train.restarts import note_launch
 from bevatron.train.run import WEIGHTS, FitResult, Run, SaveModel
 from bevatron.train.schedule import Decisions
 from bevatron.train.snapshot import Snapshot, SnapshotMemory
@@ -128,6 +129,7 @@ class RunFolder:
         chosen = None
         if mesh.is_main:
             path = self._choose(run)
+            note_launch(self.path, os.environ)
             chosen = None if path is None else str(path)
         chosen = broadcast_json(chosen, mesh)
         if chosen is None:

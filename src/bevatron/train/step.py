@@ -104,7 +104,7 @@ def train_step(
     task, settings = run.task, run.settings
     dtype = dtype_of(settings.train.dtype)
     parameters = list(trained_parameters(state.model).values())
-    counts, sizes, notes = step_totals(task, batches, notes or {}, mesh)
+    counts, sizes, notes = step_totals(run, batches, notes or {}, mesh)
     normalisers = {name: count.to(mesh.device) for name, count in counts.items()}
     scale = _loss_scale(run, state)
     parts: list[Tensor] = []
@@ -188,12 +188,16 @@ def _loss_scale(run: Run, state: TrainState) -> LossScale | None:
 
 
 def step_totals(
-    task: Any, batches: Sequence[Any], notes: Mapping[str, float], mesh: Mesh
+    run: Run, batches: Sequence[Any], notes: Mapping[str, float], mesh: Mesh
 ) -> tuple[dict[str, Tensor], dict[str, int], dict[str, float]]:
-    """Add up normalisers, sizes and notes over batches and ranks, in one reduction on the host."""
+    """Add up normalisers, sizes and notes over batches and ranks, in one reduction on the host.
+
+    Ranks that share a sample all count it in the normalisers, since each has its loss.
+    """
     values: dict[str, Tensor | float] = {f"note {name}": v for name, v in notes.items()}
     for batch in batches:
-        found = {f"count {name}": v for name, v in task.normalisers(batch).items()}
+        found: dict[str, Tensor | float] = {}
+        found |= {f"count {name}": v for name, v in run.task.normalisers(batch).items()}
         found |= {f"size {name}": float(v) for name, v in batch.sizes.items()}
         for name, value in found.items():
             values[name] = values.get(name, 0.0) + value
@@ -208,7 +212,7 @@ def step_totals(
 
     return (
         group("count "),
-        {name: int(value) for name, value in group("size ").items()},
+        {name: int(v) // run.sharing.repeats for name, v in group("size ").items()},
         {name: float(value) for name, value in group("note ").items()},
     )
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from bevatron.data.proteins.chain_index import INDEX_FIELDS, index_of
 from bevatron.data.proteins.complexes import ENTRY_FIELDS
-from bevatron.data.proteins.poses import Poses
+from bevatron.data.proteins.poses import collected
 
 ATOMS = 8  # of a residue
 
@@ -69,12 +69,8 @@ def made_up_entry(lengths, seed=0, released="2020-02-03"):
 
 
 def made_up_poses():
-    return Poses(
-        keys=np.array([5]),
-        num_atoms=np.array([ATOMS]),
-        start=np.array([0, ATOMS]),
-        positions=np.random.default_rng(0).normal(size=(ATOMS, 3)).astype(np.float32),
-    )
+    pool = np.random.default_rng(0).normal(size=(1, ATOMS, 3)).astype(np.float32)
+    return collected({5: pool})
 
 
 STORED = (*ENTRY_FIELDS, *INDEX_FIELDS)

@@ -1,8 +1,5 @@
 """Alignments in a store: each row once, any part as in the files, damage is noticed."""
 
-import multiprocessing
-import os
-import signal
 import time
 import tracemalloc
 
@@ -11,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bevatron import files
 from bevatron.data.proteins.alignment_files import AlignmentReader, species_number, species_of
 from bevatron.data.proteins.alignments import (
-    ALIGNMENT_FIELDS,
     BLOCK,
     Alignments,
     StoredAlignment,
@@ -23,7 +18,6 @@ from bevatron.data.proteins.alignments import (
 )
 from bevatron.data.readers.proteins import parse_names, read_alignment
 from bevatron.data.readers.proteins.alphabet import CLASSES, GAP
-from bevatron.data.store.prepare import prepare
 from bevatron.errors import DataError, StoreError
 
 AMINO = np.array(list(CLASSES[:20]))
@@ -199,51 +193,6 @@ def test_other_stores_and_files_are_refused_in_one_sentence(tmp_path):
     (tmp_path / "b.a3m").write_text(">q\nAC?\n>r\nACD\n")
     with pytest.raises(DataError, match=r"b.a3m, line 1 .*'\?' is neither"):
         AlignmentReader([tmp_path / "b.a3m"])
-
-
-# ---- killed ----
-
-
-def prepare_small(paths, out):
-    return prepare(
-        AlignmentReader(paths),
-        merge_alignment,
-        out,
-        ALIGNMENT_FIELDS,
-        {"block": BLOCK, "unit": "query"},
-        samples_per_shard=1,
-        workers=0,
-        progress=False,
-    )
-
-
-def prepare_and_die(paths, out, place_to_die, done):
-    count = iter(range(10_000))
-
-    def die(name, path):
-        if next(count) == place_to_die:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    files.crash_hooks.append(die)
-    prepare_small(paths, out)
-    done.value = 1
-
-
-def test_killed_at_every_write_no_alignment_is_lost_or_repeated(paths, tmp_path):
-    context = multiprocessing.get_context("fork")
-    expected = prepare_small(paths, tmp_path / "whole").path
-    contents = {path.name: path.read_bytes() for path in expected.iterdir()}
-    done = context.Value("i", 0)
-    place = 0
-    while not done.value:
-        out = tmp_path / f"s{place}"
-        process = context.Process(target=prepare_and_die, args=(paths, out, place, done))
-        process.start()
-        process.join(60)
-        prepare_small(paths, out)
-        assert {path.name: path.read_bytes() for path in out.iterdir()} == contents
-        place += 1
-    assert place > 10
 
 
 # ---- speed and memory ----

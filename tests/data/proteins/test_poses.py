@@ -14,6 +14,7 @@ from bevatron.data.proteins.conformers import (
     make_poses,
 )
 from bevatron.data.proteins.poses import (
+    collected,
     make_pools,
     open_poses,
     prepare_poses,
@@ -126,6 +127,48 @@ def test_a_file_gets_the_pools_that_it_lacks(dictionary, tmp_path, monkeypatch, 
     assert [file.name for file in tmp_path.iterdir()] == ["poses.arrow"]
 
 
+def test_parts_of_a_killed_call_are_not_made_again(dictionary, tmp_path, monkeypatch):
+    path, codes = tmp_path / "poses.arrow", ("EDO", "GOL", "MG")
+    monkeypatch.setattr("bevatron.data.proteins.poses._PER_PART", 1)
+    made = []
+
+    def stopped(component, number):
+        made.append(component.code)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return make_poses(component, number)
+
+    monkeypatch.setattr("bevatron.data.proteins.poses.make_poses", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_poses(path, dictionary, codes)
+    assert not path.exists()
+    made.clear()
+    prepare_poses(path, dictionary, codes)
+    assert made == ["MG"]
+    assert [file.name for file in tmp_path.iterdir()] == ["poses.arrow"]
+
+
+def test_flipped_bytes_of_poses_are_named_when_read(dictionary, tmp_path):
+    path = tmp_path / "poses.arrow"
+    whole = prepare_poses(path, dictionary, ["GOL", "MG"])
+    content = bytearray(path.read_bytes())
+    content[content.index(whole.of(int(whole.keys[0])).tobytes()) + 7] ^= 4
+    path.write_bytes(content)
+    damaged = open_poses(path)
+    np.testing.assert_array_equal(damaged.of(int(whole.keys[1])), whole.of(int(whole.keys[1])))
+    with pytest.raises(DataError, match=r"poses.arrow: the poses of component 0 are damaged"):
+        damaged.of(int(whole.keys[0]))
+
+
+def test_poses_of_another_version_are_made_anew(dictionary, tmp_path, monkeypatch):
+    path = tmp_path / "poses.arrow"
+    first = prepare_poses(path, dictionary, ["MG"])
+    monkeypatch.setattr("bevatron.data.proteins.poses.FORMAT", b"bevatron poses 99")
+    with pytest.raises(DataError, match="of this version; prepare again"):
+        open_poses(path)
+    assert prepare_poses(path, dictionary, ["MG"]).keys.tolist() == first.keys.tolist()
+
+
 def test_a_file_that_is_none_is_refused(tmp_path):
     (tmp_path / "poses.arrow").write_bytes(b"no arrow")
     with pytest.raises(DataError, match=r"poses\.arrow: is no file of reference poses"):
@@ -167,7 +210,7 @@ def test_poses_of_a_crop_need_only_its_atoms(dictionary):
 
 def test_drawn_poses_lie_about_the_origin_wherever_the_pool_lies(dictionary):
     pools = make_pools([dictionary["GOL"]], 1)
-    far = replace(pools, positions=pools.positions + np.float32(100))
+    far = collected({int(pools.keys[0]): pools.of(int(pools.keys[0])) + np.float32(100)})
     number, atoms = 500, int(pools.num_atoms[0])
     residue, atom = np.repeat(np.arange(number), atoms), np.tile(np.arange(atoms), number)
     position, _ = far.draw(far.keys[np.zeros(number, int)], residue, atom, np.random.default_rng(0))

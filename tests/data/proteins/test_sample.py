@@ -128,7 +128,7 @@ def test_a_crop_is_a_part_of_the_entry(entries, sources, name):
         of_entry = np.concatenate([first[t] + np.arange(entry["num_atoms"][t]) for t in tokens])
         np.testing.assert_array_equal(found["position"], entry["position"][of_entry])
         np.testing.assert_array_equal(found["resolved"], entry["resolved"][of_entry])
-        np.testing.assert_array_equal(found["ref_element"], entry["ref_element"][of_entry])
+        np.testing.assert_array_equal(found["ref_element"] + 1, entry["ref_element"][of_entry])
         np.testing.assert_array_equal(found["ref_charge"], entry["ref_charge"][of_entry])
         for key in ("restype", "asym_id", "entity_id", "sym_id", "residue_index", "molecule_type"):
             np.testing.assert_array_equal(found[key], entry[key][tokens])

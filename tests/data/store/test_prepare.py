@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import random
 import shutil
-import signal
 import sys
 import time
 from pathlib import Path
@@ -24,6 +23,8 @@ from bevatron.errors import ConfigError, DataError, StoreError
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fake_reader as fake  # worker processes can import it too
+
+from killing import killed_at_each_step
 
 SETTINGS = {"cutoff": 5.0, "kind": "all pairs"}
 
@@ -128,28 +129,9 @@ def test_a_lost_shard_alone_is_made_again(tmp_path, expected, damage):
 # ---- killed ----
 
 
-def prepare_and_die(out, place_to_die, done):
-    count = iter(range(10_000))
-
-    def die(name, path):
-        if next(count) == place_to_die:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    files.crash_hooks.append(die)
-    run(out)
-    done.value = 1
-
-
 def test_killed_at_every_step_it_continues_and_ends_the_same(tmp_path, expected):
-    context = multiprocessing.get_context("fork")
-    place_to_die = 0
-    done = context.Value("i", 0)
     unfinished = 0
-    while not done.value:
-        out = tmp_path / f"s{place_to_die}"
-        process = context.Process(target=prepare_and_die, args=(out, place_to_die, done))
-        process.start()
-        process.join(60)
+    for out in killed_at_each_step(run, tmp_path):
         finished = {p.name: p.stat().st_mtime_ns for p in out.glob("shard-*.arrow")}
         if not (out / "manifest.json").exists():
             unfinished += 1
@@ -159,10 +141,8 @@ def test_killed_at_every_step_it_continues_and_ends_the_same(tmp_path, expected)
         store = run(out)
         for name, written in finished.items():
             assert (out / name).stat().st_mtime_ns == written, "a finished shard was done again"
-        found = contents(out)
-        assert found == expected
+        assert contents(out) == expected
         assert len(store) == 40
-        place_to_die += 1
     assert unfinished > 15
 
 

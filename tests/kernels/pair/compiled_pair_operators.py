@@ -29,6 +29,7 @@ SHAPES = {
     "layer_norm": [(8, C), *NORM],
     "layer_norm_linear": [(8, C), *NORM, (24, C)],
     "swiglu": [(8, C), (8, C)],
+    "add_dropped": [(4, 8, C), (4, 8, C)],
     "transition": [(8, C), *NORM, (64, C), (C, 64), (64, C)],
     "conditioned_transition": [
         *((8, C), (8, 8), (8,), (C, 8), VECTOR, (C, 8), (32, C), (32, C), (C, 32), (C, 8), VECTOR),

@@ -6,7 +6,6 @@ import torch
 
 from bevatron.kernels import transition, use
 from bevatron.kernels.pair.transition.tiles import TILES
-from bevatron.kernels.pair.transition.weights import Weights
 from bevatron.kernels.shared import chunked_linear as products
 from bevatron.kernels.shared.tiles import Tiles
 from bevatron.testing import Tolerance, assert_close, check_op
@@ -119,8 +118,10 @@ def test_shares_of_the_weights_gradients_are_added(parts, gated):
     up, down = (torch.empty(shape, dtype=HALF, device=DEVICE) for shape in ((H, C), (C, H)))
     gate = torch.empty(H, C, device=DEVICE) if gated else None
     dweight, dbias = (torch.empty(C, device=DEVICE) for _ in range(2))
-    weights = Weights(up, down, gate, None, None)
-    found = triton_fused.add_shares(shares, weights, norm_shares, dweight, dbias)
+    given = {"HAS_WEIGHT": True, "HAS_BIAS": True}
+    add = triton_fused.sum_of_shares(C, H * C, len(shares[0]), parts, len(norm_shares), given)
+    found = (up, down, torch.empty(0, device=DEVICE) if gate is None else gate)
+    add(shares, *found, norm_shares, dweight, dbias)
     for got, want in zip(found, shares.double().sum(0), strict=False):
         assert_close(got.float(), want.view(got.shape).float(), 4e-3)
     assert_close(dweight, norm_shares[:, 0].double().sum(0), 1e-5)

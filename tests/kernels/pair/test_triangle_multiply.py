@@ -170,7 +170,7 @@ def test_sixteen_bits_are_no_worse_than_the_reference(outgoing):
 @pytest.mark.parametrize("length", [16, 13])
 def test_rounding_a_channel_that_hardly_varies_does_not_add_up_over_rows(length, small_blocks):
     """Rounded as it is, every row would be off by the same."""
-    from bevatron.kernels.pair.triangle_multiply.triton_launch import Pair, padded, sums_over_rows
+    from bevatron.kernels.pair.triangle_multiply.triton_launch import LayerLaunches, Pair, padded
 
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(32, 1, 1, 1, generator=generator).repeat(1, 1, length, padded(length))
@@ -180,9 +180,11 @@ def test_rounding_a_channel_that_hardly_varies_does_not_add_up_over_rows(length,
     rows = x[..., :length].flatten(1).float()
     mean, deviation = rows.mean(0), rows.std(0, correction=0)
     z = torch.zeros(length, length, 32, device=DEVICE, dtype=HALF)
-    pair = Pair.of(z, None, torch.ones(32, device=DEVICE))
+    layer = LayerLaunches.of(
+        Pair.of(z, torch.ones(32, device=DEVICE)), 32, of_x=True, has_bias=False
+    )
     statistics = torch.stack([mean, 1 / deviation])
-    found = sums_over_rows(pair, d, x, statistics)[: 32 * 32].reshape(32, 32)
+    found = layer.sums(d, x, statistics)[: 32 * 32].reshape(32, 32)
     exact = d[..., :length].flatten(1).double() @ ((rows - mean) / deviation).double().T
     off = (found - exact).abs().amax(0) / exact.abs().amax(0)
     assert off.max() < torch.finfo(HALF).eps / 16

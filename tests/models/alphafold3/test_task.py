@@ -1,14 +1,17 @@
 """The task of AlphaFold3 on a real complex: its loss, what is random in it, padding, learning."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from complex_task import TINY, crop_of_1pfe, model_of, task_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bevatron.data.padding import pad
 from bevatron.models.alphafold3.model import AlphaFold3
+from bevatron.models.common.folding.normal import SeededNormal
 from bevatron.task import Capturable, Numbered, StepNumbers
 from from_the_host import NothingFromTheHost, one_hot
 
@@ -52,6 +55,35 @@ def test_a_step_is_a_function_of_its_numbers(batch):
     loss_of(task, model, batch)
     task.begin_step(StepNumbers(0, 77))  # the seed is filled in place
     assert torch.equal(loss_of(task, model, batch).total, first)
+
+
+class Roundings(TorchDispatchMode):
+    """Counts matrices that are made of another type."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        self.count += function is torch.ops.aten._to_copy.default and made.ndim == 2
+        return made
+
+
+def test_a_sampling_rounds_its_weights_once_and_gives_the_same_bits(batch, monkeypatch):
+    model, given = model_of(), batch.tensors()
+    with torch.no_grad():
+        trunk = model(given, 1, None, torch.bfloat16)
+        shared = model.condition(given, trunk)
+
+    def sample():
+        with Roundings() as roundings:
+            structure = model.sample(given, shared, 1, 4, SeededNormal(torch.tensor(3)))
+        return structure, roundings.count
+
+    structure, count = sample()
+    monkeypatch.setattr("bevatron.models.alphafold3.model.standing_weights", nullcontext)
+    expected, without = sample()
+    assert torch.equal(structure, expected)
+    assert count < without
 
 
 def test_a_step_can_be_captured(batch, monkeypatch):

@@ -11,11 +11,24 @@ from bevatron.cli import main
 from bevatron.errors import CheckpointError, ConfigError
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.convert import to_deepmind, to_openfold
+from bevatron.models.alphafold2.losses import LossWeights
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.common.model_folder import load_model_folder
-from bevatron.recipes.alphafold2.run import CHANGES, AlphaFold2Run, build
+from bevatron.parallel.mesh import Mesh
+from bevatron.recipes.alphafold2.data import MAX_RESOLUTION, MOST_OF_ONE
+from bevatron.recipes.alphafold2.run import (
+    CHANGES,
+    CYCLES,
+    LARGEST_BATCH,
+    AlphaFold2Run,
+    ChainStage,
+    build,
+)
 from bevatron.recipes.alphafold2.start import started_from
-from bevatron.train.loop import fit
+from bevatron.train.loop import begin_state, fit
+from bevatron.train.optim import optimizer_tensors
+from bevatron.train.schedule import learning_rate
+from bevatron.train.settings import OptimConfig, ScheduleConfig
 
 
 @pytest.fixture
@@ -82,23 +95,86 @@ def test_folders_train_as_they_lie_from_the_command_line(folder, tiny_model, tmp
     assert (tmp_path / "run/prepared-rejects.csv").is_file()
 
 
-@pytest.mark.parametrize("name", [*CHANGES])
+INITIAL = LossWeights(fape=1.0, supervised_chi=1.0, distogram=0.3, masked_msa=2.0, plddt=0.01)
+TUNED = replace(INITIAL, experimentally_resolved=0.01, violation=1.0)
+FROM_NOTHING = ScheduleConfig(kind="exponential", gamma=0.95, gamma_steps=50_000, warmup_steps=1000)
+CONSTANT = ScheduleConfig(kind="constant")
+PUBLISHED = OptimConfig(
+    algorithm="adam", lr=1e-3, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-6, clip=0.1,
+    clip_norm="global", ema=0.999,
+)  # fmt: skip
+
+
+def initial(steps, samples, every=500, **more):
+    return ChainStage(
+        steps, samples, every, crop=256, rows=124, extra_rows=1024, loss=INITIAL, **more
+    )
+
+
+def tuning(tm):
+    """Of table 4 of the supplement, 1.5 million samples at half the rate, without warm-up."""
+    return ChainStage(
+        11_719, 128, lr=5e-4, schedule=CONSTANT, crop=384, rows=508, extra_rows=5120,
+        loss=replace(TUNED, tm=tm),
+    )  # fmt: skip
+
+
+SMALL = ChainStage(2000, 4, 200, crop=64, rows=16, extra_rows=32, loss=INITIAL)
+PRESETS = {
+    "alphafold2": (
+        PUBLISHED, FROM_NOTHING, {"initial": initial(78_125, 128), "fine-tuning": tuning(0.0)},
+    ),
+    "alphafold2-ptm": (
+        PUBLISHED, FROM_NOTHING, {"initial": initial(78_125, 128), "fine-tuning": tuning(0.1)},
+    ),
+    "scalefold": (
+        replace(PUBLISHED, eps=1e-5),
+        FROM_NOTHING,
+        {
+            "128": initial(5000, 128, target=0.8),
+            "256": initial(55_000, 256, target=0.9, ends_at_target=True),
+        },
+    ),
+    "mlperf": (
+        replace(PUBLISHED, ema=0.9),
+        replace(FROM_NOTHING, kind="constant", warmup_steps=0),
+        {"initial": initial(2000, 256, 40, target=0.8, ends_at_target=True)},
+    ),
+    "small": (
+        replace(PUBLISHED, clip=10.0, ema=0.99),
+        replace(FROM_NOTHING, warmup_steps=100),
+        {"initial": SMALL},
+    ),
+}  # fmt: skip
+
+
+def test_every_preset_is_pinned():
+    assert PRESETS.keys() == CHANGES.keys()
+
+
+@pytest.mark.parametrize("name", [*PRESETS])
 def test_presets_have_the_published_settings(name):
     config = AlphaFold2Run.from_values({"preset": name})
-    assert config.optim.algorithm == "adam"
-    assert config.optim.lr == 1e-3
-    assert config.model == AlphaFold2Config.preset(
-        {"scalefold": "alphafold2", "mlperf": "alphafold2"}.get(name, name)
+    optim, schedule, stages = PRESETS[name]
+    assert config.optim == optim
+    assert config.schedule == schedule
+    assert config.stages == stages
+    assert list(config.stages) == list(stages)
+    of_model = {"scalefold": "alphafold2", "mlperf": "alphafold2"}
+    assert config.model == AlphaFold2Config.preset(of_model.get(name, name))
+    assert (CYCLES, LARGEST_BATCH) == (4, 256)
+    assert (config.data.valid_longest, MAX_RESOLUTION, MOST_OF_ONE) == (700, 9.0, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("steps", "rate"), [(0, 1e-6), (499, 5e-4), (49_999, 1e-3), (50_000, 9.5e-4), (78_124, 9.5e-4)]
+)
+def test_the_rate_rises_over_128_thousand_samples_and_falls_after_6_4_million(steps, rate):
+    config = AlphaFold2Run.from_values({})
+    found = learning_rate(
+        config.schedule, config.optim.lr, step=steps, epoch=0, fraction=0.0, epochs=1
     )
-    first = next(iter(config.stages.values()))
-    if name != "small":
-        assert config.optim.clip == 0.1
-        assert (first.crop, first.rows, first.extra_rows) == (256, 124, 1024)
-    expected = {
-        "alphafold2": [128, 128], "alphafold2-ptm": [128, 128], "scalefold": [128, 256],
-        "mlperf": [256], "small": [4],
-    }  # fmt: skip
-    assert [stage.samples_per_step for stage in config.stages.values()] == expected[name]
+    assert found == pytest.approx(rate)
 
 
 def test_a_stage_changes_only_what_it_gives():
@@ -113,6 +189,28 @@ def test_unknown_presets_and_batches_are_refused():
         AlphaFold2Run.from_values({"preset": "alphafold9"})
     with pytest.raises(ConfigError, match="samples_per_step"):
         AlphaFold2Run.from_values({"batch": {"size": 2}})
+
+
+def test_a_run_goes_on_with_the_moments_of_mlperf(config, tmp_path):
+    torch.manual_seed(3)
+    model = AlphaFold2(config.model)
+    state = to_openfold(model)
+    moments = {
+        number: {"step": 5, "exp_avg": torch.full_like(w, 0.25), "exp_avg_sq": w.square()}
+        for number, w in enumerate(state.values())
+    }
+    path = tmp_path / "resumable.pt"
+    torch.save(
+        {"alphafold_state_dict": state, "optimizer_state_dict": {"state": moments}, "iteration": 5},
+        path,
+    )
+    run = build(replace(config, start_from=path))
+    found = optimizer_tensors(run.model, begin_state(run, Mesh(), None).optimizer)
+    for name, value in model.named_parameters():
+        assert torch.equal(found[f"{name}/exp_avg"], torch.full_like(value, 0.25))
+        assert torch.equal(found[f"{name}/exp_avg_sq"], value.square())
+        assert found[f"{name}/step"] == 5
+    assert fit(run).steps == 4
 
 
 @pytest.mark.parametrize("kind", ["openfold", "ema", "mlperf", "deepmind", "run"])

@@ -20,6 +20,7 @@ from bevatron.data.readers.proteins.names import parse_names
 from bevatron.errors import DataError
 from bevatron.typing import Arrays
 
+_LONGEST_QUERY = 4 << 20  # bytes in which a first row ends; no protein has so many residues
 _SYMBOLS = " 0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # Without one of these a name has neither species nor taxon; most names of metagenomes have none.
 _HAS_ORIGIN = re.compile(r"_|OX|Tax|taxid")
@@ -94,22 +95,21 @@ class AlignmentReader:
         files: list[tuple[Path, Polymer]] = [(Path(path), "protein") for path in proteins]
         files += [(Path(path), "rna") for path in rnas]
         self.sources = [str(path) for path, _ in files]
-        self._states: list[FileState] = []
+        self._states: dict[int, FileState] = {}
         self._groups: dict[bytes, list[tuple[int, Polymer]]] = {}
         whole = xxhash.xxh3_128()
         known: set[tuple[str, Polymer]] = set()
         for number, (path, kind) in enumerate(files):
-            state, content = state_and_hash(path)
-            self._states.append(state)
-            whole.update(f"{content} {kind}\n".encode())
-            if (content, kind) not in known:
-                known.add((content, kind))
-                try:
+            try:
+                self._states[number], content = state_and_hash(path)
+                whole.update(f"{content} {kind}\n".encode())
+                if (content, kind) not in known:
+                    known.add((content, kind))
                     self._groups.setdefault(_query(path, kind), []).append((number, kind))
-                except DataError as error:
-                    if strict:
-                        raise
-                    self.rejects.append((str(path), _reason(error, path)))
+            except DataError as error:
+                if strict:
+                    raise
+                self.rejects.append((str(path), _reason(error, path)))
         self._order = list(self._groups.items())
         self.fingerprint = whole.hexdigest()
         self.num_samples = len(self._order)
@@ -165,11 +165,13 @@ def _query(path: Path, kind: Polymer) -> bytes:
     start = b""
     for block in read_blocks(path):
         start += block
-        if start.find(b"\n>", start.find(b">")) > 0:
+        if start.find(b"\n>", start.find(b">")) > 0 or len(start) > _LONGEST_QUERY:
             break
+    head = start.find(b"\n>", max(start.find(b">"), 0))
     try:
-        head = start.find(b"\n>", start.index(b">"))
-        first = start[: head if head > 0 else None]
-        return bytes(parse_alignment(first, str(path), "a3m", kind).rows[0].data)
-    except (ValueError, DataError):
-        return bytes(read_alignment(path, kind).rows[0].data)  # its messages name line and record
+        if head >= 0 or len(start) <= _LONGEST_QUERY:
+            first = start[: head if head > 0 else None]
+            return bytes(parse_alignment(first, str(path), "a3m", kind).rows[0].data)
+    except DataError:
+        pass
+    return bytes(read_alignment(path, kind).rows[0].data)  # its messages name line and record

@@ -27,6 +27,9 @@ from bevatron.typing import Array, Arrays, IntArray
 
 Integers: TypeAlias = npt.NDArray[np.integer[Any]]
 
+ALIGNMENTS_VERSION = 1
+"""Of what `merge_alignment` returns; an alignment of another version is prepared again."""
+
 BLOCK = 512
 """Columns of a block."""
 
@@ -235,6 +238,12 @@ class Alignments:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        version = store.manifest["settings"].get("features", 1)
+        if version != ALIGNMENTS_VERSION:
+            raise DataError(
+                f"{store.path}: has version {version} of the features, the code has version "
+                f"{ALIGNMENTS_VERSION}; prepare it again"
+            )
         try:
             keys = [flat for flat, _ in store.flat("key")]
         except StoreError:
@@ -272,7 +281,11 @@ class Alignments:
 
 
 def prepare_alignments(
-    reader: AlignmentReader, out: str | Path, *, workers: int | None = None
+    reader: AlignmentReader,
+    out: str | Path,
+    *,
+    workers: int | None = None,
+    overwrite: bool = False,
 ) -> Alignments:
     """Write the alignments of files as a store, or continue an earlier call.
 
@@ -282,16 +295,18 @@ def prepare_alignments(
         The files.
     out
         Folder of the store.
-    workers
+    workers, overwrite
         As in `prepare`.
     """
+    version = {} if ALIGNMENTS_VERSION == 1 else {"features": ALIGNMENTS_VERSION}
     store = prepare(
         reader,
         merge_alignment,
         out,
         ALIGNMENT_FIELDS,
-        {"block": BLOCK, "unit": "query"},
+        {"block": BLOCK, "unit": "query"} | version,
         samples_per_shard=_SEQUENCES_PER_SHARD,
         workers=workers,
+        overwrite=overwrite,
     )
     return Alignments(store)

@@ -48,7 +48,7 @@ class ComplexBatch(ProteinBatch):
     ref_pos : [A, 3] Å, reference pose of each residue or ligand in a place of its own
     ref_charge : [A] formal charge
     ref_mask : [A] bool, whether there is a reference position
-    ref_element : [A] int64, atomic number
+    ref_element : [A] int64, atomic number less 1, 127 if unknown
     ref_atom_name_chars : [A, 4] int64, characters of the atom's name less 32
     ref_space_uid : [A] int64, which pose
     atom_to_token : [A] int64, ascending

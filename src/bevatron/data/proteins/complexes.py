@@ -69,7 +69,7 @@ def featurize(
 
     Tokens are in the order of the structure. Atoms that a residue has but the file lacks are there,
     not resolved. Unlike Protenix's: chains are not sorted by kind; numbers of chains, entities and
-    copies begin at 1; ``ref_element`` is the atomic number, not that less 1; ``frame_atoms`` of a
+    copies begin at 1; ``ref_element`` is the atomic number, not its class; ``frame_atoms`` of a
     token without a frame are all -1; residues that follow each other in a sequence but were
     observed more than 2.4 Å apart (a depsipeptide) are not bonded.
 

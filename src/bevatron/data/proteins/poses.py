@@ -1,22 +1,26 @@
 """Pools of reference poses in one file, from which a pose of each residue is drawn for a sample."""
 
-import tempfile
+import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from bevatron.data.proteins.conformers import NUM_POSES, component_key, make_poses
 from bevatron.data.readers.proteins.components import Component, Dictionary
+from bevatron.data.store.prepare import rank_and_world
 from bevatron.data.store.workers import Advance, run_jobs
 from bevatron.errors import DataError
-from bevatron.files import atomic_write
+from bevatron.files import atomic_write, explained, remove_folder
 from bevatron.typing import Array, BoolArray, FloatArray, IntArray
 
-FORMAT = b"bevatron poses 1"
+FORMAT = b"bevatron poses 2"
+"""Also of how poses are made: a file of another version is made anew."""
 
 _PER_PART = 16
 
@@ -35,12 +39,19 @@ class Poses:
         First of the positions; a component has pose after pose.
     positions : float32 [n, 3]
         Å; NaN if unknown.
+    checksums : uint64 [P]
+        Of each pool, with its key; verified when it is first used.
+    name
+        The file, for messages.
     """
 
     keys: IntArray
     num_atoms: IntArray
     start: IntArray
     positions: npt.NDArray[np.float32]
+    checksums: npt.NDArray[np.uint64]
+    name: str = "in memory"
+    _verified: set[int] = field(default_factory=set)
 
     def of(self, key: int) -> npt.NDArray[np.float32]:
         """Return the poses of a component, [poses, atoms, 3].
@@ -104,12 +115,28 @@ class Poses:
                 f"the file of reference poses lacks {int((~found).sum()):,} components of the "
                 "entry; `prepare_poses` adds them"
             )
+        for row in np.unique(rows).tolist():
+            if row not in self._verified:
+                self._verify(row)
         return rows.astype(np.int64)
+
+    def _verify(self, row: int) -> None:
+        pool = self.positions[self.start[row] : self.start[row + 1]]
+        if _checksum(int(self.keys[row]), int(self.num_atoms[row]), pool) != self.checksums[row]:
+            raise DataError(
+                f"{self.name}: the poses of component {row} are damaged, their checksum does not "
+                "match; delete that file and run prepare again, which makes it anew"
+            )
+        self._verified.add(row)
+
+
+def _checksum(key: int, num_atoms: int, pool: npt.NDArray[np.float32]) -> int:
+    return xxh3_64_intdigest(struct.pack("<2q", key, num_atoms) + pool.tobytes())
 
 
 def make_pools(components: Iterable[Component], number: int = NUM_POSES) -> Poses:
     """Make the pools of some components in memory; see `conformers.make_poses`."""
-    return _collected(
+    return collected(
         {component_key(component): make_poses(component, number) for component in components}
     )
 
@@ -119,10 +146,13 @@ def prepare_poses(
 ) -> Poses:
     """Make the pools that a file lacks, add them to it and open it.
 
+    Until all are made they lie in parts beside the file, so that a kill loses no more than the
+    parts in progress; processes of several ranks each begin with another part.
+
     Parameters
     ----------
     path
-        The file; it need not exist.
+        The file; it need not exist. One that is damaged or of another version is made anew.
     components
         The dictionary; picklable if there are workers.
     codes
@@ -133,20 +163,41 @@ def prepare_poses(
     Raises
     ------
     DataError
-        If a component is unknown, the file is damaged or cannot be written.
+        If a component is unknown or the file cannot be written.
     """
     path = Path(path)
-    known = open_poses(path) if path.exists() else make_pools(())
+    known, folder = _known(path), path.with_name(f"{path.name}.parts")
     had = set(known.keys.tolist())
-    wanted = sorted(code for code in set(codes) if component_key(components[code]) not in had)
-    if wanted or not path.exists():
-        with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
-            work = _Parts(components, tuple(wanted), Path(folder))
-            run_jobs(work, range(work.number), workers, lambda _: None)
-            parts = [known, *(open_poses(work.path(part)) for part in range(work.number))]
+    keys = {code: component_key(components[code]) for code in sorted(set(codes))}
+    wanted = tuple(code for code, key in keys.items() if key not in had)
+    if wanted or known.name != str(path):
+        with explained(folder, DataError):
+            folder.mkdir(exist_ok=True)
+        work = _Parts(components, wanted, tuple(keys[code] for code in wanted), folder)
+        rank, world = rank_and_world()
+        jobs = [*range(work.number)]
+        first = rank * work.number // world
+        try:
+            run_jobs(work, jobs[first:] + jobs[:first], workers, lambda _: None)
+            parts = [known, *(open_poses(work.path(part)) for part in jobs)]
             pools = {key: part.of(key) for part in parts for key in part.keys.tolist()}
-            write_poses(_collected(pools), path)
+            write_poses(collected(pools), path)
+        except DataError:
+            # Another rank may have finished and removed the parts.
+            if not set(keys.values()) <= set(_known(path).keys.tolist()):
+                raise
+    if folder.exists():
+        with suppress(OSError):
+            remove_folder(folder)
     return open_poses(path)
+
+
+def _known(path: Path) -> Poses:
+    """Open the pools of an earlier call; none if there are none of this version."""
+    try:
+        return open_poses(path)
+    except DataError:
+        return make_pools(())
 
 
 @dataclass(frozen=True)
@@ -155,6 +206,7 @@ class _Parts:
 
     components: Dictionary
     codes: tuple[str, ...]
+    keys: tuple[int, ...]
     folder: Path
 
     @property
@@ -162,22 +214,29 @@ class _Parts:
         return -(-len(self.codes) // _PER_PART)
 
     def path(self, part: int) -> Path:
-        return self.folder / f"part-{part}.arrow"
+        """Name a part after its components, whatever else is wanted."""
+        keys = np.array(self.keys[part * _PER_PART : (part + 1) * _PER_PART], dtype=np.int64)
+        return self.folder / f"{xxh3_64_hexdigest(keys.tobytes())}.arrow"
 
     def __call__(self, part: int, advance: Advance) -> None:
         codes = self.codes[part * _PER_PART : (part + 1) * _PER_PART]
-        write_poses(make_pools(self.components[code] for code in codes), self.path(part))
+        if not len(_known(self.path(part)).keys):
+            write_poses(make_pools(self.components[code] for code in codes), self.path(part))
         advance(len(codes))
 
 
-def _collected(pools: Mapping[int, npt.NDArray[np.float32]]) -> Poses:
+def collected(pools: Mapping[int, npt.NDArray[np.float32]]) -> Poses:
+    """Join pools, [poses, atoms, 3], by the key of their component."""
     keys = sorted(pools)
     flat = [pools[key].reshape(-1, 3) for key in keys]
+    sizes = [pools[key].shape[1] for key in keys]
+    sums = [_checksum(*each) for each in zip(keys, sizes, flat, strict=True)]
     return Poses(
         keys=np.array(keys, dtype=np.int64),
-        num_atoms=np.array([pools[key].shape[1] for key in keys], dtype=np.int64),
+        num_atoms=np.array(sizes, dtype=np.int64),
         start=np.concatenate([[0], np.cumsum([len(part) for part in flat])]).astype(np.int64),
         positions=np.concatenate([np.zeros((0, 3), dtype=np.float32), *flat]),
+        checksums=np.array(sums, dtype=np.uint64),
     )
 
 
@@ -196,6 +255,7 @@ def write_poses(poses: Poses, path: str | Path) -> None:
             "positions": pa.LargeListArray.from_arrays(
                 pa.array(poses.start * 3), pa.array(poses.positions.ravel())
             ),
+            "checksum": pa.array(poses.checksums),
         },
         metadata={b"format": FORMAT},
     )
@@ -216,20 +276,24 @@ def open_poses(path: str | Path) -> Poses:
     """
     try:
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    except (OSError, pa.ArrowInvalid) as error:
+    except (OSError, pa.ArrowException) as error:
+        reason = (str(error).splitlines() or [""])[0]
         raise DataError(
-            f"{path}: is no file of reference poses, or it is damaged ({error})"
+            f"{path}: is no file of reference poses, or it is damaged ({reason}); delete it and "
+            "run prepare again, which makes it anew"
         ) from None
     if (table.schema.metadata or {}).get(b"format") != FORMAT:
-        raise DataError(f"{path}: is no file of reference poses of this version; write it anew")
+        raise DataError(f"{path}: is no file of reference poses of this version; prepare again")
     if not table.num_rows:
-        return make_pools(())
+        return replace(make_pools(()), name=str(path))
     lists = table.column("positions").chunk(0)
     return Poses(
         keys=table.column("key").to_numpy(),
         num_atoms=table.column("num_atoms").to_numpy(),
         start=lists.offsets.to_numpy() // 3,
         positions=lists.values.to_numpy().reshape(-1, 3),
+        checksums=table.column("checksum").to_numpy(),
+        name=str(path),
     )
 
 

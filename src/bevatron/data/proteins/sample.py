@@ -20,6 +20,9 @@ from bevatron.data.readers.proteins.alphabet import GAP, LETTERS, UNKNOWN, Polym
 from bevatron.typing import Array, Arrays, IntArray
 
 _TOKEN_FIELDS = ("restype", "residue_index", "asym_id", "entity_id", "sym_id", "molecule_type")
+UNKNOWN_ELEMENT = 127
+"""Class of an atom whose element is unknown; no element has the number 128."""
+
 _POLYMERS: dict[str, Polymer] = {"protein": "protein", "rna": "rna", "dna": "dna"}
 
 
@@ -86,10 +89,11 @@ def sample(
         Of tokens, [N] int64: ``restype``, ``residue_index``, ``token_index`` (in the entry),
         ``asym_id``, ``entity_id``, ``sym_id``, ``molecule_type``; bool ``token_mask``. Of atoms,
         [A]: ``ref_pos`` float32 [A, 3] Å, ``ref_mask`` bool, ``ref_charge`` float32,
-        ``ref_element``, ``ref_atom_name_chars`` [A, 4], ``ref_space_uid`` and ``atom_to_token``
-        int64, ``atom_mask`` bool, ``position`` float32 [A, 3] Å, ``resolved`` bool. ``resolution``
-        float32, Å, and ``seed`` int64, from which the model's random numbers follow. And those of
-        `indices_of`, `permutations_of`, `copies_of`, `sample_rows`, `sample_templates`.
+        ``ref_element`` (`element_class`), ``ref_atom_name_chars`` [A, 4], ``ref_space_uid`` and
+        ``atom_to_token`` int64, ``atom_mask`` bool, ``position`` float32 [A, 3] Å, ``resolved``
+        bool. ``resolution`` float32, Å, and ``seed`` int64, from which the model's random numbers
+        follow. And those of `indices_of`, `permutations_of`, `copies_of`, `sample_rows`,
+        `sample_templates`.
 
     Raises
     ------
@@ -135,13 +139,27 @@ def _atoms(entry: Arrays, crop: Crop) -> dict[str, Array]:
 
     return {
         "ref_charge": of("ref_charge", np.float32),
-        "ref_element": of("ref_element", np.int64),
+        "ref_element": element_class(np.asarray(entry["ref_element"])[crop.atoms]),
         "ref_atom_name_chars": of("ref_atom_name_chars", np.int64),
         "atom_to_token": crop.atom_to_token,
         "atom_mask": np.ones(len(crop.atoms), dtype=np.bool_),
         "position": of("position", np.float32),
         "resolved": of("resolved", np.bool_),
     }
+
+
+def element_class(number: Array) -> IntArray:
+    """Return the class of atomic numbers, one of 128: 0 is hydrogen, the last one is unknown.
+
+    The same as in Protenix, whose weights fit.
+
+    Examples
+    --------
+    >>> element_class(np.array([1, 6, 0], dtype=np.uint8)).tolist()
+    [0, 5, 127]
+    """
+    before = np.asarray(number, dtype=np.int64) - 1
+    return np.where(before >= 0, before, UNKNOWN_ELEMENT)
 
 
 @dataclass(frozen=True)

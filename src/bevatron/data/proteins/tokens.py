@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from bevatron.data.readers.proteins.alphabet import CLASSES, LETTERS, UNKNOWN, Polymer
 
+NUM_CLASSES = len(CLASSES)
+"""Classes of a token: those of the alphabet."""
+
 PROTEIN, RNA, DNA, LIGAND = 0, 1, 2, 3
 """Types of molecules."""
 

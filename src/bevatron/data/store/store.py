@@ -13,6 +13,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
+from bevatron import config
 from bevatron.data.samples import Field
 from bevatron.data.store.shards import REBUILD, Shard, check_size
 from bevatron.errors import StoreError
@@ -273,7 +274,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{manifest}: the store has format {values.get('format')}, this version of bevatron "
             f"reads format {STORE_FORMAT}; prepare it again"
         )
-    return dict(values)
+    described = {key: value for key, value in values.items() if key != "checksum"}
+    # Stores of bevatron 0.1 have none.
+    if values.get("checksum", config.fingerprint(described)) != config.fingerprint(described):
+        raise StoreError(f"{manifest}: is damaged, its checksum does not match; prepare it again")
+    return described
 
 
 def _why_no_manifest(path: Path) -> str:

@@ -232,6 +232,7 @@ class StoreWriter:
             "inputs": self.inputs,
             "shards": shards,
         }
+        manifest["checksum"] = config.fingerprint(manifest)
         with self._unless_complete():
             files.write_json_atomically(self.out / MANIFEST, manifest, StoreError)
         self.tidy()
@@ -274,6 +275,8 @@ def _change(key: str, before: Any, now: Any) -> str:
         return "the content of the input files or how their labels are read has changed"
     if key == "fields":
         return "the fields of a sample have changed"
+    if key in {"settings.features", "settings.features_version"}:
+        return f"its features are of version {before or 1} of the code, which has {now}"
     name = key.removeprefix("settings.")
     return f"{name} was {_short(before)}, is now {_short(now)}"
 

@@ -28,6 +28,8 @@ def empty_gradients(like: Tensor, *given: Tensor | None) -> list[Tensor]:
         Of whose shapes and types they are.
     """
     return [
-        like.new_empty(0) if tensor is None else like.new_empty(tensor.shape, dtype=tensor.dtype)
+        like.new_empty(0)
+        if tensor is None
+        else torch.empty_like(tensor, memory_format=torch.contiguous_format)
         for tensor in given
     ]

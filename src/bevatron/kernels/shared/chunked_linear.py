@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bevatron.kernels.shared.launch import on_gpu
 from bevatron.kernels.shared.rows import indexable_by_32_bits
+from bevatron.kernels.shared.standing_weights import once
 
 CHUNK_BYTES = 128 * 2**20
 """Size of all buffers of one chunk together."""
@@ -38,6 +39,19 @@ def chunks(
     size = -(-size // multiple) * multiple
     for first in range(0, rows, size):
         yield slice(first, min(first + size, rows))
+
+
+def chunk_of(tensor: Tensor, part: slice) -> Tensor:
+    """Return a chunk of rows: the tensor itself if there is but one, as views take the host time.
+
+    Examples
+    --------
+    >>> x = torch.zeros(3, 2)
+    >>> chunk_of(x, slice(0, 3)) is x, chunk_of(x, slice(1, 3)).shape
+    (True, torch.Size([2, 2]))
+    """
+    whole = part.start in {0, None} and part.stop in {tensor.shape[0], None}
+    return tensor if whole else tensor[part]
 
 
 def linear(
@@ -103,7 +117,7 @@ class BiasGradient:
     def add(self, dy: Tensor) -> None:
         """Add one chunk, if there is a bias."""
         if self._bias is not None:
-            self.add_part(dy.sum(0, dtype=torch.float32))
+            self.add_part(_sum_of_rows(dy))
 
     def add_part(self, part: Tensor) -> None:
         """Add the sum over one chunk's rows, in float32."""
@@ -140,7 +154,9 @@ class Linear:
         self._weights = weights
         self._biases = (*biases, *[None] * (len(weights) - len(biases)))
         self._sizes = [len(weight) for weight in weights]
-        self._matrix = _joined([weight.to(dtype) for weight in weights])
+        self._matrix = once(
+            lambda: _joined([weight.to(dtype) for weight in weights]), *weights, to=dtype
+        )
         self._dweight = WeightGradient(self._matrix)
         self._dbiases = [BiasGradient(bias, self._matrix) for bias in self._biases]
 
@@ -154,12 +170,16 @@ class Linear:
         """The concatenated biases, if there is one, in the type of the matmuls."""
         if all(bias is None for bias in self._biases):
             return None
-        return _joined(
-            [
-                self._matrix.new_zeros(size) if bias is None else bias.to(self._matrix.dtype)
-                for bias, size in zip(self._biases, self._sizes, strict=True)
-            ]
-        )
+
+        def join() -> Tensor:
+            return _joined(
+                [
+                    self._matrix.new_zeros(size) if bias is None else bias.to(self._matrix.dtype)
+                    for bias, size in zip(self._biases, self._sizes, strict=True)
+                ]
+            )
+
+        return once(join, *self._biases, to=(self._matrix.dtype, *self._sizes))
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Multiply rows [n, C] to [n, sum of K]."""
@@ -178,6 +198,8 @@ class Linear:
         ``first_sum`` is that of the first layer's part of ``dy`` over rows, where it is known.
         """
         self._dweight.add(dy, x)
+        if all(bias is None for bias in self._biases):
+            return
         parts = list(zip(self._dbiases, torch.split(dy, self._sizes, dim=1), strict=True))
         if first_sum is not None:
             self._dbiases[0].add_part(first_sum)
@@ -186,13 +208,25 @@ class Linear:
 
     def gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return those of weights and biases, in their types; without a bias, no elements."""
+        biases = [bias.result() for bias in self._dbiases]
+        if len(self._weights) == 1:
+            return [self._dweight.total().to(self._weights[0].dtype)], biases
         parts = torch.split(self._dweight.total(), self._sizes)
         # Copies: what an operator returns must not lie in one piece of memory.
         weights = [
-            part.to(weight.dtype, copy=len(parts) > 1)
+            part.to(weight.dtype, copy=True)
             for part, weight in zip(parts, self._weights, strict=True)
         ]
-        return weights, [bias.result() for bias in self._dbiases]
+        return weights, biases
+
+
+def _sum_of_rows(rows: Tensor) -> Tensor:
+    if on_gpu(rows):
+        from bevatron.kernels.shared.triton_row_sums import sum_rows
+
+        found: Tensor = sum_rows(rows)
+        return found
+    return rows.sum(0, dtype=torch.float32)
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

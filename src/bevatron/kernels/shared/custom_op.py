@@ -23,8 +23,8 @@ from torch import Tensor
 
 from bevatron.kernels.shared.launch import on_device
 
-PLAIN_TENSORS = {Tensor, torch.nn.Parameter}
-"""Types of which nobody watches the operations."""
+PLAIN = {Tensor, torch.nn.Parameter, list, float, int, bool, str, type(None)}
+"""Types of arguments that do not watch what is done with them."""
 NEEDS = "needs"
 """Parameter of a formula that receives whether each gradient is needed."""
 bodies: dict[str, Callable[..., Any]] = {}
@@ -91,6 +91,7 @@ class CustomOp:
         self.__name__, self.__doc__, self.__module__ = name, function.__doc__, function.__module__
         self.signature = inspect.signature(function)
         self.parameters, self.outputs = list(self.signature.parameters), list(outputs)
+        self._places_of_tensors = [self.parameters.index(name) for name in self._tensors()]
         self.op.register_fake(_fake(self.parameters, fake))
         self._function = bodies[f"bevatron::{name}"] = run
         self._apply = _function_class(name, run, _keep_nothing, _only_once(name)).apply
@@ -100,8 +101,9 @@ class CustomOp:
         if is_watched(arguments):
             return self.op(*arguments)
         if torch.is_grad_enabled():
-            for argument in arguments:
-                if isinstance(argument, Tensor) and argument.requires_grad:
+            for place in self._places_of_tensors:
+                tensor = arguments[place]
+                if tensor is not None and tensor.requires_grad:
                     return self._apply(*arguments)
         return self._function(*arguments)
 
@@ -185,33 +187,32 @@ def is_watched(arguments: tuple[Any, ...]) -> bool:
     if torch.compiler.is_compiling():
         return True
     for argument in arguments:
-        if isinstance(argument, Tensor) and type(argument) not in PLAIN_TENSORS:
+        if type(argument) not in PLAIN and isinstance(argument, Tensor):
             return True
     # There is no public way to ask for either.
     transformed = torch._C._are_functorch_transforms_active()  # noqa: SLF001
     return transformed or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
 
 
-def _is_needed(ctx: Any, position: int, tensor: int) -> bool:
-    """Whether the running backward pass needs the gradient of an argument of an operator.
+def _is_used(ctx: Any, tensor: int) -> bool:
+    """Whether the running backward pass uses the gradient of an argument that requires one.
 
-    ``ctx.needs_input_grad`` says only that the argument requires gradients. The forces of a
-    potential are gradients with respect to positions alone; then those of weights, which also
-    require gradients, would be computed and thrown away. ``tensor`` is the argument's place among
-    those that are tensors.
+    The forces of a potential are gradients with respect to positions alone; then those of weights,
+    which also require gradients, would be computed and thrown away. ``tensor`` is the argument's
+    place among those that are tensors.
     """
-    if not ctx.needs_input_grad[position]:
-        return False
     if torch.compiler.is_compiling():
         return True
     node = ctx.next_functions[tensor][0]
     if node is None:
         return False
+    # Of a leaf the engine says nothing, but with an error that takes it long.
+    if type(node).__name__ == "AccumulateGrad":
+        return True
     try:
         return bool(torch._C._will_engine_execute_node(node))  # noqa: SLF001
     except (AttributeError, RuntimeError):
-        # A leaf, which the engine does not report, or a torch without this feature.
-        return True
+        return True  # a torch without this feature
 
 
 class _Wiring:
@@ -240,7 +241,9 @@ class _Wiring:
         self._formula, self._unpack = formula, unpack
         self._of = [places[name] for name in of]
         self._lists = [places[name] for name, kind in kinds.items() if kind == "list"]
-        self._asks = NEEDS in wanted or bool(asks)
+        # Places in `of` of the gradients that the formula leaves out where they are not used.
+        asked = range(len(of)) if NEEDS in wanted else map(of.index, asks.values())
+        self._asked = sorted(set(asked))
         # Where each parameter after the gradients comes from: a kind, and a place in that kind.
         self._results = [op.outputs.index(n) for n in known if n in op.outputs]
         self._inputs: dict[str, list[int]] = {"tensor": [], "list": [], "value": []}
@@ -269,10 +272,10 @@ class _Wiring:
         ctx.of_lists = [(place, len(inputs[place])) for place in self._lists]
         ctx.count = len(inputs)
         ctx.is_given = [inputs[place] is not None for place in self._of]
-        if self._asks:
-            ctx.tensors = [
-                sum(isinstance(each, Tensor) for each in inputs[:place]) for place in self._of
-            ]
+        ctx.tensors = [
+            sum(isinstance(each, Tensor) for each in inputs[: self._of[asked]])
+            for asked in self._asked
+        ]
         ctx.set_materialize_grads(False)
         if several and len(output) > self._num_gradients:
             ctx.mark_non_differentiable(*output[self._num_gradients :])
@@ -283,13 +286,11 @@ class _Wiring:
         for place, length in ctx.of_lists:
             placed[place] = [None] * length
         grads = grads[: self._num_gradients]
-        needs = ctx.is_given
-        if self._asks:
-            needs = [
-                is_given and _is_needed(ctx, place, tensor)
-                for is_given, place, tensor in zip(ctx.is_given, self._of, ctx.tensors, strict=True)
-            ]
-        if all(grad is None for grad in grads) or not any(needs):
+        needs = list(ctx.is_given)
+        for asked, tensor in zip(self._asked, ctx.tensors, strict=True):
+            required = needs[asked] and ctx.needs_input_grad[self._of[asked]]
+            needs[asked] = required and _is_used(ctx, tensor)
+        if not any(needs) or all(grad is None for grad in grads):
             return tuple(placed)
         found = self._formula(*grads, *self._take(ctx, needs))
         if found is None:

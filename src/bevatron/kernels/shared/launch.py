@@ -1,18 +1,21 @@
 """The device that kernels are launched on, real or planned for."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_AS_IT_IS = contextlib.nullcontext()
+
 
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Set a tensor's device as the current one: Triton launches on the current device."""
-    if tensor.device.type == "cuda":
-        return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()
+    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
+        return _AS_IT_IS
+    return torch.cuda.device(tensor.device)
 
 
 PLANNED_SMS = 132
@@ -48,6 +51,11 @@ def num_sms(device: torch.device) -> int:
         return PLANNED_SMS
     if device.type != "cuda":
         return 1
+    return _multiprocessors(device)
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from bevatron.kernels.shared.layouts import forget
+
 ALIGNED = 16
 """Bytes of which the rows of a matrix read through a tensor descriptor begin at multiples."""
 
@@ -89,8 +91,10 @@ class TileTable(dict[str, T]):
         """Use other tiles within, by kernel: to measure them, and to test small blocks."""
         before = dict(self)
         self.update(tiles)
+        forget()
         try:
             yield
         finally:
             self.clear()
             self.update(before)
+            forget()

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.shared.dtypes import wide_type
+from bevatron.kernels.shared.triton_launch import launch
 from bevatron.kernels.shared.triton_math import accumulator
 
 SUM_BLOCK, PAIR_BLOCK, SUM_BLOCK_C = 512, 1024, 8
@@ -23,8 +24,11 @@ def new_sums(rows: Tensor, count: int, width: int) -> Tensor:
 def sum_partials(parts: Tensor, sums: Tensor) -> None:
     """Add what programs left in ``parts`` [programs, ...], in their order."""
     programs, width = len(parts), sums.numel()
-    add_shares_kernel[(triton.cdiv(width, SUM_BLOCK_C),)](
-        *(parts, sums, programs, width),
+    launch(
+        add_shares_kernel,
+        (triton.cdiv(width, SUM_BLOCK_C),),
+        (parts, sums),
+        (programs, width),
         BLOCK=min(SUM_BLOCK, triton.next_power_of_2(programs)),
         BLOCK_C=SUM_BLOCK_C,
         WIDE=accumulator(parts),
@@ -39,8 +43,11 @@ def sum_weight_and_bias_partials(
     if weight is None and bias is None:
         return
     programs, _, width = shares.shape
-    sum_kernel[(-(-width // SUM_BLOCK_C), 2)](
-        *(shares, dweight, dbias, programs),
+    launch(
+        sum_kernel,
+        (-(-width // SUM_BLOCK_C), 2),
+        (shares, dweight, dbias),
+        (programs,),
         C=width,
         BLOCK=min(PAIR_BLOCK, 1 << (programs - 1).bit_length()),
         BLOCK_C=SUM_BLOCK_C,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bevatron.kernels import global_attention
 from bevatron.models.common.folding import GatedAttention, LayerNorm, Linear, PairBias
-from bevatron.parallel.axial import own, transposed
+from bevatron.parallel.axial import all_of, own, transposed
 
 COUNT_EPS = 1e-8
 """Added to the number of rows of a column's mean."""
@@ -29,7 +29,11 @@ class MSARowAttention(nn.Module):
         mask: Bool[Tensor, "*batch S N"],
     ) -> Float[Tensor, "*batch R N M"]:
         """Return the update of m."""
-        update: Tensor = self.attention(m, self.bias(z), own(mask, -2))
+        # Nothing that is valid reads a row that is masked as a whole, such as that of a template
+        # which is not there: it sees all keys, where the operator would search it for any.
+        mask = mask | ~mask.any(-1, keepdim=True)
+        bias = all_of(self.bias(z), -2, z.shape[-2])
+        update: Tensor = self.attention(m, bias, own(mask, -2))
         return update
 
 
@@ -45,7 +49,9 @@ class MSAColumnAttention(nn.Module):
     ) -> Float[Tensor, "*batch R N M"]:
         """Return the update of m."""
         S, N = mask.shape[-2:]
-        update: Tensor = self.attention(transposed(m, S), mask=own(mask.mT, -2))
+        # Copied once, not by every operator that reads it.
+        columns = transposed(m, S).contiguous()
+        update: Tensor = self.attention(columns, mask=own(mask.mT, -2))
         return transposed(update, N)
 
 

@@ -4,10 +4,12 @@ Legend: C channels of the rows, D of their condition, H hidden channels.
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from bevatron.kernels import conditioned_transition, layer_norm, layer_norm_linear
+from bevatron.kernels.shared.standing_weights import once
 from bevatron.models.common.folding import LayerNorm, Linear
 
 GATE_BIAS = -2.0
@@ -45,8 +47,9 @@ class AdaptiveNorm(nn.Module):
         self, a: Float[Tensor, "*rows C"], s: Float[Tensor, "*condition D"]
     ) -> Float[Tensor, "*rows C"]:
         """Normalise rows; a condition that copies share may have an axis of size 1 for them."""
-        weight = torch.cat([self.scale.weight, self.shift.weight])
-        bias = torch.cat([self.scale.bias, torch.zeros_like(self.scale.bias)])
+        layers, own = (self.scale.weight, self.shift.weight), self.scale.bias
+        weight = once(lambda: torch.cat(layers), *layers)
+        bias = once(lambda: F.pad(own, (0, len(own))), own)
         both = layer_norm_linear(s, *self.condition_norm.parts, weight, bias)
         scale, shift = both.to(a.dtype).chunk(2, -1)
         return layer_norm(a, scale=scale, shift=shift, sigmoid=True)

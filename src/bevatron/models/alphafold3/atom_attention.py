@@ -8,6 +8,7 @@ atom, P of an atom pair, T of a token.
 """
 
 from collections.abc import Mapping
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -64,7 +65,10 @@ class TrunkToAtoms(nn.Module):
         return tokens.spread(rows[..., None, :, :])
 
     def pairs(
-        self, z: Float[Tensor, "*batch N N E"], token: Int[Tensor, "*batch A"]
+        self,
+        z: Float[Tensor, "*batch N N E"],
+        token: Int[Tensor, "*batch A"],
+        mask: Bool[Tensor, "*batch A"],
     ) -> Float[Tensor, "*batch W Q K P"]:
         """Give every pair of atoms in a window what the trunk says of their tokens."""
         N = z.shape[-2]
@@ -73,7 +77,12 @@ class TrunkToAtoms(nn.Module):
         key = keys_of(token[..., None]).transpose(-1, -2)
         sample = torch.arange(z[..., 0, 0, 0].numel(), device=z.device)
         sample = sample.reshape(*z.shape[:-3], 1, 1, 1)
-        return rows.reshape(-1, rows.shape[-1])[(sample * N + query) * N + key]
+        place = query * N + key
+        # What nobody attends to reads pairs in turn: gradients of one pair are added one by one.
+        real = queries_of(mask[..., None]) & keys_of(mask[..., None]).transpose(-1, -2)
+        turn = torch.arange(prod(place.shape[-3:]), device=z.device).view(place.shape[-3:])
+        place = torch.where(real, place, turn % N**2)
+        return rows.reshape(-1, rows.shape[-1])[sample * N**2 + place]
 
 
 class AtomEncoder(nn.Module):
@@ -140,7 +149,7 @@ class AtomEncoder(nn.Module):
         p = self._reference_pairs(batch, dtype)
         if self.trunk is not None and s is not None and z is not None:
             c = c + self.trunk.singles(s, tokens)
-            p = p + self.trunk.pairs(z, tokens.token)
+            p = p + self.trunk.pairs(z, tokens.token, mask)
         active = c.squeeze(-3).relu()
         p = p + queries_of(self.pair_of_query(active))[..., :, None, :]
         p = p + keys_of(self.pair_of_key(active))[..., None, :, :]

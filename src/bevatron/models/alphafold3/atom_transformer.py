@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bevatron.kernels import pair_attention
+from bevatron.kernels.shared.standing_weights import once
 from bevatron.models.alphafold3.adaptive import AdaptiveNorm, ConditionedTransition, output_gate
 from bevatron.models.alphafold3.atom_windows import keys_of, queries_of, rows_of
 from bevatron.models.alphafold3.diffusion_transformer import (
@@ -137,7 +138,9 @@ def _joined(
     x: Float[Tensor, "*rows C"], *weights: Tensor, bias: Tensor | None = None
 ) -> Float[Tensor, "*rows _"]:
     """Apply several layers to the same rows in one matmul; the first may have a bias."""
-    weight = torch.cat(weights).to(x.dtype)
-    if bias is not None:
-        bias = F.pad(bias.to(x.dtype), (0, len(weight) - len(bias)))
-    return F.linear(x, weight, bias)
+    dtype = x.dtype
+    weight = once(lambda: torch.cat(weights).to(dtype), *weights, to=dtype)
+    if bias is None:
+        return F.linear(x, weight)
+    missing = len(weight) - len(bias)
+    return F.linear(x, weight, once(lambda: F.pad(bias.to(dtype), (0, missing)), bias, to=dtype))

@@ -31,7 +31,7 @@ class NoiseEmbedding(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(SEED_OF_NOISE_EMBEDDING)
         for name in ("w", "b"):
-            self.register_buffer(name, torch.randn(width, generator=generator))
+            self.register_buffer(name, torch.randn(width, generator=generator, device="cpu"))
 
     def forward(self, noise: Float[Tensor, "*levels"]) -> Float[Tensor, "*levels C"]:
         """Embed c_noise of `edm.preconditioning`."""
@@ -68,9 +68,9 @@ class DiffusionConditioning(nn.Module):
         self.single_transitions = nn.ModuleList(Transition(C, 2) for _ in range(2))
 
     def pairs(
-        self, batch: Mapping[str, Tensor], z: Float[Tensor, "*batch N N P"]
-    ) -> Float[Tensor, "*batch N N P"]:
-        """Condition pairs of the trunk on relative positions (lines 1 to 5)."""
+        self, batch: Mapping[str, Tensor], z: Float[Tensor, "*batch R N P"]
+    ) -> Float[Tensor, "*batch R N P"]:
+        """Condition own rows of the trunk's pairs on relative positions (lines 1 to 5)."""
         both = torch.cat([z, self.relative_position(batch).to(z.dtype)], -1)
         z = layer_norm_linear(both, *self.pair_norm.parts, self.pair.weight)
         for transition in self.pair_transitions:

@@ -16,7 +16,7 @@ from bevatron.models.alphafold3.atom_tokens import AtomTokens
 from bevatron.models.alphafold3.config_diffusion import ConfidenceConfig, TrunkWidths
 from bevatron.models.alphafold3.pairformer import Pairformer
 from bevatron.models.common.folding import Checkpointing, LayerNorm, Linear, distance_bins
-from bevatron.parallel.axial import all_rows, own_rows
+from bevatron.parallel.axial import all_rows, own, own_rows, transposed
 
 DISTANCE_BINS = (3.25, 50.75, 39)
 """Lower ends of the first and the last bin of distances, Å, and how many."""
@@ -108,26 +108,25 @@ class ConfidenceHead(nn.Module):
         s = s.clamp(-LARGEST_SINGLE, LARGEST_SINGLE)
         s = self.trunk_norm(s)
         rows, columns = self.row(s_inputs), self.column(s_inputs)
-        z = z + rows[..., :, None, :] + columns[..., None, :, :]
+        z = own_rows(z) + own(rows, -2)[..., :, None, :] + columns[..., None, :, :]
         z = z + self._distances(coordinates, batch["representative_atom"]).to(z.dtype)
-        s, z = self.pairformer(s, own_rows(z), mask)
-        z = all_rows(z)
+        s, z = self.pairformer(s, z, mask)
         wide = torch.promote_types(z.dtype, torch.float32)
         s, z = s.to(wide), z.to(wide)
         tokens = AtomTokens.of(batch["atom_to_token"], batch["atom_mask"], mask.shape[-1])
         return ConfidenceLogits(
             _per_atom(s, self.plddt_norm, self.plddt, tokens),
-            _normed(z, self.pae_norm, self.pae),
-            _normed(z + z.transpose(-2, -3), self.pde_norm, self.pde),
+            all_rows(_normed(z, self.pae_norm, self.pae)),
+            all_rows(_normed(z + transposed(z), self.pde_norm, self.pde)),
             _per_atom(s, self.resolved_norm, self.resolved, tokens),
         )
 
     def _distances(self, coordinates: Tensor, representative: Tensor) -> Tensor:
-        """Embed distances of representative atoms, [..., N, N, P]."""
+        """Embed distances of representative atoms, own rows [..., R, N, P]."""
         x = coordinates.gather(-2, representative[..., None].expand(*representative.shape, 3))
-        bins = distance_bins(x, *DISTANCE_BINS, farthest=FARTHEST)
+        bins = own_rows(distance_bins(x, *DISTANCE_BINS, farthest=FARTHEST))
         # Not torch.cdist: by a matmul it is wrong by 0.01 Å for near atoms.
-        distance = (x[..., :, None, :] - x[..., None, :, :]).norm(dim=-1, keepdim=True)
+        distance = (own(x, -2)[..., :, None, :] - x[..., None, :, :]).norm(dim=-1, keepdim=True)
         embedded: Tensor = self.distance_bin(bins.to(x.dtype)) + self.distance(distance)
         return embedded
 

@@ -19,6 +19,7 @@ from bevatron.models.alphafold3.conditioning import DiffusionConditioning
 from bevatron.models.alphafold3.config_diffusion import DiffusionConfig, TrunkWidths
 from bevatron.models.alphafold3.diffusion_transformer import DiffusionTransformer
 from bevatron.models.common.folding import LayerNorm, Linear
+from bevatron.parallel.axial import all_rows, own_rows
 
 
 class Shared(NamedTuple):
@@ -90,7 +91,7 @@ class DiffusionModule(nn.Module):
             Input embedding, single and pair representation of the trunk; activations have the type
             of s.
         """
-        pairs = self.conditioning.pairs(batch, z)
+        pairs = all_rows(self.conditioning.pairs(batch, own_rows(z)))
         atoms = self.encoder.describe(batch, s, pairs)
         singles = self.conditioning.singles(s_inputs, s)
         return Shared(singles, self.transformer.biases(pairs), atoms, batch["token_mask"])

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from bevatron.data.proteins.tokens import NUM_CLASSES
+from bevatron.kernels.shared.standing_weights import standing_weights
 from bevatron.models.alphafold3 import edm, sampler
 from bevatron.models.alphafold3.atom_attention import AtomEncoder
 from bevatron.models.alphafold3.augmentation import draw_noise
@@ -21,7 +23,6 @@ from bevatron.models.alphafold3.confidence import ConfidenceHead, ConfidenceLogi
 from bevatron.models.alphafold3.config import AlphaFold3Config
 from bevatron.models.alphafold3.diffusion import DiffusionModule, Shared
 from bevatron.models.alphafold3.distogram import DistogramHead
-from bevatron.models.alphafold3.msa import CLASSES
 from bevatron.models.alphafold3.trunk import Trunk
 from bevatron.models.common.folding.normal import Normal
 
@@ -89,7 +90,7 @@ class AlphaFold3(nn.Module):
         atoms = self.input_encoder.describe(batch)
         a, _ = self.input_encoder(atoms)
         a = a.squeeze(-3)
-        restype = F.one_hot(batch["restype"], CLASSES).to(a.dtype)
+        restype = F.one_hot(batch["restype"], NUM_CLASSES).to(a.dtype)
         deletions = batch["deletion_mean"][..., None]
         return torch.cat([a, restype, batch["profile"].to(a.dtype), deletions.to(a.dtype)], -1)
 
@@ -107,9 +108,10 @@ class AlphaFold3(nn.Module):
         start = draw_noise(shape, normal)
         levels = edm.schedule(steps, mask.device, start.dtype)
         draws = sampler.draw_steps(steps, shape, normal)
-        return sampler.sample(
-            lambda x, sigma: self.diffusion(x, sigma, shared), levels, start, draws, mask
-        )
+        with standing_weights():
+            return sampler.sample(
+                lambda x, sigma: self.diffusion(x, sigma, shared), levels, start, draws, mask
+            )
 
     def judge(
         self,

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
+from bevatron.data.proteins.tokens import NUM_CLASSES
 from bevatron.kernels import layer_norm_linear
 from bevatron.models.alphafold3.config_trunk import MsaConfig
 from bevatron.models.alphafold3.pair import PairBlock, pair_drops
@@ -27,10 +28,7 @@ from bevatron.models.common.folding import (
     keep_masks,
     run_stack,
 )
-from bevatron.parallel.axial import own_rows
-
-CLASSES = 32
-"""Of a token: amino acids, nucleotides, the unknown ones, the gap."""
+from bevatron.parallel.axial import all_of, own_rows
 
 State = tuple[Tensor, Tensor]
 """Alignment and pair representation."""
@@ -52,7 +50,7 @@ def msa_features(
     dtype
         Of the result.
     """
-    classes = torch.arange(CLASSES, dtype=msa.dtype, device=msa.device)
+    classes = torch.arange(NUM_CLASSES, dtype=msa.dtype, device=msa.device)
     value = torch.atan(deletion.float() / 3) * (2 / pi)
     parts = [msa[..., None] == classes, (deletion > 0)[..., None], value[..., None]]
     return torch.cat([part.to(dtype) for part in parts], -1)
@@ -94,7 +92,7 @@ class PairWeightedAveraging(nn.Module):
         mask: Bool[Tensor, "*batch N"] | None = None,
     ) -> Float[Tensor, "*batch R N M"]:
         """Compute the update of the rows; masked tokens have no weight."""
-        logits = self.bias(z)
+        logits = all_of(self.bias(z), -2, z.shape[-2])
         if mask is not None:
             logits = logits.masked_fill(~mask[..., None, None, :], float("-inf"))
         joint = torch.cat([self.v.weight, self.gate.weight])
@@ -173,7 +171,7 @@ class MsaModule(nn.Module):
         super().__init__()
         self.checkpointing, self.call = checkpointing, call
         self.dropout, self.pair_dropout = config.dropout, config.pair.dropout
-        self.row = Linear(CLASSES + 2, config.width, bias=False)
+        self.row = Linear(NUM_CLASSES + 2, config.width, bias=False)
         self.inputs = Linear(input_width, config.width, bias=False)
         self.blocks = nn.ModuleList(
             MsaBlock(pair_width, config, checkpointing, last=number == config.num_blocks - 1)

@@ -15,6 +15,7 @@ from bevatron.models.common.folding import (
     checkpointed,
     run_stack,
 )
+from bevatron.parallel.axial import all_of
 
 State = tuple[Tensor, Tensor]
 """Single and pair representation."""
@@ -44,8 +45,8 @@ class AttentionPairBias(nn.Module):
     ) -> Float[Tensor, "*batch N C"]:
         """Compute the update of the single representation; masked tokens are no keys."""
         keys = None if mask is None else mask.unsqueeze(-2)
-        update: Tensor = self.attention(s.unsqueeze(-3), self.bias(z), keys)
-        return update.squeeze(-3)
+        own: Tensor = self.attention(s.unsqueeze(-3), self.bias(z), keys)
+        return all_of(own.squeeze(-3), -2, s.shape[-2])
 
 
 class PairformerBlock(nn.Module):

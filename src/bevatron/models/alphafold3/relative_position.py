@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bevatron.models.common.folding import Linear
+from bevatron.parallel.axial import own
 
 FARTHEST, FARTHEST_COPY = 32, 2
 
@@ -20,8 +21,8 @@ class RelativePositionEncoding(nn.Module):
         classes = 2 * (2 * FARTHEST + 2) + 1 + (2 * FARTHEST_COPY + 2)
         self.linear = Linear(classes, width, bias=False)
 
-    def forward(self, batch: Mapping[str, Tensor]) -> Float[Tensor, "*batch N N P"]:
-        """Encode every pair of tokens."""
+    def forward(self, batch: Mapping[str, Tensor]) -> Float[Tensor, "*batch R N P"]:
+        """Encode every pair of tokens; own rows where processes share a sample."""
         chain, entity = _same(batch["asym_id"]), _same(batch["entity_id"])
         residue = chain & _same(batch["residue_index"])
         features = [
@@ -35,10 +36,10 @@ class RelativePositionEncoding(nn.Module):
 
 
 def _same(x: Int[Tensor, "*batch N"]) -> Tensor:
-    return x[..., :, None] == x[..., None, :]
+    return own(x, -1)[..., :, None] == x[..., None, :]
 
 
 def _classes(x: Int[Tensor, "*batch N"], farthest: int, where: Tensor) -> Tensor:
     """Class of the offset i - j; one more class for pairs where it means nothing."""
-    offset = (x[..., :, None] - x[..., None, :] + farthest).clamp(0, 2 * farthest)
+    offset = (own(x, -1)[..., :, None] - x[..., None, :] + farthest).clamp(0, 2 * farthest)
     return F.one_hot(offset.masked_fill(~where, 2 * farthest + 1), 2 * farthest + 2)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from bevatron.data.proteins.tokens import NUM_CLASSES
 from bevatron.kernels import layer_norm_linear
 from bevatron.maths.rigid import apply_inverse, frame_of_points, select
 from bevatron.models.alphafold3.config_trunk import TemplateConfig
@@ -25,10 +26,9 @@ from bevatron.models.common.folding import (
 )
 from bevatron.parallel.axial import own, own_rows
 
-CLASSES = 32
 DISTANCE_BINS = (3.25, 50.75, 39)
 """Lower ends of the first and the last bin of distances, Å, and how many."""
-CHANNELS = (39, 1, CLASSES, CLASSES, 3, 1)
+CHANNELS = (39, 1, NUM_CLASSES, NUM_CLASSES, 3, 1)
 """Distance, whether it exists, class of j, class of i, direction, whether it exists."""
 EPS = 1e-7
 
@@ -185,7 +185,7 @@ class TemplateEmbedder(nn.Module):
             -1,
         )
         joint = torch.cat([distance, distance_mask, direction, frame_mask], 1)
-        classes = F.one_hot(restype.long(), CLASSES).to(dtype)
+        classes = F.one_hot(restype.long(), NUM_CLASSES).to(dtype)
         columns, rows = F.linear(classes, of_j), F.linear(classes, of_i)
         shown = F.linear(geometry * seen.unsqueeze(-1), joint)
         return shown + columns.unsqueeze(-3) + own(rows, -2).unsqueeze(-2)

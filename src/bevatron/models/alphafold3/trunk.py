@@ -63,7 +63,7 @@ class Embedding(nn.Module):
         """Compute s and own rows of z of a batch's tokens."""
         s = self.single(s_inputs)
         z = own(self.row(s), -2).unsqueeze(-2) + self.column(s).unsqueeze(-3)
-        z = z + own_rows(self.relative_position(batch)).to(z.dtype)
+        z = z + self.relative_position(batch).to(z.dtype)
         bonds = own_rows(bonded(batch["token_bonds"], s.shape[-2]).unsqueeze(-1)).to(z.dtype)
         return s, torch.addcmul(z, bonds, self.bond.weight[:, 0].to(z.dtype))
 

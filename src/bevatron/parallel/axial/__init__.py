@@ -22,8 +22,9 @@ of groups. No hook scales a gradient, and no parameter is special.
 """
 
 from bevatron.parallel.axial.groups import data_mesh, sample_group, shared
-from bevatron.parallel.axial.operators import outer_product_mean, triangle_multiply
-from bevatron.parallel.axial.rows import all_of, all_rows, own, own_rows, sum_rows, transposed
+from bevatron.parallel.axial.outer_product import outer_product_mean
+from bevatron.parallel.axial.rows import all_of, all_rows, own, own_rows, transposed
+from bevatron.parallel.axial.triangle import triangle_multiply
 
 __all__ = [
     "all_of",
@@ -34,7 +35,6 @@ __all__ = [
     "own_rows",
     "sample_group",
     "shared",
-    "sum_rows",
     "transposed",
     "triangle_multiply",
 ]

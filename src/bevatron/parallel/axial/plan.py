@@ -16,21 +16,24 @@ class Collective(NamedTuple):
     Attributes
     ----------
     kind
-        Own rows to all (``gather``), a sum to own rows (``sum``), or own rows to own columns
-        (``transpose``).
+        Own rows to all, at once (``gather``) or one process after the other (``ring``), a sum to
+        own rows (``sum``), or own rows to own columns (``transpose``).
+    again
+        Whether the backward pass does it once more before its transpose.
     """
 
-    kind: Literal["gather", "sum", "transpose"]
+    kind: Literal["gather", "ring", "sum", "transpose"]
     rows: int
     columns: int
     channels: int
     batch: int = 1
+    again: bool = False
 
     def backward(self) -> "Collective":
-        """Return the collective of its gradient."""
+        """Return its transpose."""
         if self.kind == "transpose":
             return self._replace(rows=self.columns, columns=self.rows)
-        return self._replace(kind="sum" if self.kind == "gather" else "gather")
+        return self._replace(kind="ring" if self.kind == "sum" else "sum")
 
     def sent(self, index: int, size: int) -> int:
         """Count the numbers that process ``index`` of ``size`` sends."""
@@ -38,6 +41,8 @@ class Collective(NamedTuple):
         width = self.batch * self.channels
         if self.kind == "gather":  # shorter parts are filled up
             return (size - 1) * each[0] * self.columns * width
+        if self.kind == "ring":  # all but the rows of the process that sends to this one
+            return (self.rows - each[index - 1]) * self.columns * width
         if self.kind == "sum":
             return (self.rows - each[index]) * self.columns * width
         return each[index] * (self.columns - own_columns) * width
@@ -61,7 +66,7 @@ def triangles(
     bias = Collective("gather", *square, heads, batch)
     pair = Collective("transpose", *square, channels, batch)
     return [
-        Collective("gather", *square, hidden, batch),
+        Collective("ring", *square, hidden, batch, again=True),
         Collective("sum", *square, hidden, batch),
         *(bias, pair, bias, pair),
     ]
@@ -88,5 +93,6 @@ def step_bytes(
 ) -> int:
     """Count the bytes that a process sends for these collectives and their gradients."""
     return word_bytes * sum(
-        each.sent(index, size) + each.backward().sent(index, size) for each in collectives
+        (1 + each.again) * each.sent(index, size) + each.backward().sent(index, size)
+        for each in collectives
     )

@@ -1,13 +1,13 @@
 """Own rows of pairs and alignments, and the ways between them and the whole.
 
-On one process `own`, `own_rows`, `all_of`, `all_rows` and `sum_rows` return their argument, and
-`transposed` a view of it.
+On one process `own`, `own_rows`, `all_of` and `all_rows` return their argument, and `transposed` a
+view of it.
 """
 
 from jaxtyping import Shaped
 from torch import Tensor
 
-from bevatron.parallel.axial.collectives import bounds, gather, sum_to_own, transpose
+from bevatron.parallel.axial.collectives import bounds, gather, transpose
 from bevatron.parallel.axial.groups import sample_group
 
 ROWS = -3
@@ -36,12 +36,6 @@ def all_rows(
 ) -> Shaped[Tensor, "*batch S N C"]:
     """Gather all rows; ``total`` of an alignment, or as many as columns."""
     return all_of(x, ROWS, x.shape[-2] if total is None else total)
-
-
-def sum_rows(x: Shaped[Tensor, "*batch S N C"]) -> Shaped[Tensor, "*batch R N C"]:
-    """Add up what all processes have and return own rows of the sum."""
-    group = sample_group()
-    return x if group.size == 1 else sum_to_own(x, ROWS, group)
 
 
 def transposed(

@@ -18,7 +18,7 @@ from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.alphafold2.task import AlphaFold2Task
 from bevatron.recipes.alphafold2 import SYSTEM
 from bevatron.recipes.alphafold2.data import ChainData, ChainDataConfig, load_chains
-from bevatron.recipes.alphafold2.start import started_from
+from bevatron.recipes.alphafold2.start import Started, started_from
 from bevatron.recipes.alphafold2.stores import prepared
 from bevatron.recipes.run_config import SaveModel, WriteReport
 from bevatron.recipes.staged_run import StagedRun, token_sizes
@@ -148,12 +148,15 @@ class AlphaFold2Run(StagedRun):
     model
         Sizes of the model.
     start_from
-        Weights to start from: a run, a model folder, a file of OpenFold, MLPerf HPC or DeepMind.
+        Weights to start from: a run, a model folder, a file of OpenFold, MLPerf HPC (its resumable
+        checkpoint with Adam's moments) or DeepMind.
     stages
         By name, in their order.
     precision
         ``auto``: alignment and pair in bfloat16 on a GPU (weights, structure module, heads and
         losses stay float32), in float32 elsewhere; or ``bfloat16`` or ``float32`` anywhere.
+    parallel
+        ``axial``: how many consecutive processes compute each sample together.
     optim, schedule, batch, loader, checkpoint, train, kernels
         See `bevatron.recipes.run_config.RunConfig`. A batch is one sample; ``samples_per_step`` of
         a stage is what others call the batch size.
@@ -216,13 +219,14 @@ def build(config: AlphaFold2Run, *, resume: bool = False) -> Run:
     data = load_chains(given, first.sizes, CYCLES)
     torch.manual_seed(config.train.seed)
     if config.start_from is None or resume:
-        model = AlphaFold2(config.model)
+        started = Started(AlphaFold2(config.model), {})
     else:
-        model = started_from(config.start_from, config.model)
+        started = started_from(config.start_from, config.model)
     losses = [stage.loss for stage in config.stages.values()]
     stages = [_stage(name, stage, data, config.train.seed) for name, stage in config.stages.items()]
     return Run(
-        model=model,
+        model=started.model,
+        optimizer_tensors=started.optimizer_tensors,
         task=AlphaFold2Task(CYCLES, losses, config.activations),
         train=stages[0].train,
         sizes=stages[0].sizes,
@@ -239,10 +243,11 @@ def build(config: AlphaFold2Run, *, resume: bool = False) -> Run:
         resume=resume,
         save_model=SaveModel(SYSTEM.kind, config.model),
         shown_metrics=["loss", "lddt_ca", "plddt", "distogram"],
+        sharing=config.sharing,
         stages=stages,
         most_samples=LARGEST_BATCH,
         notes=list(data.report),
-        on_end=WriteReport(REPORT, model, data.report) if config.report else None,
+        on_end=WriteReport(REPORT, started.model, data.report) if config.report else None,
     )
 
 

@@ -3,25 +3,44 @@
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bevatron.errors import CheckpointError
 from bevatron.models.alphafold2.config import AlphaFold2Config
-from bevatron.models.alphafold2.convert import from_deepmind, from_openfold
+from bevatron.models.alphafold2.convert import from_deepmind, from_mlperf, from_openfold
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.common import model_folder
 from bevatron.recipes.alphafold2 import SYSTEM
 from bevatron.recipes.kinds import newest_model
 
-OPENFOLD, MLPERF = "ema", "alphafold_state_dict"
-"""Keys of checkpoints of OpenFold's training and of MLPerf HPC that hold the weights."""
+OPENFOLD, MLPERF, MOMENTS = "ema", "alphafold_state_dict", "optimizer_state_dict"
+"""Keys of checkpoints of OpenFold's training and of MLPerf HPC that hold the weights, and of the
+latter that holds Adam's moments."""
 
 
-def started_from(path: Path, config: AlphaFold2Config) -> AlphaFold2:
+class Started(NamedTuple):
+    """What a run starts from.
+
+    Attributes
+    ----------
+    model
+        With its weights.
+    optimizer_tensors
+        Adam's moments as `bevatron.train.optim.optimizer_tensors` names them; none = zeros.
+    """
+
+    model: AlphaFold2
+    optimizer_tensors: Mapping[str, Tensor]
+
+
+def started_from(path: Path, config: AlphaFold2Config) -> Started:
     """Build a model with the weights of a run, a model folder or a file of others.
+
+    A resumable checkpoint of MLPerf HPC also has Adam's moments, with which training goes on.
 
     Parameters
     ----------
@@ -36,11 +55,14 @@ def started_from(path: Path, config: AlphaFold2Config) -> AlphaFold2:
         If it cannot be read or is of a model of other sizes.
     """
     if path.is_dir():
-        return _from_folder(path, config)
+        return Started(_from_folder(path, config), {})
     try:
         if path.suffix == ".npz":
-            return from_deepmind(_arrays(path), config)
-        return from_openfold(_weights(path), config)
+            return Started(from_deepmind(_arrays(path), config), {})
+        found = _contents(path)
+        if MLPERF in found and MOMENTS in found:
+            return Started(*from_mlperf(found, config))
+        return Started(from_openfold(_weights(found), config), {})
     except CheckpointError as error:
         raise CheckpointError(f"start_from: {path}: {error}") from None
 
@@ -65,17 +87,20 @@ def _arrays(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"cannot be read ({error})") from None
 
 
-def _weights(path: Path) -> Mapping[str, Any]:
-    """Return the state dict in a file of torch, whichever of the known keys it is under."""
+def _contents(path: Path) -> Mapping[str, Any]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"cannot be read ({str(error).splitlines()[0]})") from None
     if not isinstance(found, Mapping):
         raise CheckpointError("holds no weights by name")
+    return found
+
+
+def _weights(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the state dict in a file of torch, whichever of the known keys it is under."""
     if MLPERF in found:
         found = found[MLPERF]
     elif OPENFOLD in found:
         found = found[OPENFOLD]["params"]
-    state: Mapping[str, Any] = found
-    return state
+    return found

@@ -21,7 +21,7 @@ from bevatron.data.store.prepare import prepare
 from bevatron.data.store.store import Store
 from bevatron.errors import DataError
 from bevatron.recipes.proteins import (
-    CLUSTERS,
+    begin,
     find_structures,
     lines_of_rejects,
     list_rejects,
@@ -165,6 +165,7 @@ def prepare_chains(
         else.
     """
     found = find_structures(files)
+    begin(out, overwrite=overwrite)
     store = prepare(
         StructureFiles(found.structures),
         ChainFeaturizer(strict),
@@ -177,11 +178,12 @@ def prepare_chains(
         progress=progress,
         summarise=summarise,
     )
-    damaged = prepare_found_alignments(found, out, workers, strict=strict, rna=False)
-    # Last: `open_chains` asks for it.
-    warnings = write_clusters(clustered_sequences(store), store.path)
+    damaged = prepare_found_alignments(
+        found, out, workers, strict=strict, overwrite=overwrite, rna=False
+    )
     rows = [*unusable(store), *damaged]
     list_rejects(store, rows)
+    warnings = write_clusters(clustered_sequences(store), store.path)
     return [*warnings, *summary_lines(store, found, rows)]
 
 
@@ -224,7 +226,7 @@ def open_chains(path: str | Path) -> Store:
     StoreError
         If there is no finished store.
     """
-    return open_prepared(path, KIND, FEATURES_VERSION, CLUSTERS, "alphafold2")
+    return open_prepared(path, KIND, FEATURES_VERSION, "alphafold2")
 
 
 def summary_lines(

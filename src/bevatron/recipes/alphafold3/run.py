@@ -115,6 +115,8 @@ class AlphaFold3Run(StagedRun):
         stay float32), in float32 elsewhere; or ``bfloat16`` or ``float32`` anywhere.
     validation_steps
         Steps of the sampling in validation.
+    parallel
+        ``axial``: how many consecutive processes compute each sample together.
     optim, schedule, batch, loader, checkpoint, train, kernels
         See `bevatron.recipes.run_config.RunConfig`. A batch is one sample; ``samples_per_step`` of
         a stage is what others call the batch size.
@@ -146,6 +148,17 @@ class AlphaFold3Run(StagedRun):
     train: TrainConfig = field(default_factory=lambda: TrainConfig(dtype="float32"))
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
     validation_steps: int = 20
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be trained on."""
+        super().__post_init__()
+        for name, stage in self.stages.items():
+            if stage.step.copies < self.parallel.axial:
+                raise ConfigError(
+                    f"stages.{name}.step.copies: {stage.step.copies} noisy copies cannot be "
+                    f"divided among parallel.axial {self.parallel.axial} processes; raise it to "
+                    "that or lower parallel.axial"
+                )
 
     @classmethod
     def preset_values(cls, name: str | None) -> dict[str, Any]:
@@ -201,6 +214,7 @@ def build(config: AlphaFold3Run, *, resume: bool = False) -> Run:
         resume=resume,
         save_model=SaveModel(SYSTEM.kind, config.model),
         shown_metrics=["lddt", "lddt_interface", "distogram", "plddt"],
+        sharing=config.sharing,
         stages=stages,
         most_samples=LARGEST_BATCH,
         notes=list(data.report),

@@ -26,6 +26,7 @@ from bevatron.data.store.prepare import prepare
 from bevatron.data.store.store import Store
 from bevatron.errors import DataError
 from bevatron.recipes.proteins import (
+    begin,
     find_structures,
     lines_of_rejects,
     list_rejects,
@@ -135,11 +136,13 @@ def prepare_complexes(
         else.
     """
     found = find_structures(files)
+    begin(out, overwrite=overwrite)
+    dictionary = open_components(components)  # indexed once, before the workers ask for it
     settings = {
         "kind": KIND, "features": FEATURES_VERSION, "components": str(components),
-        "assembly": assembly, "max_tokens": max_tokens, "unit": "file",
+        "dictionary": dictionary.key, "assembly": assembly, "max_tokens": max_tokens,
+        "unit": "file",
     }  # fmt: skip
-    open_components(components)  # indexed once, before the workers ask for it
     store = prepare(
         StructureFiles(found.structures),
         ComplexFeaturizer(str(components), assembly, max_tokens, strict),
@@ -153,12 +156,11 @@ def prepare_complexes(
         summarise=summarise,
     )
     codes = {code for entry in store if len(entry["restype"]) for code in _codes(entry)}
-    damaged = prepare_found_alignments(found, out, workers, strict=strict)
-    warnings = write_clusters(protein_sequences(store), store.path)
-    # Last: `open_complexes` asks for it.
-    prepare_poses(out / POSES, open_components(components), codes, workers=_workers(workers))
+    damaged = prepare_found_alignments(found, out, workers, strict=strict, overwrite=overwrite)
+    prepare_poses(out / POSES, dictionary, codes, workers=_workers(workers))
     rows = [*unusable(store), *damaged]
     list_rejects(store, rows)
+    warnings = write_clusters(protein_sequences(store), store.path)
     return [*warnings, *summary_lines(store, found, rows)]
 
 
@@ -194,7 +196,7 @@ def open_complexes(path: str | Path) -> Store:
     StoreError
         If there is no finished store.
     """
-    return open_prepared(path, KIND, FEATURES_VERSION, POSES, "alphafold3")
+    return open_prepared(path, KIND, FEATURES_VERSION, "alphafold3")
 
 
 def summary_lines(

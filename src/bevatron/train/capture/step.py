@@ -245,7 +245,7 @@ class CapturedStep:
         if isinstance(state.model, ChecksBatches):
             for batch in batches:
                 state.model.check(batch)
-        counts, sizes, totalled = step_totals(run.task, batches, notes or {}, mesh)
+        counts, sizes, totalled = step_totals(run, batches, notes or {}, mesh)
         try:
             graphs = self._graphs_for(batches[0], counts)
             if self.buckets.shapes and not run.stages:

@@ -192,3 +192,22 @@ def test_gemmi_and_biotite_are_imported_only_when_used():
         "sys.exit(bool({'gemmi', 'biotite'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_flipped_bytes_of_the_index_are_named_when_read(shared, tmp_path):
+    path = tmp_path / "ccd.cif.gz"
+    path.write_bytes((shared / "data/complexes/ccd_subset.cif.gz").read_bytes())
+    whole = open_components(path)
+    content = whole.path.read_bytes()
+    rng = np.random.default_rng(1)
+    for place in rng.integers(len(content), size=12).tolist():
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        (tmp_path / "damaged").write_bytes(damaged)
+        with pytest.raises(DataError, match="damaged"):
+            read_all(tmp_path / "damaged")
+
+
+def read_all(path):
+    components = Components(path)
+    return [components[code] for code in components]

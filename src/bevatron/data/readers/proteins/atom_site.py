@@ -12,6 +12,9 @@ from bevatron.data.readers.proteins.structure import UNKNOWN_NUMBER, Strings
 from bevatron.errors import DataError
 from bevatron.typing import BoolArray, IntArray
 
+FARTHEST = 1e6
+"""Å; squares of what is farther have no digits left in 32 bits."""
+
 _NUMBERS = {symbol.upper(): number for symbol, number in ATOMIC_NUMBERS.items()} | {"D": 1, "T": 1}
 
 
@@ -72,7 +75,7 @@ def read_sites(block: Any, name: str, model: int | None) -> tuple[Sites, int, tu
     Raises
     ------
     DataError
-        If there are no atoms, no such model, or a position is not finite.
+        If there are no atoms, no such model, or a position is not finite or not below `FARTHEST`.
     """
     table = Table(block, "_atom_site", name)
     rows = len(table.texts("Cartn_x"))
@@ -108,12 +111,12 @@ class _Rows:
         tag = "auth_seq_id" if "auth_seq_id" in table else "label_seq_id"
         self.author_number = table.integers(tag, rows, UNKNOWN_NUMBER)[at]
         self.occupancy = table.floats("occupancy", rows, 1.0)[at]
-        self.b_factor = table.floats("B_iso_or_equiv", rows)[at].astype(np.float32)
         self.charge = np.clip(table.integers("pdbx_formal_charge", rows, 0)[at], -128, 127)
         symbols, known = _codes(np.char.upper(texts("type_symbol")))
         self.element = np.array([_NUMBERS.get(s, 0) for s in known], dtype=np.uint8)[symbols]
         position = [table.floats(f"Cartn_{axis}", rows)[at] for axis in "xyz"]
         with np.errstate(over="ignore"):
+            self.b_factor = table.floats("B_iso_or_equiv", rows)[at].astype(np.float32)
             self.position = np.stack(position, axis=1).astype(np.float32)
         self._check(name, at)
 
@@ -142,7 +145,7 @@ class _Rows:
                 self.labels.append(f"{chain}:{code}:{number}")
 
     def _check(self, name: str, at: IntArray) -> None:
-        bad = np.flatnonzero(~np.isfinite(self.position).all(axis=1))
+        bad = np.flatnonzero(~(np.abs(self.position) < FARTHEST).all(axis=1))
         if len(bad):
             i = int(bad[0])
             number = self.author_number[i] if self.author_number[i] != UNKNOWN_NUMBER else "?"
@@ -185,6 +188,8 @@ def _grouped(rows: _Rows) -> Sites:
     kept = _one_location(rows, residue, kept, chosen)
     atom_ptr = np.searchsorted(residue[kept], np.arange(len(first) + 1))
     heads = kept[atom_ptr[:-1]]
+    with np.errstate(over="ignore"):
+        occupancy = rows.occupancy[kept].astype(np.float32)
     _, chain_heads = np.unique(rows.asym[heads], return_index=True)
     return Sites(
         labels=rows.labels,
@@ -201,7 +206,7 @@ def _grouped(rows: _Rows) -> Sites:
             "element": rows.element[kept],
             "position": rows.position[kept],
             "b_factor": rows.b_factor[kept],
-            "occupancy": rows.occupancy[kept].astype(np.float32),
+            "occupancy": occupancy,
             "charge": rows.charge[kept].astype(np.int8),
             "altloc": np.array(rows.alts)[rows.alt[kept]],
         },

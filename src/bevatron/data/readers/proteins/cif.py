@@ -61,6 +61,7 @@ class Table:
 
     def __init__(self, block: Any, category: str, name: str) -> None:
         self._block, self._category, self._name = block, category, name
+        self._rows = 0
 
     def __contains__(self, tag: str) -> bool:
         return len(self._column(tag)) > 0
@@ -75,16 +76,15 @@ class Table:
         length
             How many values to return, empty, if there is no such column.
         """
-        column = self._column(tag)
+        column = self._column(tag, length)
         if not column and length:
             return [""] * length
-        as_string = gemmi().cif.as_string
-        return [*map(_Memory(as_string).__getitem__, column)]
+        return [*map(_Memory(_unquoted).__getitem__, column)]
 
     def text(self, tag: str) -> str:
         """Read the first value of a column; empty if there is none."""
         values = self._column(tag)[:1]
-        return gemmi().cif.as_string(values[0]) if values else ""
+        return _unquoted(values[0]) if values else ""
 
     def strings(self, tag: str, length: int | None = None) -> npt.NDArray[Any]:
         """Read `texts` as an array of strings."""
@@ -101,7 +101,7 @@ class Table:
     def _numbers(
         self, tag: str, values: npt.NDArray[Any], convert: Callable[[str], float]
     ) -> npt.NDArray[Any]:
-        column = self._column(tag)
+        column = self._column(tag, len(values))
         if not column:
             return values
         if _NOTHING.isdisjoint(column):
@@ -118,19 +118,35 @@ class Table:
             except (ValueError, OverflowError):
                 expected = "a number" if convert is _number else "a whole number of 32 bits"
                 raise DataError(
-                    f"{self._name}: {self._category}.{tag} of row {row + 1} is '{text}', expected "
-                    f"{expected}"
+                    f"{self._name}: {self._category}.{tag} of row {row + 1} is '{text[:40]}', "
+                    f"expected {expected}"
                 ) from None
         return values
 
-    def _column(self, tag: str) -> list[str]:
+    def _column(self, tag: str, length: int | None = None) -> list[str]:
         try:
-            return list(self._block.find_values(f"{self._category}.{tag}"))
+            column = list(self._block.find_values(f"{self._category}.{tag}"))
         except UnicodeDecodeError:
             raise DataError(
                 f"{self._name}: {self._category}.{tag} holds bytes that are not UTF-8; save the "
                 "file as UTF-8"
             ) from None
+        self._rows = self._rows or len(column)
+        expected = self._rows if length is None else length
+        if column and len(column) != expected:
+            raise DataError(
+                f"{self._name}: {self._category}.{tag} has {len(column)} values, other columns of "
+                f"the category {expected}; the file is damaged"
+            )
+        return column
+
+
+def _unquoted(value: str) -> str:
+    # gemmi does not take a quote alone, which PDB files may have as a letter.
+    if len(value) == 1:
+        return "" if value in _NOTHING else value
+    text: str = gemmi().cif.as_string(value)
+    return text
 
 
 def _number(text: str) -> float:

@@ -14,7 +14,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bevatron.data.readers.base import content_hash
-from bevatron.data.readers.proteins.components_index import FORMAT, KEY, read_columns, write_index
+from bevatron.data.readers.proteins.components_index import (
+    CHECKSUM,
+    FORMAT,
+    KEY,
+    STRUCTURE,
+    read_columns,
+    row_checksum,
+    structure_checksum,
+    write_index,
+)
 from bevatron.data.readers.proteins.structure import POLYMERS, Strings, Structure
 from bevatron.errors import DataError, require
 from bevatron.typing import BoolArray
@@ -123,6 +132,8 @@ class Components:
         self._columns = {
             name: table.column(name).chunk(0) for name in table.column_names if table.num_rows
         }
+        if structure_checksum(self._columns) != metadata[STRUCTURE].decode():
+            raise DataError(f"{index}: is damaged; remove it to make it anew")
         codes = self._columns["code"].to_pylist() if table.num_rows else []
         self._rows = {code: row for row, code in enumerate(codes)}
 
@@ -144,7 +155,7 @@ class Components:
         Raises
         ------
         DataError
-            If there is none of that code.
+            If there is none of that code, or it is damaged.
         """
         if code not in self._rows:
             raise DataError(
@@ -152,6 +163,15 @@ class Components:
                 "components.cif"
             )
         row = self._rows[code]
+        try:
+            damaged = row_checksum(self._columns, row) != self._columns[CHECKSUM][row].as_py()
+        except ValueError:  # no UTF-8
+            damaged = True
+        if damaged:
+            raise DataError(
+                f"{self.path}: component '{code}' is damaged, its checksum does not match; remove "
+                "the file to make it anew"
+            )
         texts = ("code", "name", "type", "parent", "letter", "status", "replaced_by")
         return Component(
             **{name: self._columns[name][row].as_py() for name in texts},
@@ -207,7 +227,7 @@ def open_components(source: str | Path = INSTALLED, index: str | Path | None = N
         else:
             if found.key == key:
                 return found
-    write_index(place, read_columns(path, binary=installed), key)
+    write_index(place, read_columns(path, binary=installed), key, path)
     return Components(place)
 
 

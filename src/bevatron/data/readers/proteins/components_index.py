@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from xxhash import xxh3_64
 
 from bevatron.data.compressed import read_blocks
 from bevatron.data.readers.elements import ATOMIC_NUMBERS
@@ -14,8 +15,9 @@ from bevatron.data.readers.proteins.cif import Table, parse_cif
 from bevatron.errors import DataError, require
 from bevatron.files import atomic_write
 
-FORMAT = b"bevatron components 1"
-KEY = b"source"
+FORMAT = b"bevatron components 2"
+KEY, STRUCTURE = b"source", b"structure"
+CHECKSUM = "checksum"
 
 _COMPONENT = {
     "code": "id",
@@ -122,8 +124,8 @@ def _add_binary(columns: Columns, path: Path) -> None:
                 columns[category][column] += [""] * found.row_count
 
 
-def write_index(path: Path, columns: Columns, key: str) -> None:
-    """Write the index; it appears under its name only when complete.
+def write_index(path: Path, columns: Columns, key: str, source: Path) -> None:
+    """Write the index of a source, which messages name; it is there only when complete.
 
     Raises
     ------
@@ -131,7 +133,7 @@ def write_index(path: Path, columns: Columns, key: str) -> None:
         If a component is listed twice, a number is none, a bond names an atom that is not there, or
         the file cannot be written.
     """
-    name = str(path)
+    name = str(source)
     components, atoms, bonds = (columns[category] for category in _CATEGORIES)
     rows: dict[str, int] = {}
     for code in components["code"]:
@@ -157,7 +159,7 @@ def write_index(path: Path, columns: Columns, key: str) -> None:
         | {
             "atoms": _lists(atom_ptr, names),
             "elements": per_atom(_mapped(atoms["element"], _NUMBERS)),
-            "charges": per_atom(_floats(atoms["charge"], 0, name).astype(np.int8)),
+            "charges": per_atom(_charges(atoms["charge"], name)),
             "leaving": per_atom(_mapped(atoms["leaving"], {"Y": 1})),
             "aromatic": per_atom(_mapped(atoms["aromatic"], {"Y": 1})),
             "ideal": per_atom(_points(atoms, "ideal", name), 3),
@@ -168,8 +170,47 @@ def write_index(path: Path, columns: Columns, key: str) -> None:
         },
         metadata={b"format": FORMAT, KEY: key},
     )
+    columns_ = {name: table.column(name).combine_chunks() for name in table.column_names}
+    sums = [row_checksum(columns_, row) for row in range(table.num_rows)]
+    table = table.append_column(CHECKSUM, pa.array(sums, pa.uint64()))
+    table = table.replace_schema_metadata(
+        {**table.schema.metadata, STRUCTURE: structure_checksum(columns_).encode()}
+    )
     with atomic_write(path, DataError) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
+
+
+def row_checksum(columns: Mapping[str, Any], row: int) -> int:
+    """Hash all values of a component."""
+    digest = xxh3_64()
+    for name, column in columns.items():
+        if name == CHECKSUM:
+            continue
+        value = column[row]
+        if pa.types.is_string(column.type):
+            digest.update(value.as_py().encode())
+        elif pa.types.is_string(column.type.value_type):
+            digest.update("\0".join(value.as_py()).encode())
+        else:
+            digest.update(value.values.to_numpy(zero_copy_only=True).tobytes())
+    return digest.intdigest()
+
+
+def structure_checksum(columns: Mapping[str, Any]) -> str:
+    """Hash where the values of each component begin, and the codes; damage there is not a value's.
+
+    To read a value at a wrong place may end the process.
+    """
+    digest = xxh3_64()
+    for name, column in columns.items():
+        if name != CHECKSUM:
+            parts = column.buffers()
+            digest.update(parts[1])
+            if name == "code":
+                digest.update(parts[2])
+            elif pa.types.is_large_list(column.type) and pa.types.is_string(column.type.value_type):
+                digest.update(parts[3])
+    return digest.hexdigest()
 
 
 def _tidied(column: str, texts: list[str]) -> list[str]:
@@ -212,7 +253,7 @@ def _pairs(
             atom = bonds[column][i]
             if (code, atom) not in place:
                 raise DataError(
-                    f"{name}: component '{code}' has a bond to '{atom}', which is none of its "
+                    f"{name}: component '{code}' has a bond to '{atom[:40]}', which is none of its "
                     "atoms; the dictionary is damaged"
                 )
             pairs[row, side] = place[code, atom]
@@ -232,9 +273,21 @@ def _floats(texts: list[str], default: float, name: str) -> npt.NDArray[np.float
     try:
         return np.fromiter((float(t) if t else default for t in texts), np.float64, len(texts))
     except ValueError as error:
-        raise DataError(f"{name}: {error} in the dictionary; it is damaged") from None
+        reason = str(error)[:80]
+        raise DataError(f"{name}: {reason} in the dictionary; it is damaged") from None
+
+
+def _charges(texts: list[str], name: str) -> npt.NDArray[np.int8]:
+    charges = _floats(texts, 0, name)
+    wrong = np.flatnonzero(~(np.abs(charges) <= 100))
+    if len(wrong):
+        raise DataError(
+            f"{name}: '{texts[wrong[0]][:40]}' is no charge of an atom; the dictionary is damaged"
+        )
+    return charges.astype(np.int8)
 
 
 def _points(atoms: Mapping[str, list[str]], kind: str, name: str) -> npt.NDArray[np.float32]:
     axes = [_floats(atoms[f"{kind}_{axis}"], np.nan, name) for axis in "xyz"]
-    return np.stack(axes, axis=1).astype(np.float32)
+    with np.errstate(over="ignore"):
+        return np.stack(axes, axis=1).astype(np.float32)

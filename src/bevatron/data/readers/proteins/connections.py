@@ -4,9 +4,13 @@ from typing import Any
 
 import numpy as np
 
+from bevatron.data.readers.proteins.atom_site import FARTHEST
 from bevatron.data.readers.proteins.cif import Table
 from bevatron.data.readers.proteins.structure import Assembly, Atoms, Chains, Links, Residues
 from bevatron.errors import DataError
+
+MOST_COPIES = 10_000
+"""Motions of an assembly; the largest capsids of the archive have 1,680."""
 
 _BONDS = ("covale", "disulf", "metalc", "modres")
 _Partner = tuple[str, ...]
@@ -118,7 +122,13 @@ def read_assemblies(block: Any, name: str) -> tuple[Assembly, ...]:
     for key, expression, chains in zip(
         names, table.texts("oper_expression", rows), table.texts("asym_id_list", rows), strict=True
     ):
-        motions = [_product(product, operators, key, name) for product in _expand(expression)]
+        products = _expand(expression)
+        if products is None:
+            raise DataError(
+                f"{name}: assembly '{key}' has more than {MOST_COPIES:,} operators "
+                f"('{expression[:40]}'); its oper_expression is damaged"
+            )
+        motions = [_product(product, operators, key, name) for product in products]
         labels = tuple(label.strip() for label in chains.split(",") if label.strip())
         whole = np.stack(motions) if motions else np.zeros((0, 4, 4))
         parts.setdefault(key, []).append((labels, whole[:, :3, :3], whole[:, :3, 3]))
@@ -137,6 +147,12 @@ def _read_operators(block: Any, name: str) -> dict[str, Any]:
         shifts = table.floats(f"vector[{i + 1}]", len(names), 0.0)
         for key, value in zip(names, shifts.tolist(), strict=True):
             operators[key][i, 3] = value
+    for key, motion in operators.items():
+        if not (np.abs(motion) < FARTHEST).all():
+            raise DataError(
+                f"{name}: the operator '{key}' of _pdbx_struct_oper_list has an element that is no "
+                "number or too large; mend or remove it"
+            )
     # Files of one assembly name operator 1 without listing it.
     return operators or {"1": np.eye(4)}
 
@@ -153,8 +169,10 @@ def _product(product: tuple[str, ...], operators: dict[str, Any], key: str, name
     return whole
 
 
-def _expand(expression: str) -> list[tuple[str, ...]]:
+def _expand(expression: str) -> list[tuple[str, ...]] | None:
     """Expand ``1``, ``1,2``, ``(1-60)`` and ``(X0)(1-3,7)``; the operator on the right acts first.
+
+    None if there are more than `MOST_COPIES`.
 
     Examples
     --------
@@ -167,9 +185,14 @@ def _expand(expression: str) -> list[tuple[str, ...]]:
         listed: list[str] = []
         for item in (text.strip() for text in factor.split(",")):
             first, dash, last = item.partition("-")
-            if dash and first.isdigit() and last.isdigit():
-                listed += [str(i) for i in range(int(first), int(last) + 1)]
+            if dash and first.isdecimal() and last.isdecimal():
+                if max(len(first), len(last)) > 9:
+                    return None
+                numbers = range(int(first), int(last) + 1)
+                listed += map(str, numbers[: MOST_COPIES + 1])
             elif item:
                 listed.append(item)
+            if len(listed) * len(products) > MOST_COPIES:
+                return None
         products = [(*product, item) for product in products for item in listed]
     return products if factors else []

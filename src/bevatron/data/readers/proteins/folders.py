@@ -80,13 +80,17 @@ def is_protein_file(path: Path) -> bool:
 
 
 def _files(root: Path) -> Iterator[Path]:
-    """Yield the files of a folder at any depth, or the file itself."""
+    """Yield the files of a folder at any depth, or the file itself.
+
+    A link that leads nowhere is a file too, so that it is missed.
+    """
     if root.is_file():
         yield root
         return
     for path in root.rglob("*"):
         inside = path.relative_to(root).parts
-        if path.is_file() and not any(part.startswith(".") for part in inside):
+        lost = path.is_symlink() and not path.exists()
+        if (path.is_file() or lost) and not any(part.startswith(".") for part in inside):
             yield path
 
 
@@ -100,9 +104,16 @@ def _kind(path: Path) -> str | None:
 
 
 def is_rna(alignment: Path) -> bool:
-    """Whether the query of an alignment is RNA: its letters are those of RNA, U among them."""
+    """Whether the query of an alignment is RNA: its letters are those of RNA, U among them.
+
+    One that cannot be read is none; reading it will say why.
+    """
     letters: set[str] = set()
-    for line in next(read_blocks(alignment), b"").decode("ascii", "replace").splitlines():
+    try:
+        start = next(read_blocks(alignment), b"")
+    except DataError:
+        return False
+    for line in start.decode("ascii", "replace").splitlines():
         if line.startswith((">", "#", "//")) or not line.strip():
             if letters:
                 break
@@ -133,7 +144,7 @@ class StructureFiles:
     @property
     def fingerprint(self) -> str:
         """Hash of the names and contents of all files."""
-        contents = [f"{path} {content_hash(path)}" for path in self.paths]
+        contents = [f"{path} {_content(path)}" for path in self.paths]
         return xxhash.xxh3_128_hexdigest("\n".join(contents).encode())
 
     @property
@@ -150,3 +161,11 @@ class StructureFiles:
     def describe(self, index: int) -> str:
         """Name a sample: its file."""
         return str(self.paths[index])
+
+
+def _content(path: Path) -> str:
+    """Hash the content of a file; of one that cannot be read, which reading will say, nothing."""
+    try:
+        return content_hash(path)
+    except OSError:
+        return "unreadable"

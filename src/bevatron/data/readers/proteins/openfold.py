@@ -181,8 +181,8 @@ class AlignmentDatabase:
             )
         try:
             return (self.path.parent / path).stat().st_size
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise DataError(
                 f"{self.path}: names the database '{database}', which cannot be read "
-                f"({error.strerror})"
+                f"({getattr(error, 'strerror', error)})"
             ) from None

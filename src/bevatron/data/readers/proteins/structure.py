@@ -22,6 +22,9 @@ POLYMERS = KINDS[:5]
 UNKNOWN_NUMBER = np.iinfo(np.int32).min
 """Author's number of a residue that the file gives none to."""
 
+MOST_ATOMS = 5_000_000
+"""Atoms of an assembly; the largest entry of the archive has half of that."""
+
 
 @dataclass(frozen=True)
 class Atoms:
@@ -241,7 +244,7 @@ class Structure:
         Raises
         ------
         DataError
-            If there is none of that name, or it has no chain.
+            If there is none of that name, it has no chain, or more than `MOST_ATOMS` atoms.
         """
         if not self.assemblies and name == "1":
             return self
@@ -258,6 +261,13 @@ class Structure:
                 copies += [(np.array(wanted), r, t) for r, t in motions]
         if not copies:
             raise DataError(f"{self.name}: no chain of assembly '{name}' has atoms")
+        sizes = np.diff(self.residues.atom_ptr[self.chains.residue_ptr])
+        size = sum(int(sizes[wanted].sum()) for wanted, _, _ in copies)
+        if size > MOST_ATOMS:
+            raise DataError(
+                f"{self.name}: assembly '{name}' has {size:,} atoms, more than {MOST_ATOMS:,}; "
+                "leave the entry out or take another assembly"
+            )
         return self._assembled(copies)
 
     def _assembled(

@@ -4,7 +4,6 @@ Both formats go one way: gemmi turns a PDB file into an mmCIF block, which `pars
 """
 
 import datetime as dt
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,10 @@ from bevatron.data.readers.proteins.structure import (
 from bevatron.errors import DataError
 from bevatron.typing import IntArray
 
-_CIF = re.compile(rb"(?:\xef\xbb\xbf)?(?:\s*(?:#[^\n]*)?\n)*\s*data_", re.IGNORECASE)
+# A line at a time: blanks that may match in two ways take forever in a file of blanks.
+_CIF = re.compile(
+    rb"(?:\xef\xbb\xbf)?(?:[ \t\r\v\f]*(?:#[^\n]*)?\n)*[ \t\r\v\f]*data_", re.IGNORECASE
+)
 _PDB = re.compile(rb"^(?:ATOM  |HETATM)", re.MULTILINE)
 _FIELD = rb" {0,7}[-+]?[0-9.]"
 # gemmi takes what it understands of a number, 1.0 of "1x.104", and zero of nothing.
@@ -38,6 +40,9 @@ _NO_POSITION = re.compile(
     re.MULTILINE,
 )
 _REVISION = re.compile(rb"^REVDAT   1   (\d\d-[A-Z]{3}-\d\d)", re.MULTILINE)
+WORST_RESOLUTION = 1000.0
+"""Å; of subtomogram averages, 100 at most."""
+
 _RESOLUTIONS = (
     ("_refine", "ls_d_res_high"),
     ("_em_3d_reconstruction", "resolution"),
@@ -233,11 +238,11 @@ def _pointer(counts: IntArray) -> IntArray:
 
 
 def _resolution(block: Any, name: str) -> float | None:
-    """Take the best of several values, as a joint refinement has; zero is no resolution."""
+    """Take the best of several values, as a joint refinement has; zero or 10^6 is none."""
     for category, tag in _RESOLUTIONS:
         table = Table(block, category, name)
         values = table.floats(tag, len(table.texts(tag)))
-        known = [v for v in values.tolist() if math.isfinite(v) and v > 0]
+        known = [v for v in values.tolist() if 0 < v < WORST_RESOLUTION]
         if known:
             return float(min(known))
     return None

@@ -30,7 +30,7 @@ def linear(
     x
         Rows.
     weight, bias
-        Of the type of ``x``; under autocast of any type, rounded to that of the matmul.
+        Rounded to the type of the matmul: that of ``x``, or autocast's.
 
     Returns
     -------

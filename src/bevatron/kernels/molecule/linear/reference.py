@@ -6,4 +6,4 @@ from torch import Tensor
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute ``x weight^T + bias``, and hand x on."""
-    return F.linear(x, weight, bias), x
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype)), x

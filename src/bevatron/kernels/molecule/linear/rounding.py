@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from bevatron.kernels.shared.standing_weights import once
+
 GPUS = ("cuda",)
 """Kinds of devices where a launch costs more than it does."""
 
@@ -65,7 +67,7 @@ def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a weight, or a part of one, in a type: from the copies if there is one."""
     copy = _copies.get(_address(weight)) if _copies else None
     if copy is None or copy.dtype != dtype or weight.dtype != torch.float32:
-        return weight.to(dtype)
+        return once(lambda: weight.to(dtype), weight, to=dtype)
     start = copy.storage_offset() + weight.storage_offset()
     return copy.as_strided(weight.shape, weight.stride(), start)
 

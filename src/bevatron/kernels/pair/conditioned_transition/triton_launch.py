@@ -12,6 +12,7 @@ from bevatron.kernels.pair.conditioned_transition.triton_kernels import (
 )
 from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.tiles import Tiles
+from bevatron.kernels.shared.triton_launch import launch
 from bevatron.kernels.shared.triton_math import GROUPED_ROWS
 from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_partials
 
@@ -29,8 +30,14 @@ def adapt_fits(condition: Tensor, weight: Tensor) -> bool:
 def statistics(x: Tensor, mean: Tensor, rstd: Tensor, eps: float) -> None:
     """Write every row's mean and 1/sigma."""
     width, width_pad, block = _block(x)
-    statistics_kernel[(-(-len(x) // block),)](
-        *(x, mean, rstd, len(x), *x.stride(), eps), C=width, C_PAD=width_pad, BLOCK=block
+    launch(
+        statistics_kernel,
+        (-(-len(x) // block),),
+        (x, mean, rstd),
+        (len(x), *x.stride(), eps),
+        C=width,
+        C_PAD=width_pad,
+        BLOCK=block,
     )
 
 
@@ -82,8 +89,14 @@ def output_gradients(dy: Tensor, y: Tensor, out: Tensor) -> tuple[Tensor, Tensor
     """Return the gradient of the narrow rows, write that of ``out`` over it; return its sum."""
     width, width_pad, block = _block(dy)
     dnarrow, shares = torch.empty_like(dy), _shares(dy, block)
-    output_gradients_kernel[(len(shares),)](
-        *(dy, y, out, dnarrow, shares, len(dy)), C=width, C_PAD=width_pad, BLOCK=block
+    launch(
+        output_gradients_kernel,
+        (len(shares),),
+        (dy, y, out, dnarrow, shares),
+        (len(dy),),
+        C=width,
+        C_PAD=width_pad,
+        BLOCK=block,
     )
     return dnarrow, _sum(shares)
 
@@ -94,8 +107,11 @@ def adapted_backward(
     """Write dx, and the scale's gradient before the shift's; return the former's sum over rows."""
     width, width_pad, block = _block(x)
     shares = _shares(x, block)
-    adapted_backward_kernel[(len(shares),)](
-        *(x, scale, mean, rstd, dx, dadapted, shares, len(x), *x.stride(), scale.stride(0)),
+    launch(
+        adapted_backward_kernel,
+        (len(shares),),
+        (x, scale, mean, rstd, dx, dadapted, shares),
+        (len(x), *x.stride(), scale.stride(0)),
         C=width,
         C_PAD=width_pad,
         BLOCK=block,

@@ -29,6 +29,7 @@ from bevatron.kernels.pair.global_attention.triton_kernels import (
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.launch import num_sms
+from bevatron.kernels.shared.triton_launch import launch
 from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_partials
 
 WIDTHS, LARGEST_HEADS = {16, 32, 64}, 16
@@ -123,11 +124,13 @@ class Columns:
         """Return the compile-time constants of all kernels."""
         return {"C": self.m.shape[-1], "BLOCK": BLOCK, "STAGES": stages, "num_warps": 4}
 
-    def launch(self, kernel: Any, *arguments: Any, **constants: Any) -> None:
+    def launch(
+        self, kernel: Any, tensors: tuple[Tensor, ...], *numbers: float, **constants: Any
+    ) -> None:
         """Launch a kernel of `triton_columns`: a program for `COLUMNS` columns and a head."""
-        kernel[-(-self.count // COLUMNS), constants["H"]](
-            *arguments, C=self.m.shape[-1], BLOCK=COLUMNS, num_warps=8, **constants
-        )
+        grid = (-(-self.count // COLUMNS), constants["H"])
+        constants |= {"C": self.m.shape[-1], "BLOCK": COLUMNS, "num_warps": 8}
+        launch(kernel, grid, tensors, (self.count, self.parts, *numbers), **constants)
 
 
 @dataclass(frozen=True)
@@ -208,32 +211,43 @@ def attend(
     columns = Columns.of(m, mask, (norm_weight, norm_bias), statistics)
     sums, counts = columns.new(columns.count, columns.parts, C), columns.new(columns.items)
     grid = (columns.items,)
-    mean_kernel[grid](
-        *(columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd, sums, counts),
-        *(*columns.geometry, eps),
+    rows = (columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd)
+    launch(
+        mean_kernel,
+        grid,
+        (*rows, sums, counts),
+        (*columns.geometry, eps),
         **columns.constants(3),
     )
     _, query = _queries(columns, layers, mean, (sums, counts), mask_eps)
     largest, total = columns.new(2, columns.items, columns.heads)
     sums = columns.new(columns.items, columns.heads, C)
-    attend_kernel[grid](
-        *(columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd, query),
-        *(largest, total, sums, *columns.geometry),
+    launch(
+        attend_kernel,
+        grid,
+        (*rows, query, largest, total, sums),
+        columns.geometry,
         H=H,
         HEADS=columns.heads,
         **columns.constants(3),
     )
-    combine_kernel[(columns.count,)](
-        *(largest, total, sums, layers.v, attended, log_sum, value, columns.parts),
+    launch(
+        combine_kernel,
+        (columns.count,),
+        (largest, total, sums, layers.v, attended, log_sum, value),
+        (columns.parts,),
         C=C,
         D_PAD=max(16, len(layers.v)),
         HEADS=columns.heads,
         DTYPE=TYPES[m.dtype],
         **layers.heads,
     )
-    output_kernel[grid](
-        *(columns.m, *columns.norm, columns.mean, columns.rstd, value),
-        *(layers.gate, layers.gate_bias, layers.out, layers.out_bias, y, *columns.geometry),
+    gate_and_out = (layers.gate, layers.gate_bias, layers.out, layers.out_bias)
+    launch(
+        output_kernel,
+        grid,
+        (columns.m, *columns.norm, columns.mean, columns.rstd, value, *gate_and_out, y),
+        columns.geometry,
         HD=value.shape[1],
         Z=y.shape[-1],
         **columns.constants(3),
@@ -274,16 +288,19 @@ def attend_backward(
     dattended = m.new_empty(attended.shape)
     columns.launch(
         value_back_kernel,
-        *(do_parts, layers.v, attended, do, dattended, delta, columns.count, columns.parts),
+        (do_parts, layers.v, attended, do, dattended, delta),
         **layers.heads,
     )
     dv_weight.copy_(_by_head(do, H).t() @ attended.flatten(0, 1))
     q, query = _queries(columns, layers, mean)
     softmax = (query, dattended, log_sum, delta)
     dquery_parts = columns.new(columns.count, columns.parts, H, C)
-    query_back_kernel[(columns.items,)](
-        *(columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd, *softmax),
-        *(dquery_parts, *columns.geometry),
+    rows = (columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd)
+    launch(
+        query_back_kernel,
+        (columns.items,),
+        (*rows, *softmax, dquery_parts),
+        columns.geometry,
         H=H,
         HEADS=columns.heads,
         **columns.constants(2),
@@ -292,17 +309,19 @@ def attend_backward(
     dq = torch.empty_like(q)
     columns.launch(
         query_grad_kernel,
-        *(dquery_parts, mean, layers.q, layers.k, dquery, dq, dmean),
-        *(columns.count, columns.parts, layers.scale),
+        (dquery_parts, mean, layers.q, layers.k, dquery, dq, dmean),
+        layers.scale,
         DTYPE=TYPES[m.dtype],
         **layers.heads,
     )
     dk_weight.copy_(_by_head(q, H).t() @ dquery.flatten(0, 1))
     dq_weight.copy_(dq.t() @ mean[:, :C])
     norm_shares = columns.new(columns.walkers, 2, C)
-    rows_back_kernel[(columns.walkers,)](
-        *(columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd, *softmax),
-        *(dmean, dm, norm_shares, *columns.geometry, columns.items),
+    launch(
+        rows_back_kernel,
+        (columns.walkers,),
+        (*rows, *softmax, dmean, dm, norm_shares),
+        (*columns.geometry, columns.items),
         H=H,
         HEADS=columns.heads,
         **columns.constants(2),
@@ -332,9 +351,8 @@ def _queries(
     query = columns.m.new_empty((columns.count, heads["H"], columns.m.shape[-1]))
     columns.launch(
         query_kernel,
-        *(parts or (mean, mean)),
-        *(layers.q, layers.k, mean, q, query, columns.count, columns.parts, mask_eps),
-        layers.scale,
+        (*(parts or (mean, mean)), layers.q, layers.k, mean, q, query),
+        *(mask_eps, layers.scale),
         FIRST=parts is not None,
         **heads,
     )
@@ -358,16 +376,21 @@ def _output_backward(
     numbers = HD * C + Z * HD + HD + Z
     shares = columns.new(walkers, numbers)
     dgate, dgate_bias, dout, dout_bias = gradients
-    output_back_kernel[(walkers,)](
-        *(dy.contiguous(), columns.m, *columns.norm, columns.mean, columns.rstd, value),
-        *(layers.gate, layers.gate_bias, layers.out, dn, do, shares),
-        *(*columns.geometry, columns.items),
+    given = (dy.contiguous(), columns.m, *columns.norm, columns.mean, columns.rstd, value)
+    launch(
+        output_back_kernel,
+        (walkers,),
+        (*given, layers.gate, layers.gate_bias, layers.out, dn, do, shares),
+        (*columns.geometry, columns.items),
         HD=HD,
         Z=Z,
         **columns.constants(2),
     )
-    add_kernel[(-(-numbers // SHARE_NUMBERS),)](
-        *(shares, dgate, dout, dgate_bias, dout_bias, walkers),
+    launch(
+        add_kernel,
+        (-(-numbers // SHARE_NUMBERS),),
+        (shares, dgate, dout, dgate_bias, dout_bias),
+        (walkers,),
         C=C,
         HD=HD,
         Z=Z,

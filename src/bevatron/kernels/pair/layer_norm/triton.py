@@ -8,9 +8,12 @@ from torch import Tensor
 from bevatron.errors import KernelError
 from bevatron.kernels.pair.layer_norm.triton_kernels import backward_kernel, forward_kernel
 from bevatron.kernels.shared.autograd import empty_gradients
+from bevatron.kernels.shared.chunked_linear import chunk_of
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.launch import contiguous, num_sms, pointers
+from bevatron.kernels.shared.layouts import per_layout
 from bevatron.kernels.shared.rows import as_rows
+from bevatron.kernels.shared.triton_launch import Launch
 from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_partials
 
 __all__ = ["NormedRows", "launch_backward", "launch_forward", "layer_norm", "new_outputs"]
@@ -107,26 +110,33 @@ def launch_forward(
     sigmoid: bool = False,
 ) -> None:
     """Write the normalised rows into ``y`` and their statistics into ``mean`` and ``rstd``."""
+    launch, readable = _forward(x, weight, bias, scale, shift, eps, sigmoid)
+    if not readable:
+        x, scale, shift = x.contiguous(), contiguous(scale), contiguous(shift)
+    vectors = contiguous(weight), contiguous(bias)
+    launch(*pointers(x, x, *vectors, scale, shift), y, mean, rstd)
+
+
+@per_layout
+def _forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    eps: float,
+    sigmoid: bool,
+) -> tuple[Launch, bool]:
+    """Prepare the launch; say whether the kernel reads rows as they lie."""
     width, width_pad, block = _block(x, FORWARD_ELEMENTS)
     given = [tensor for tensor in (x, scale, shift) if tensor is not None]
     rows = as_rows(*given)
-    folded = dict(zip(map(id, given), zip(rows.tensors, rows.strides, strict=True), strict=True))
-    (x_, x_strides), (scale_, scale_strides), (shift_, shift_strides) = (
-        (x, (0,) * 4) if tensor is None else folded[id(tensor)] for tensor in (x, scale, shift)
-    )
-    if rows.count == 0:
-        return
-    forward_kernel[(-(-rows.count // block),)](
-        *(
-            x_,
-            *pointers(x, contiguous(weight), contiguous(bias)),
-            scale_,
-            shift_,
-            y,
-            mean,
-            rstd,
-        ),
-        *(rows.count, *rows.sizes, *x_strides, *scale_strides, *shift_strides, eps),
+    steps = iter(rows.strides)
+    of_each = [(0,) * 4 if tensor is None else next(steps) for tensor in (x, scale, shift)]
+    made = Launch(
+        forward_kernel,
+        (-(-rows.count // block),),
+        (rows.count, *rows.sizes, *(step for each in of_each for step in each), eps),
         C=width,
         C_PAD=width_pad,
         BLOCK=block,
@@ -138,6 +148,7 @@ def launch_forward(
         SIGMOID=sigmoid,
         num_warps=_warps(block * width_pad),
     )
+    return made, rows.tensors[0] is x
 
 
 def launch_backward(
@@ -159,26 +170,40 @@ def launch_backward(
 
     ``dscale`` may lie on ``scale``, its rows one stride apart.
     """
-    width, width_pad, block = _block(x, BACKWARD_ELEMENTS)
-    given = [dy, x] if scale is None else [dy, x, scale]
-    rows = as_rows(*given)
-    wants_vectors = weight is not None or bias is not None
-    if rows.count == 0:
+    launch, readable, shape = _backward(dy, x, weight, bias, scale, dscale, sigmoid)
+    if x.numel() == 0:
         dweight.zero_()
         dbias.zero_()
         return
+    if not readable:
+        dy, x, scale = dy.contiguous(), x.contiguous(), contiguous(scale)
+    parts = x.new_empty(shape, dtype=torch.float32)
+    vectors = pointers(x, contiguous(weight), contiguous(bias), scale)
+    launch(dy, x, *vectors, mean, rstd, dx, dscale, parts)
+    sum_weight_and_bias_partials(parts, weight, bias, dweight, dbias)
+
+
+@per_layout
+def _backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    dscale: Tensor,
+    sigmoid: bool,
+) -> tuple[Launch, bool, tuple[int, ...]]:
+    """Prepare the launch; say whether it reads rows as they lie, and the shape of its shares."""
+    width, width_pad, block = _block(x, BACKWARD_ELEMENTS)
+    rows = as_rows(dy, x) if scale is None else as_rows(dy, x, scale)
+    wants_vectors = weight is not None or bias is not None
     programs = min(-(-rows.count // block), PROGRAMS_PER_SM * num_sms(x.device))
-    parts = x.new_empty((programs, 2, width) if wants_vectors else 0, dtype=torch.float32)
     strides = [step for tensor in rows.strides for step in tensor]
     strides += [0] * (12 - len(strides))
-    backward_kernel[(programs,)](
-        *(
-            *rows.tensors[:2],
-            *pointers(x, contiguous(weight), contiguous(bias)),
-            rows.tensors[-1],
-        ),
-        *(mean, rstd, dx, dscale, parts),
-        *(rows.count, *rows.sizes, *strides, dscale.stride(-2) if dscale.ndim > 1 else 0),
+    made = Launch(
+        backward_kernel,
+        (programs,),
+        (rows.count, *rows.sizes, *strides, dscale.stride(-2) if dscale.ndim > 1 else 0),
         C=width,
         C_PAD=width_pad,
         BLOCK=block,
@@ -190,7 +215,7 @@ def launch_backward(
         WANTS_VECTORS=wants_vectors,
         num_warps=_warps(block * width_pad),
     )
-    sum_weight_and_bias_partials(parts, weight, bias, dweight, dbias)
+    return made, rows.tensors[0] is dy, (programs, 2, width) if wants_vectors else (0,)
 
 
 @dataclass(frozen=True)
@@ -230,9 +255,8 @@ class NormedRows:
 
     def make(self, part: slice = slice(None)) -> Tensor:
         """Return the normalised rows of a part; write their statistics."""
-        rows = self.rows[part]
+        rows, mean, rstd = (chunk_of(each, part) for each in (self.rows, self.mean, self.rstd))
         normed = rows.new_empty(rows.shape)
-        mean, rstd = self.mean[part], self.rstd[part]
         launch_forward(rows, self.weight, self.bias, None, None, normed, mean, rstd, self.eps)
         return normed
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bevatron.kernels.pair.layer_norm.triton import NormedRows, new_outputs
 from bevatron.kernels.shared.autograd import empty_gradients
-from bevatron.kernels.shared.chunked_linear import Linear, chunks
+from bevatron.kernels.shared.chunked_linear import Linear, chunk_of, chunks
 from bevatron.kernels.shared.custom_op import custom_op
 
 
@@ -43,7 +43,7 @@ def project(
     rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
     layer, y_rows = Linear(x.dtype, [weight], [bias]), y.view(-1, weight.shape[0])
     for part in chunks(len(rows.rows), x.shape[-1] * x.element_size()):
-        layer(rows.make(part), out=y_rows[part])
+        layer(rows.make(part), out=chunk_of(y_rows, part))
     return y, mean, rstd
 
 
@@ -65,8 +65,9 @@ def project_backward(
     dy, dx_rows = dy.reshape(-1, dy.shape[-1]).contiguous(), dx.view(rows.rows.shape)
     layer = Linear(x.dtype, [weight], [bias])
     for part in chunks(len(dy), x.shape[-1] * x.element_size()):
-        layer.keep(dy[part], rows.make(part))
-        layer.backward(dy[part], out=dx_rows[part])
+        dy_part = chunk_of(dy, part)
+        layer.keep(dy_part, rows.make(part))
+        layer.backward(dy_part, out=chunk_of(dx_rows, part))
     # In place: on the gradient of the normalised rows.
     rows.backward(dx_rows, dx_rows, dnorm_weight, dnorm_bias)
     (dweight,), (dbias,) = layer.gradients()

@@ -30,6 +30,7 @@ from bevatron.kernels.shared.chunked_linear import (
 )
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.launch import num_sms
+from bevatron.kernels.shared.triton_launch import launch
 from bevatron.kernels.shared.triton_math import allows_tf32
 
 CHUNK_LINES = 4
@@ -213,8 +214,11 @@ def _scale(x: Tensor, scale: Tensor, out: Tensor, wants_sum: bool = False) -> Te
     programs = min(-(-rows // block), PER_SM * num_sms(x.device))
     shares = x.new_empty((programs if wants_sum else 0, C), dtype=torch.float32)
     if rows:
-        scaled_kernel[(programs,)](
-            *(x, scale, out, shares, rows, x.stride(0), out.stride(0)),
+        launch(
+            scaled_kernel,
+            (programs,),
+            (x, scale, out, shares),
+            (rows, x.stride(0), out.stride(0)),
             C=C,
             C_PAD=width,
             BLOCK=block,
@@ -243,8 +247,11 @@ def _layer(P: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, y: Ten
     """Write the last layer's results for some lines of the pair, [lines, N, Z], times a scale."""
     (lines, length, out), H = y.shape, _hidden(weight)
     pairs, blocks = lines * length, _blocks(P, LAYER)
-    layer_kernel[-(-pairs // blocks["BM"]), -(-out // blocks["BN"])](
-        *(P, weight, weight if bias is None else bias, scale, y, pairs, length, out),
+    launch(
+        layer_kernel,
+        (-(-pairs // blocks["BM"]), -(-out // blocks["BN"])),
+        (P, weight, weight if bias is None else bias, scale, y),
+        (pairs, length, out),
         H=H,
         HAS_BIAS=bias is not None,
         **blocks,
@@ -257,9 +264,8 @@ def _layer_backward(g: Tensor, weight: Tensor, dP: Tensor, length: int) -> None:
     padded = max(16, 1 << (out - 1).bit_length())
     for side in ("BM", "BN"):
         blocks[side] = max(16, min(blocks[side], BACK_ELEMENTS // padded))
-    layer_back_kernel[(-(-pairs // blocks["BM"]),)](
-        *(g, weight, dP, pairs, length, out), H=H, OUT_PAD=padded, **blocks
-    )
+    grid, numbers = (-(-pairs // blocks["BM"]),), (pairs, length, out)
+    launch(layer_back_kernel, grid, (g, weight, dP), numbers, H=H, OUT_PAD=padded, **blocks)
 
 
 def _layer_weight(g: Tensor, P: Tensor, weight: Tensor, length: int) -> Tensor:
@@ -269,9 +275,8 @@ def _layer_weight(g: Tensor, P: Tensor, weight: Tensor, length: int) -> Tensor:
     most = max(1, PARTS_PER_SM * num_sms(g.device) // (grid[0] * grid[1]))
     each = -(-pairs // (most * blocks["BK"])) * blocks["BK"]
     parts = g.new_empty((-(-pairs // each), *weight.shape), dtype=torch.float32)
-    layer_weight_kernel[(*grid, len(parts))](
-        *(g, P, parts, pairs, each, length, out), H=H, **blocks
-    )
+    numbers = (pairs, each, length, out)
+    launch(layer_weight_kernel, (*grid, len(parts)), (g, P, parts), numbers, H=H, **blocks)
     return parts.sum(0)
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.pair.pair_attention.tiles import padded
-from bevatron.kernels.pair.pair_attention.triton_forward import MASK_COLUMNS, MASK_WIDTH
 from bevatron.kernels.shared.tiles import Tiles
+from bevatron.kernels.shared.triton_launch import Launch
 from bevatron.kernels.shared.triton_math import allows_tf32
 
 WIDE = 8
@@ -23,50 +23,14 @@ BIAS_UNIT = 64
 """A bias that rows share is filled up to multiples of this, so that no load of it needs a mask."""
 
 
-def prepare(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor | None,
-    bias: Tensor | None,
-    mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Copy tensors that the kernels cannot read in place, or would read slowly."""
-    return (
-        rows_contiguous(q),
-        rows_contiguous(k),
-        rows_contiguous(v),
-        None if gate is None else rows_contiguous(gate),
-        None if bias is None else _rows_aligned(bias),
-        None if mask is None else in_columns(mask, q),
-    )
-
-
-def rows_contiguous(tensor: Tensor) -> Tensor:
+def rows_contiguous(tensor: Tensor, heads_first: bool) -> Tensor:
     """Copy a tensor whose last axis is not contiguous, or whose rows lie too far apart."""
-    good = tensor.stride(-1) == 1 and tensor.stride(-2) < LARGEST_STRIDE
+    *_, outer, inner, channels = tensor.stride()
+    good = channels == 1 and (inner if heads_first else outer) < LARGEST_STRIDE
     return tensor if good else tensor.contiguous()
 
 
-def in_columns(mask: Tensor, q: Tensor) -> Tensor:
-    """Write the mask, 0 or minus infinity, as columns that a matmul adds to the logits.
-
-    All but the first are 0. In float32 there are no matrix units, and copies serve.
-    """
-    if q.element_size() > 2:
-        return in_copies(mask)
-    columns = q.new_zeros((*mask.shape, MASK_COLUMNS.value))
-    torch.log2(mask, out=columns[..., 0])
-    return columns
-
-
-def in_copies(mask: Tensor) -> Tensor:
-    """Write what is added to logits, as often for each key as `load_pairs` wants it."""
-    copies = mask[..., None].expand(*mask.shape, MASK_WIDTH.value)
-    return torch.where(copies, 0.0, float("-inf")).contiguous()
-
-
-def _rows_aligned(bias: Tensor) -> Tensor:
+def rows_aligned(bias: Tensor) -> Tensor:
     """Have rows of the bias begin and end where blocks do: it is read for every pair of rows.
 
     Where a copy is needed there is minus infinity around it. A bias of each row is read but once
@@ -114,10 +78,15 @@ def mask_strides(mask: Tensor | None) -> Sequence[int]:
 
 
 def constants_of(
-    q: Tensor, tiles: Tiles, align: int, bias: Tensor | None, num_keys: int, mask: Tensor | None
+    q: Tensor,
+    tiles: Tiles,
+    align: int,
+    bias: Tensor | None,
+    num_keys: int,
+    mask: Tensor | None,
+    tf32: bool,
 ) -> dict[str, Any]:
     """Collect the compile-time constants of a kernel."""
-    tf32 = q.dtype == torch.float32 and allows_tf32()
     return {
         "D": q.shape[4],
         "D_PAD": padded(q.shape[4]),
@@ -139,15 +108,21 @@ def constants_of(
     }
 
 
-def launch(kernel: Any, programs: int, tiles: Tiles, *arguments: Any, **constants: Any) -> None:
-    """Launch a kernel; where addresses are simple it does well with few registers."""
-    if programs == 0:
-        return
+def rounds_to_tf32(q: Tensor) -> bool:
+    """Whether products of float32 numbers are rounded to TF32 now."""
+    return q.dtype == torch.float32 and allows_tf32()
+
+
+def prepared(
+    kernel: Any,
+    programs: int,
+    tiles: Tiles,
+    device: torch.device,
+    numbers: Sequence[float],
+    **constants: Any,
+) -> Launch:
+    """Prepare a launch; where addresses are simple it does well with few registers."""
     simple = constants.get("BIAS_FULL") and constants["ALIGN"] == WIDE
-    kernel[(programs,)](
-        *arguments,
-        **constants,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-        **(tiles.register_limit(arguments[0].device) if simple else {}),
-    )
+    options = tiles.register_limit(device) if simple else {}
+    options |= {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    return Launch(kernel, (programs,), numbers, **constants, **options)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from bevatron.kernels.pair.layer_norm_linear.triton import layer_norm_linear
 from bevatron.kernels.shared.rows import indexable_by_32_bits
+from bevatron.kernels.shared.standing_weights import once
 
 
 def qkvg(
@@ -23,23 +24,30 @@ def qkvg(
 ) -> tuple[Tensor, ...]:
     """Compute the same as the reference; see `bevatron.kernels.pair.qkvg`."""
     weights = (q_weight, k_weight, v_weight, gate_weight)
-    joint, bias = torch.cat(weights), _joint_bias(weights, gate_bias, q_bias)
+    # The norm's operator rounds weights itself, and sums their gradients in their own type.
+    dtype = q_weight.dtype if has_norm else x.dtype
+    joint = once(lambda: torch.cat(weights).to(dtype), *weights, to=dtype)
+    bias = _joint_bias(weights, gate_bias, q_bias, dtype)
     if has_norm:
         made = layer_norm_linear(x, norm_weight, norm_bias, joint, bias, eps)
     else:
-        made = F.linear(
-            indexable_by_32_bits(x), joint.to(x.dtype), None if bias is None else bias.to(x.dtype)
-        )
+        made = F.linear(indexable_by_32_bits(x), joint, bias)
     parts: tuple[Tensor, ...] = torch.split(made, [len(weight) for weight in weights], dim=-1)
     return parts
 
 
 def _joint_bias(
-    weights: tuple[Tensor, ...], gate_bias: Tensor | None, q_bias: Tensor | None
+    weights: tuple[Tensor, ...],
+    gate_bias: Tensor | None,
+    q_bias: Tensor | None,
+    dtype: torch.dtype,
 ) -> Tensor | None:
     if gate_bias is None and q_bias is None:
         return None
-    q, k, v, gate = (weight.new_zeros(len(weight)) for weight in weights)
-    return torch.cat(
-        [q if q_bias is None else q_bias, k, v, gate if gate_bias is None else gate_bias]
-    )
+
+    def join() -> Tensor:
+        q, k, v, gate = (weight.new_zeros(len(weight)) for weight in weights)
+        first, last = q if q_bias is None else q_bias, gate if gate_bias is None else gate_bias
+        return torch.cat([first, k, v, last]).to(dtype)
+
+    return once(join, q_bias, gate_bias, to=(dtype, *map(len, weights)))

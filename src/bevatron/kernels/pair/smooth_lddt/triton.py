@@ -6,6 +6,7 @@ from torch import Tensor
 from bevatron.kernels.pair.smooth_lddt.triton_kernels import rows_kernel
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide
+from bevatron.kernels.shared.triton_launch import launch
 
 BLOCK, BLOCK_M = 32, 32
 """Atoms of a block of pairs, which is all that a program holds."""
@@ -62,8 +63,11 @@ def _launch(
     structures, copies, atoms, _ = predicted.shape
     if not predicted.numel():
         return
-    rows_kernel[-(-atoms // BLOCK), structures * copies](
-        *(predicted, truth, radius, scale, score, count, result, atoms, copies),
+    launch(
+        rows_kernel,
+        (-(-atoms // BLOCK), structures * copies),
+        (predicted, truth, radius, scale, score, count, result),
+        (atoms, copies),
         BLOCK=BLOCK,
         BLOCK_M=BLOCK_M,
         GRADIENT=gradient,

@@ -8,6 +8,7 @@ from bevatron.kernels.pair.swiglu.triton_kernels import backward_kernel, forward
 from bevatron.kernels.shared.chunked_linear import linear
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.rows import as_rows
+from bevatron.kernels.shared.triton_launch import launch
 
 __all__ = ["hidden_rows", "launch_backward", "launch_forward", "swiglu"]
 """Names that other operators may use."""
@@ -59,9 +60,11 @@ def launch_forward(gate: Tensor, value: Tensor, y: Tensor, silu: bool = True) ->
         return
     row_stride = y.stride(-2) if y.ndim > 1 else 0
     block, block_c, grid = _grid(gate, rows.count)
-    forward_kernel[grid](
-        *(*rows.tensors, y, rows.count, *rows.sizes, *rows.strides[0], *rows.strides[1]),
-        row_stride,
+    launch(
+        forward_kernel,
+        grid,
+        (*rows.tensors, y),
+        (rows.count, *rows.sizes, *rows.strides[0], *rows.strides[1], row_stride),
         C=gate.shape[-1],
         BLOCK=block,
         BLOCK_C=block_c,
@@ -88,9 +91,12 @@ def launch_backward(
         return
     row_stride = dgate.stride(-2) if dgate.ndim > 1 else 0
     block, block_c, grid = _grid(gate, rows.count)
-    backward_kernel[grid](
-        *(*rows.tensors, dgate, dvalue, dgate if y is None else y, rows.count, *rows.sizes),
-        *(*rows.strides[0], *rows.strides[1], *rows.strides[2], row_stride),
+    strides = (*rows.strides[0], *rows.strides[1], *rows.strides[2], row_stride)
+    launch(
+        backward_kernel,
+        grid,
+        (*rows.tensors, dgate, dvalue, dgate if y is None else y),
+        (rows.count, *rows.sizes, *strides),
         C=gate.shape[-1],
         BLOCK=block,
         BLOCK_C=block_c,

@@ -1,6 +1,6 @@
 """Launches of the fused kernels, for narrow rows of 16-bit types."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from bevatron.kernels.pair.transition.triton_kernels import (
 from bevatron.kernels.pair.transition.weights import Weights
 from bevatron.kernels.shared.chunked_linear import BiasGradient
 from bevatron.kernels.shared.launch import contiguous, num_sms, pointers
-from bevatron.kernels.shared.tiles import Tiles
+from bevatron.kernels.shared.layouts import per_layout
+from bevatron.kernels.shared.triton_launch import Launch
 
 WIDTHS = (16, 32, 64, 128)
 HIDDEN_MULTIPLE = 64
@@ -59,27 +60,40 @@ def fits(x: Tensor, weights: Weights) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Launches:
+    """The launches of both passes, in their order.
+
+    Attributes
+    ----------
+    norm_shares
+        Shape of the shares of the norm's gradients, [part, 2, C]; no elements without a norm.
+    weight_shares
+        Of those of up, of down transposed and of gate, [part, 2 or 3, H C].
+    bias_shares
+        Of those of the bias, [part, H]; no elements without one.
+    """
+
+    forward: Launch
+    order: Launch
+    input: Launch
+    weight: Launch
+    add: Launch
+    norm_shares: tuple[int, ...]
+    weight_shares: tuple[int, int, int]
+    bias_shares: tuple[int, ...]
+
+
 def forward(rows: NormedRows, given: Weights, y: Tensor) -> None:
     """Write the result and the rows' statistics."""
-    x, tiles, weights = rows.rows.contiguous(), TILES["forward"], given.cast(y.dtype)
-    forward_kernel[(-(-len(x) // tiles.rows),)](
-        *(
-            x,
-            *pointers(x, contiguous(rows.weight), contiguous(rows.bias)),
-        ),
-        *(_interleaved(weights.up, weights.gate, tiles.columns), weights.down),
-        *(
-            *pointers(x, contiguous(weights.up_bias), contiguous(weights.down_bias)),
-            y,
-            rows.mean,
-            rows.rstd,
-        ),
-        *(len(x), rows.eps),
-        HAS_WEIGHT=rows.weight is not None,
-        HAS_BIAS=rows.bias is not None,
-        HAS_DOWN_BIAS=weights.down_bias is not None,
-        **_constants(tiles, weights, x),
-    )
+    x, weights = rows.rows.contiguous(), given.cast(y.dtype)
+    up = weights.up
+    if weights.gate is not None:
+        up = interleaved(weights.gate, up, TILES["forward"].columns)
+    biases = pointers(x, weights.up_bias, weights.down_bias)
+    norm = pointers(x, contiguous(rows.weight), contiguous(rows.bias))
+    run = _prepare(x, rows, weights).forward
+    run(x, *norm, up, weights.down, *biases, y, rows.mean, rows.rstd)
 
 
 def backward(
@@ -91,124 +105,109 @@ def backward(
     dnorm_bias: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Write gradients of x and of the norm; return those of the weights and biases."""
-    weights = given.cast(rows.rows.dtype)
-    rows = replace(rows, rows=rows.rows.contiguous())
-    ordered = _ordered(weights)
-    normed = torch.empty_like(rows.rows)
-    norm_shares = _input(dy, rows, weights, ordered, dx, normed)
-    shares, bias_shares = _weight(dy, normed, weights, ordered)
-    gradients = add_shares(shares, given, norm_shares, dnorm_weight, dnorm_bias)
+    x, weights = rows.rows.contiguous(), given.cast(rows.rows.dtype)
+    run = _prepare(x, rows, weights)
+    ordered = _ordered(run, weights)
+    normed, norm_shares = torch.empty_like(x), _shares(x, run.norm_shares)
+    norm = pointers(x, contiguous(rows.weight), contiguous(rows.bias))
+    (up_bias,) = pointers(x, weights.up_bias)
+    run.input(
+        *(dy, x, *norm, ordered.of_input, weights.down, up_bias),
+        *(rows.mean, rows.rstd, dx, normed, norm_shares),
+    )
+    shares, bias_shares = _shares(x, run.weight_shares), _shares(x, run.bias_shares)
+    run.weight(dy, normed, ordered.of_weight, ordered.down_t, up_bias, shares, bias_shares)
+    dup, ddown = _new_gradient(given.up), _new_gradient(given.down)
+    dgate = x.new_empty(0) if given.gate is None else _new_gradient(given.gate)
+    run.add(shares, dup, ddown, dgate, norm_shares, dnorm_weight, dnorm_bias)
     ddown_bias = BiasGradient(given.down_bias, dy)
     ddown_bias.add(dy)
     dup_bias = bias_shares
     if given.up_bias is not None:
         dup_bias = bias_shares.sum(0).to(given.up_bias.dtype)
-    return *gradients, dup_bias, ddown_bias.result()
+    return dup, ddown, dgate, dup_bias, ddown_bias.result()
 
 
-def _input(
-    dy: Tensor,
-    rows: NormedRows,
-    weights: Weights,
-    ordered: Ordered,
-    dx: Tensor,
-    normed: Tensor,
-) -> Tensor:
-    """Write the gradient of x and the normalised rows; return shares of the norm's gradients."""
-    x, tiles = rows.rows, TILES["input"]
-    programs = -(-len(x) // tiles.rows)
-    wants_vectors = rows.weight is not None or rows.bias is not None
-    shares = x.new_empty((programs, 2, x.shape[1]) if wants_vectors else 0, dtype=torch.float32)
-    input_kernel[(programs,)](
-        *(
-            dy,
-            x,
-            *pointers(x, contiguous(rows.weight), contiguous(rows.bias)),
-        ),
-        *(ordered.of_input, weights.down),
-        *(
-            *pointers(x, contiguous(weights.up_bias)),
-            rows.mean,
-            rows.rstd,
-            dx,
-            normed,
-            shares,
-            len(x),
-        ),
-        HAS_WEIGHT=rows.weight is not None,
-        HAS_BIAS=rows.bias is not None,
-        **_constants(tiles, weights, x),
-    )
-    return shares
+def _prepare(x: Tensor, rows: NormedRows, weights: Weights) -> Launches:
+    biases = weights.up_bias, weights.down_bias
+    return _launches(x, rows.weight, rows.bias, weights.up, weights.gate, *biases, rows.eps)
 
 
-def _weight(
-    dy: Tensor, normed: Tensor, weights: Weights, ordered: Ordered
-) -> tuple[Tensor, Tensor]:
-    """Return float32 shares of the gradients of up, of down transposed and of gate; of the bias."""
-    tiles, gate, bias = TILES["weight"], weights.gate, weights.up_bias
-    (H, C), count = weights.up.shape, len(normed)
+@per_layout
+def _launches(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    up: Tensor,
+    gate: Tensor | None,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    eps: float,
+) -> Launches:
+    """Prepare all launches."""
+    has_norm: dict[str, Any] = {
+        "HAS_WEIGHT": norm_weight is not None,
+        "HAS_BIAS": norm_bias is not None,
+    }
+    count, (H, C), matrices = len(x), up.shape, 2 if gate is None else 3
+
+    def constants(kernel: str) -> dict[str, Any]:
+        tiles = TILES[kernel]
+        return {
+            "C": C,
+            "H": H,
+            "BLOCK": tiles.rows,
+            "BLOCK_H": tiles.columns,
+            "GATED": gate is not None,
+            "HAS_UP_BIAS": up_bias is not None,
+            "STAGES": tiles.stages,
+            "num_warps": tiles.warps,
+            **tiles.register_limit(x.device),
+        }
+
+    blocks_of_rows, norm_parts = (-(-count // TILES[k].rows) for k in ("forward", "input"))
+    tiles = TILES["weight"]
     blocks = H // tiles.columns
-    parts = max(1, tiles.per_sm * num_sms(dy.device) // blocks)
-    rows = -(-count // parts)
-    rows = -(-rows // tiles.rows) * tiles.rows
-    parts = -(-count // rows)
-    shares = dy.new_empty((parts, 2 if gate is None else 3, H * C), dtype=torch.float32)
-    bias_shares = dy.new_empty((parts, H) if bias is not None else 0, dtype=torch.float32)
-    weight_kernel[(blocks, parts)](
-        *(dy, normed, ordered.of_weight, ordered.down_t, *pointers(dy, contiguous(bias))),
-        *(shares, bias_shares, count, rows),
-        **_constants(tiles, weights, dy),
+    rows_of_part = -(-count // max(1, tiles.per_sm * num_sms(x.device) // blocks))
+    rows_of_part = -(-rows_of_part // tiles.rows) * tiles.rows
+    parts = -(-count // rows_of_part)
+    wants_vectors = norm_weight is not None or norm_bias is not None
+    return Launches(
+        forward=Launch(
+            forward_kernel,
+            (blocks_of_rows,),
+            (count, eps),
+            HAS_DOWN_BIAS=down_bias is not None,
+            **has_norm,
+            **constants("forward"),
+        ),
+        order=Launch(
+            order_kernel,
+            (H // TILES["input"].columns,),
+            C=C,
+            H=H,
+            NARROWER_H=TILES["input"].columns,
+            WIDER_H=tiles.columns,
+            GATED=gate is not None,
+        ),
+        input=Launch(input_kernel, (norm_parts,), (count,), **has_norm, **constants("input")),
+        weight=Launch(weight_kernel, (blocks, parts), (count, rows_of_part), **constants("weight")),
+        add=sum_of_shares(C, H * C, matrices, parts, norm_parts if wants_vectors else 0, has_norm),
+        norm_shares=(norm_parts, 2, C) if wants_vectors else (0,),
+        weight_shares=(parts, matrices, H * C),
+        bias_shares=(0,) if up_bias is None else (parts, H),
     )
-    return shares, bias_shares
 
 
-def _ordered(weights: Weights) -> Ordered:
-    """Reorder the weights for the backward pass."""
-    up, gate = weights.up, weights.gate
-    (H, C), block, wider = up.shape, TILES["input"].columns, TILES["weight"].columns
-    both = (up, up) if gate is None else (up.new_empty((2 * H, C)), up.new_empty((2 * H, C)))
-    ordered = Ordered(*both, up.new_empty((H, C)))
-    order_kernel[(H // block,)](
-        *(up, *pointers(up, contiguous(gate)), weights.down, *both, ordered.down_t),
-        C=C,
-        H=H,
-        NARROWER_H=block,
-        WIDER_H=wider,
-        GATED=gate is not None,
-    )
-    return ordered
-
-
-def add_shares(
-    shares: Tensor, given: Weights, norm_shares: Tensor, dnorm_weight: Tensor, dnorm_bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Add the parts' shares: gradients of up, down and gate in their types, and of the norm.
-
-    Parameters
-    ----------
-    shares
-        [part, 2 or 3, H C], as `weight_kernel` leaves them.
-    given
-        The weights.
-    norm_shares
-        [part, 2, C], of the norm's weight and bias.
-    dnorm_weight, dnorm_bias
-        [C] or without elements.
-    """
-    parts, matrices, numbers = shares.shape
-    like = torch.contiguous_format
-    dup = torch.empty_like(given.up, memory_format=like)
-    ddown = torch.empty_like(given.down, memory_format=like)
-    dgate = shares.new_empty(0)
-    if given.gate is not None:
-        dgate = torch.empty_like(given.gate, memory_format=like)
-    wants_vectors = dnorm_weight.numel() + dnorm_bias.numel() > 0
-    C = given.up.shape[1]
-    blocks = max(-(-numbers // SHARE_NUMBERS), -(-2 * C // NORM_CHANNELS) * wants_vectors)
-    add_kernel[(blocks, matrices + wants_vectors)](
-        *(shares, dup, ddown, dgate, norm_shares, dnorm_weight, dnorm_bias),
-        *(parts, len(norm_shares)),
+def sum_of_shares(
+    C: int, numbers: int, matrices: int, parts: int, norm_parts: int, has_norm: dict[str, Any]
+) -> Launch:
+    """Prepare the sum of all shares: gradients in their types, and of the norm."""
+    of_norm = -(-2 * C // NORM_CHANNELS) if norm_parts else 0
+    return Launch(
+        add_kernel,
+        (max(-(-numbers // SHARE_NUMBERS), of_norm), matrices + (norm_parts > 0)),
+        (parts, norm_parts),
         C=C,
         NUMBERS=numbers,
         BLOCK=SHARE_NUMBERS,
@@ -216,27 +215,23 @@ def add_shares(
         NORM_BLOCK=NORM_SHARES,
         NORM_BLOCK_C=NORM_CHANNELS,
         MATRICES=matrices,
-        HAS_WEIGHT=dnorm_weight.numel() > 0,
-        HAS_BIAS=dnorm_bias.numel() > 0,
+        **has_norm,
     )
-    return dup, ddown, dgate
 
 
-def _interleaved(up: Tensor, gate: Tensor | None, block: int) -> Tensor:
-    """Place the gates of every ``block`` hidden channels before their values."""
-    return up if gate is None else interleaved(gate, up, block)
+def _ordered(run: Launches, weights: Weights) -> Ordered:
+    """Reorder the weights for the backward pass."""
+    up, gate = weights.up, weights.gate
+    H, C = up.shape
+    both = (up, up) if gate is None else (up.new_empty((2 * H, C)), up.new_empty((2 * H, C)))
+    ordered = Ordered(*both, up.new_empty((H, C)))
+    run.order(up, *pointers(up, gate), weights.down, *both, ordered.down_t)
+    return ordered
 
 
-def _constants(tiles: Tiles, weights: Weights, x: Tensor) -> dict[str, Any]:
-    """Return the compile-time constants and launch options of all three kernels."""
-    return {
-        "C": x.shape[1],
-        "H": len(weights.up),
-        "BLOCK": tiles.rows,
-        "BLOCK_H": tiles.columns,
-        "GATED": weights.gate is not None,
-        "HAS_UP_BIAS": weights.up_bias is not None,
-        "STAGES": tiles.stages,
-        "num_warps": tiles.warps,
-        **tiles.register_limit(x.device),
-    }
+def _shares(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return x.new_empty(shape, dtype=torch.float32)
+
+
+def _new_gradient(weight: Tensor) -> Tensor:
+    return torch.empty_like(weight, memory_format=torch.contiguous_format)

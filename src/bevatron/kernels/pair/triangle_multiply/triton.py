@@ -12,12 +12,9 @@ from torch import Tensor
 from bevatron.errors import KernelError
 from bevatron.kernels.pair.triangle_multiply.triton_launch import (
     LARGEST_WIDTH,
+    Multiplication,
     Pair,
-    Weights,
-    output,
-    output_backward,
-    project,
-    project_backward,
+    padded,
 )
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op
@@ -66,9 +63,10 @@ def triangle_multiply(
 
 
 def _new_outputs(z: Tensor, norm_out_weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    x = _planes(z, norm_out_weight.shape[0])
+    N = z.shape[-2]
+    matrices = norm_out_weight.shape[0] * z.shape[:-3].numel()
     statistics = z.new_empty((4, z.shape[:-1].numel()), dtype=torch.float32)
-    return z.new_empty(z.shape), x, statistics
+    return z.new_empty(z.shape), z.new_empty((matrices, N, padded(N))), statistics
 
 
 @custom_op(
@@ -91,23 +89,24 @@ def multiply(
     outgoing: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result, the contraction [H, batch, N, N padded] and the rows' statistics [4, M].
+    """Return the result, the contraction [H batch, N, N padded] and the rows' statistics [4, M].
 
     ``joint_weight`` is [4 H, C], of a, its gates, b and its gates, ``out_bias`` [2 C], of result
     and gate.
     """
-    pair = Pair.of(z, mask, norm_out_weight)
-    weights = Weights.of(
-        *(z, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
-        *(norm_out_bias, out_weight, gate_weight, out_bias),
+    run = Multiplication(
+        *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
+        *(norm_out_bias, out_weight, gate_weight, out_bias, eps),
     )
     y, x, statistics = _new_outputs(z, norm_out_weight)
     if z.numel():
-        ab = _planes(z, 2 * pair.H)
-        project(pair, weights, ab, statistics, eps)
-        _contract(pair, ab[: pair.H], ab[pair.H :], x, outgoing)
-        del ab
-        output(pair, weights, x, y, statistics, eps)
+        pair, of_rows = run.pair, statistics.unbind()
+        ab = pair.planes(z, 2 * pair.H)
+        run.project(ab, of_rows[:2])
+        a, b = ab.chunk(2)
+        _contract(pair, a, b, x, outgoing)
+        del ab, a, b
+        run.output(x, y, of_rows)
     return y, x, statistics
 
 
@@ -139,11 +138,6 @@ def multiply_backward(
     those of a and b have been made from it, that of b takes the place of b, and then those of
     values and gates lie in all four.
     """
-    pair = Pair.of(z, mask, norm_out_weight)
-    weights = Weights.of(
-        *(z, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
-        *(norm_out_bias, out_weight, gate_weight, out_bias),
-    )
     found = _new_gradients(
         *(z, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
         *(norm_out_bias, out_weight, gate_weight, out_bias),
@@ -152,17 +146,21 @@ def multiply_backward(
         for gradient in found:
             gradient.zero_()
         return found
-    C, H, dz = pair.C, pair.H, found[0]
-    d = _planes(z, 4 * H)
-    da, a, b, dx = torch.split(d, H)
-    spare = d[: 2 * C] if 2 * C <= 3 * H else _planes(z, 2 * C)
-    before = output_backward(
-        pair, weights, dy.contiguous(), x, statistics, dx, dz, spare, found[5:]
+    run = Multiplication(
+        *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
+        *(norm_out_bias, out_weight, gate_weight, out_bias, eps),
     )
+    pair, of_rows, dz = run.pair, statistics.unbind(), found[0]
+    C, H = pair.C, pair.H
+    d = pair.planes(z, 4 * H)
+    da, a, b, dx = d.chunk(4)
+    spare = d if 2 * C <= 3 * H else pair.planes(z, 2 * C)
+    before = run.output_backward(dy.contiguous(), x, of_rows, dx, dz, spare, found[5:])
     del spare
-    project(pair, weights, d[H : 3 * H], torch.empty_like(statistics[:2]), eps)
+    again = d.narrow(0, H * pair.batch, 2 * H * pair.batch)
+    run.project(again, torch.empty_like(statistics[:2]).unbind())
     _contract_backward(pair, dx, a, b, da, outgoing)
-    project_backward(pair, weights, d, statistics, dz, before, found[1:5])
+    run.project_backward(d, of_rows[:2], dz, before, found[1:5])
     return found
 
 
@@ -185,11 +183,6 @@ def _contract_backward(
     else:
         torch.bmm(b, dx.mT, out=da)
         torch.bmm(a, dx, out=b)
-
-
-def _planes(z: Tensor, channels: int) -> Tensor:
-    """Allocate a tensor with channels outermost."""
-    return z.new_empty(Pair.planes(z, channels))
 
 
 def _joint(biases: tuple[Tensor | None, ...], like: Tensor) -> Tensor | None:

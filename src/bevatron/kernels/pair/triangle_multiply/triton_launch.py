@@ -1,4 +1,4 @@
-"""Launches of the triangle multiplication's kernels."""
+"""Launches of the triangle multiplication's kernels, prepared once for each layout of the pair."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +17,11 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     project_kernel,
 )
 from bevatron.kernels.pair.triangle_multiply.triton_weights import finish_kernel, weight_kernel
-from bevatron.kernels.shared.launch import num_sms
+from bevatron.kernels.shared.launch import contiguous, num_sms
+from bevatron.kernels.shared.layouts import per_layout
 from bevatron.kernels.shared.rows import as_rows
 from bevatron.kernels.shared.tiles import Tiles
+from bevatron.kernels.shared.triton_launch import Launch
 from bevatron.kernels.shared.triton_math import allows_tf32
 
 LARGEST_WIDTH = 256
@@ -30,79 +32,99 @@ ALIGNED, WELL_ALIGNED = 8, 16
 all, to the second: Triton knows of multiples of 16 alone, and loads eight elements at a time."""
 
 
+def padded(length: int) -> int:
+    """Round the length of a line of columns up to what is aligned."""
+    return length if length % ALIGNED == 0 else -(-length // WELL_ALIGNED) * WELL_ALIGNED
+
+
+def pad(width: int) -> int:
+    """Round channels up to a power of two that products take."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
 @dataclass(frozen=True)
 class Pair:
-    """The pair as rows, and how rows lie in tensors with channels outermost.
+    """How the rows of a pair lie, in its own memory and in tensors with channels outermost.
 
     Attributes
     ----------
-    z
-        The pair as given, or a copy whose channels follow each other.
-    mask
-        One number per row, of the pair's type.
-    count, C, H
-        Rows, channels of the pair and of the contraction.
+    is_readable
+        Whether kernels read the pair in place; they need a copy otherwise.
+    device, dtype
+        Of the pair.
+    count, batch, C, H
+        Rows, pairs, channels of the pair and of the contraction.
     geometry
         Sizes and strides of the axes of rows.
     axes
         How many of these axes there are.
     length, padded
         N, and N rounded up to what is aligned.
+    tf32
+        Whether products of float32 numbers are rounded to TF32.
     """
 
-    z: Tensor
-    mask: Tensor | None
+    is_readable: bool
+    device: torch.device
+    dtype: torch.dtype
     count: int
+    batch: int
     C: int
     H: int
     geometry: tuple[int, int, int, int, int]
     axes: int
     length: int
     padded: int
+    tf32: bool
 
     @classmethod
-    def of(cls, z: Tensor, mask: Tensor | None, norm_out_weight: Tensor) -> "Pair":
+    def of(cls, z: Tensor, norm_out_weight: Tensor, tf32: bool = False) -> "Pair":
         """Describe a pair."""
+        given, N = z, z.shape[-2]
         z = z if z.stride(-1) == 1 else z.contiguous()
         rows = as_rows(z)
-        N = z.shape[-2]
         s0, s1, s2, _ = rows.strides[0]
         return cls(
-            z=rows.tensors[0],
-            mask=None if mask is None else mask.contiguous(),
+            is_readable=rows.tensors[0] is given,
+            device=z.device,
+            dtype=z.dtype,
             count=rows.count,
+            batch=z.shape[:-3].numel(),
             C=z.shape[-1],
             H=len(norm_out_weight),
             geometry=(*rows.sizes, s0, s1, s2),
             axes=rows.axes,
             length=N,
             padded=padded(N),
+            tf32=tf32,
         )
 
-    @staticmethod
-    def planes(z: Tensor, channels: int) -> tuple[int, ...]:
-        """Return the shape of a tensor with channels outermost."""
-        N = z.shape[-2]
-        return channels, z.shape[:-3].numel(), N, padded(N)
+    def planes(self, z: Tensor, channels: int) -> Tensor:
+        """Allocate a tensor with channels outermost, as matrices [channels batch, N, N padded]."""
+        return z.new_empty((channels * self.batch, self.length, self.padded))
 
     def matrices(self, planes: Tensor) -> Tensor:
         """View a tensor with channels outermost as [channels batch, N, N]."""
-        return planes.flatten(0, 1)[:, :, : self.length]
+        return planes if self.length == self.padded else planes[:, :, : self.length]
 
     @property
     def places(self) -> tuple[int, int, int]:
         """N, N padded and the elements of a channel."""
-        return self.length, self.padded, self.count // max(self.length, 1) * self.padded
+        return self.length, self.padded, self.batch * self.length * self.padded
 
     def tiles(self, kernel: str) -> Tiles:
         """Look up the tiles of a kernel."""
-        return choose(kernel, max(pad(self.C), pad(self.H)), self.z.element_size())
+        return choose(kernel, max(pad(self.C), pad(self.H)), self.dtype.itemsize)
+
+    def launch(self, kernel: Any, name: str, numbers: Sequence[float], **constants: Any) -> Launch:
+        """Prepare a launch of programs that take a block of columns each."""
+        tiles = self.tiles(name)
+        programs = -(-self.places[2] // tiles.rows)
+        return Launch(kernel, (programs,), numbers, **constants, **self.constants(tiles))
 
     def constants(self, tiles: Tiles) -> dict[str, Any]:
         """Return the compile-time constants of all kernels."""
-        single = self.z.dtype == torch.float32
-        tf32 = single and allows_tf32()
-        return tiles.register_limit(self.z.device) | {
+        return tiles.register_limit(self.device) | {
             "C": self.C,
             "C_PAD": pad(self.C),
             "BLOCK": tiles.rows,
@@ -110,18 +132,114 @@ class Pair:
             "AXES": self.axes,
             "PADDED": self.length != self.padded,
             "STAGES": tiles.stages,
-            "PRECISION": "tf32" if tf32 else "ieee",
+            "PRECISION": "tf32" if self.tf32 else "ieee",
             "num_warps": tiles.warps,
         }
 
-    def programs(self, tiles: Tiles) -> int:
-        """Count programs that take a block of columns each."""
-        return -(-self.places[2] // tiles.rows)
 
-    def part(self, tiles: Tiles, blocks: int) -> int:
-        """Deal columns to programs for the weights' gradients: how many each takes."""
-        most = max(1, tiles.per_sm * num_sms(self.z.device) // blocks)
-        return -(-self.places[2] // (most * tiles.rows)) * tiles.rows
+@dataclass(frozen=True)
+class LayerLaunches:
+    """What computes the gradients of a linear layer and of the norm before it.
+
+    Attributes
+    ----------
+    shares
+        Shape of the partial sums over rows that ``weigh`` leaves: of d xhat^T [channels C], and of
+        d [channels]. xhat are the rows normalised, without the norm's weight and bias.
+    weigh, finish
+        Launches. The second makes gradients of the sums.
+    """
+
+    shares: tuple[int, int]
+    weigh: Launch
+    finish: Launch
+
+    @classmethod
+    def of(
+        cls, pair: Pair, channels: int, *, of_x: bool, has_bias: bool, has_before: bool = False
+    ) -> "LayerLaunches":
+        """Prepare them for a layer of the contraction (``of_x``) or of the pair."""
+        tiles, C = pair.tiles("weight"), pair.H if of_x else pair.C
+        blocks = -(-channels // tiles.columns)
+        # Columns are dealt to as many programs as run at a time.
+        most = max(1, tiles.per_sm * num_sms(pair.device) // blocks)
+        columns = -(-pair.places[2] // (most * tiles.rows)) * tiles.rows
+        parts = -(-pair.places[2] // columns) if columns else 0
+        weigh = Launch(
+            weight_kernel,
+            (blocks, parts),
+            (channels, columns, *pair.geometry, *pair.places),
+            FULL=channels % tiles.columns == 0,
+            FROM_CHANNELS=of_x,
+            **(pair.constants(tiles) | {"C": C, "C_PAD": pad(C)}),
+        )
+        finish = Launch(
+            finish_kernel,
+            (-(-C // FINISHED),),
+            C=C,
+            CHANNELS=channels,
+            BLOCK=min(512, pad(channels)),
+            BLOCK_C=FINISHED,
+            HAS_BIAS=has_bias,
+            HAS_BEFORE=has_before,
+        )
+        return cls((parts, channels * (C + 1)), weigh, finish)
+
+    def sums(self, d: Tensor, rows: Tensor, statistics: Sequence[Tensor]) -> Tensor:
+        """Return the sums over rows of the contraction or of the pair."""
+        shares = d.new_empty(self.shares, dtype=torch.float32)
+        self.weigh(d, rows, *statistics, shares)
+        return shares.sum(0)
+
+
+@dataclass(frozen=True)
+class Launches:
+    """All launches for a pair, in the order of the passes."""
+
+    project: Launch
+    output: Launch
+    output_input: Launch
+    of_output: LayerLaunches
+    of_gate: LayerLaunches
+    project_input: Launch
+    of_joint: LayerLaunches
+
+
+@per_layout
+def prepare(
+    z: Tensor,
+    mask: Tensor | None,
+    norm_out_weight: Tensor,
+    joint_bias: Tensor | None,
+    out_bias: Tensor | None,
+    eps: float,
+    tf32: bool,
+) -> tuple[Pair, Launches]:
+    """Describe a pair and prepare its launches."""
+    pair = Pair.of(z, norm_out_weight, tf32)
+    numbers, C, H = (*pair.geometry, *pair.places), pair.C, pair.H
+    with_eps = (*pair.geometry, eps, *pair.places)
+    masked = {"HAS_BIAS": joint_bias is not None, "HAS_MASK": mask is not None, "H": H}
+    of_out = {"HAS_BIAS": out_bias is not None, "H": H, "H_PAD": pad(H)}
+
+    def held(name: str) -> dict[str, bool]:
+        return {"HOLD": pair.tiles(name).hold}
+
+    return pair, Launches(
+        project=pair.launch(project_kernel, "project", with_eps, **masked),
+        output=pair.launch(output_kernel, "output", with_eps, **of_out, **held("output")),
+        output_input=pair.launch(
+            output_input_kernel, "output_input", numbers, **of_out, **held("output_input")
+        ),
+        of_output=LayerLaunches.of(pair, C, of_x=True, has_bias=out_bias is not None),
+        of_gate=LayerLaunches.of(pair, C, of_x=False, has_bias=out_bias is not None),
+        project_input=pair.launch(
+            project_input_kernel, "project_input", numbers, **masked, **held("project_input")
+        ),
+        of_joint=LayerLaunches.of(
+            pair, 4 * H, of_x=False, has_bias=joint_bias is not None, has_before=True
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -172,154 +290,100 @@ class Weights:
         return *self.norm_out, *self.norm_in, self.out, self.gate, bias, gate_bias
 
 
-def padded(length: int) -> int:
-    """Round the length of a line of columns up to what is aligned."""
-    return length if length % ALIGNED == 0 else -(-length // WELL_ALIGNED) * WELL_ALIGNED
+class Multiplication:
+    """A pair with its weights, and the launches of both passes.
 
-
-def pad(width: int) -> int:
-    """Round channels up to a power of two that products take."""
-    return max(16, 1 << (width - 1).bit_length())
-
-
-def project(pair: Pair, weights: Weights, ab: Tensor, statistics: Tensor, eps: float) -> None:
-    """Write a and b and the statistics of the pair's rows."""
-    tiles = pair.tiles("project")
-    mask = pair.z if pair.mask is None else pair.mask
-    bias = weights.joint if weights.joint_bias is None else weights.joint_bias
-    project_kernel[(pair.programs(tiles),)](
-        *(pair.z, *weights.norm_in, weights.joint, bias, mask, ab),
-        *(statistics[0], statistics[1], *pair.geometry, eps, *pair.places),
-        H=pair.H,
-        HAS_BIAS=weights.joint_bias is not None,
-        HAS_MASK=pair.mask is not None,
-        **pair.constants(tiles),
-    )
-
-
-def project_backward(
-    pair: Pair,
-    weights: Weights,
-    d: Tensor,
-    statistics: Tensor,
-    dz: Tensor,
-    before: Tensor,
-    gradients: Sequence[Tensor],
-) -> None:
-    """Turn the gate's part of the normalised rows' gradient in ``dz`` into dz; write the others.
-
-    ``d`` [4 H, ...] holds the gradients of a (first quarter) and b (third); ``before`` is the
-    gate's part of the norm's. ``gradients``: of the norm's weight and bias, the joint weight and
-    bias.
+    The order of arguments is that of the operator; see `triton.multiply`.
     """
-    dnorm_weight, dnorm_bias, djoint, djoint_bias = gradients
-    mask = pair.z if pair.mask is None else pair.mask
-    tiles, H = pair.tiles("project_input"), pair.H
-    bias = weights.joint if weights.joint_bias is None else weights.joint_bias
-    project_input_kernel[(pair.programs(tiles),)](
-        *(d, pair.z, *weights.norm_in, weights.joint, bias, mask, *statistics[:2], dz),
-        *(*pair.geometry, *pair.places),
-        H=H,
-        HAS_BIAS=weights.joint_bias is not None,
-        HAS_MASK=pair.mask is not None,
-        HOLD=tiles.hold,
-        **pair.constants(tiles),
-    )
-    total = sums_over_rows(pair, d, None, statistics[:2])
-    norm = (*weights.norm_in, before)
-    _finish(total, weights.joint, norm, (djoint, djoint_bias, dnorm_weight, dnorm_bias))
 
+    def __init__(
+        self,
+        z: Tensor,
+        mask: Tensor | None,
+        norm_in_weight: Tensor,
+        norm_in_bias: Tensor,
+        joint: Tensor,
+        joint_bias: Tensor | None,
+        norm_out_weight: Tensor,
+        norm_out_bias: Tensor,
+        out: Tensor,
+        gate: Tensor,
+        out_bias: Tensor | None,
+        eps: float,
+    ) -> None:
+        tf32 = z.dtype == torch.float32 and allows_tf32()
+        self.pair, self.launches = prepare(
+            z, mask, norm_out_weight, joint_bias, out_bias, eps, tf32
+        )
+        self.z = z if self.pair.is_readable else z.contiguous()
+        self.weights = Weights.of(
+            *(z, norm_in_weight, norm_in_bias, joint, joint_bias, norm_out_weight),
+            *(norm_out_bias, out, gate, out_bias),
+        )
+        self.mask = contiguous(mask)
 
-def output(
-    pair: Pair, weights: Weights, x: Tensor, y: Tensor, statistics: Tensor, eps: float
-) -> None:
-    """Write the result and the statistics of the contraction's rows, the last two."""
-    tiles = pair.tiles("output")
-    output_kernel[(pair.programs(tiles),)](
-        *(x, pair.z, *weights.output(pair.C), statistics[2], statistics[3]),
-        *(statistics[0], statistics[1], y, *pair.geometry, eps, *pair.places),
-        H=pair.H,
-        H_PAD=pad(pair.H),
-        HAS_BIAS=weights.out_bias is not None,
-        HOLD=tiles.hold,
-        **pair.constants(tiles),
-    )
+    def project(self, ab: Tensor, statistics: Sequence[Tensor]) -> None:
+        """Write a and b and the statistics of the pair's rows."""
+        self.launches.project(*self._projection(), ab, *statistics)
 
+    def output(self, x: Tensor, y: Tensor, statistics: Sequence[Tensor]) -> None:
+        """Write the result and the statistics of the contraction's rows, the last two."""
+        weights = self.weights.output(self.pair.C)
+        self.launches.output(x, self.z, *weights, *statistics[2:], *statistics[:2], y)
 
-def output_backward(
-    pair: Pair,
-    weights: Weights,
-    dy: Tensor,
-    x: Tensor,
-    statistics: Tensor,
-    dx: Tensor,
-    dn: Tensor,
-    spare: Tensor,
-    gradients: Sequence[Tensor],
-) -> Tensor:
-    """Write dx, the gate's part of the normalised pair's gradient, and those of the weights.
+    def output_backward(
+        self,
+        dy: Tensor,
+        x: Tensor,
+        statistics: Sequence[Tensor],
+        dx: Tensor,
+        dn: Tensor,
+        spare: Tensor,
+        gradients: Sequence[Tensor],
+    ) -> Tensor:
+        """Write dx, the gate's part of the normalised pair's gradient, and those of the weights.
 
-    ``spare`` [2 C, ...] is overwritten. ``gradients``: of the norm's weight and bias, the output's
-    and the gate's weight, the biases. Returns the gate's part of the gradients of the pair's norm.
-    """
-    dnorm_weight, dnorm_bias, dout, dgate, dbias = gradients
-    C, H = pair.C, pair.H
-    tiles = pair.tiles("output_input")
-    output_input_kernel[(pair.programs(tiles),)](
-        *(dy, x, pair.z, *weights.output(C), *statistics[2:], *statistics[:2]),
-        *(dx, dn, spare, *pair.geometry, *pair.places),
-        H=H,
-        H_PAD=pad(H),
-        HAS_BIAS=weights.out_bias is not None,
-        HOLD=tiles.hold,
-        **pair.constants(tiles),
-    )
-    total = sums_over_rows(pair, spare[:C], x, statistics[2:])
-    norm = (*weights.norm_out, None)
-    _finish(total, weights.out, norm, (dout, dbias[:C], dnorm_weight, dnorm_bias))
-    total = sums_over_rows(pair, spare[C:], None, statistics[:2])
-    before = dx.new_empty(2, C, dtype=torch.float32)
-    _finish(total, weights.gate, (*weights.norm_in, None), (dgate, dbias[C:], *before))
-    return before
+        ``spare`` [2 C, ...] is overwritten. ``gradients``: of the norm's weight and bias, the
+        output's and the gate's weight, the biases. Returns the gate's part of the gradients of the
+        pair's norm.
+        """
+        dnorm_weight, dnorm_bias, dout, dgate, dbias = gradients
+        C, weights, launches = self.pair.C, self.weights, self.launches
+        given = (dy, x, self.z, *weights.output(C), *statistics[2:], *statistics[:2])
+        launches.output_input(*given, dx, dn, spare)
+        of_out, of_gate = launches.of_output, launches.of_gate
+        first = C * self.pair.batch
+        total = of_out.sums(spare, x, statistics[2:])
+        layer = (total, weights.out, *weights.norm_out, total)
+        of_out.finish(*layer, dout, dbias[:C], dnorm_weight, dnorm_bias)
+        total = of_gate.sums(spare[first:], self.z, statistics[:2])
+        before = total.new_empty(2, C)
+        layer = (total, weights.gate, *weights.norm_in, total)
+        of_gate.finish(*layer, dgate, dbias[C:], before[0], before[1])
+        return before
 
+    def project_backward(
+        self,
+        d: Tensor,
+        statistics: Sequence[Tensor],
+        dz: Tensor,
+        before: Tensor,
+        gradients: Sequence[Tensor],
+    ) -> None:
+        """Turn the gate's part of the normalised rows' gradient in ``dz`` into dz.
 
-def sums_over_rows(pair: Pair, d: Tensor, x: Tensor | None, statistics: Tensor) -> Tensor:
-    """Return sums over rows: of d xhat^T [channels C], and of d [channels].
+        Write the other gradients too: of the norm's weight and bias, the joint weight and bias.
+        ``d`` [4 H, ...] holds the gradients of a (first quarter) and b (third); ``before`` is the
+        gate's part of the norm's.
+        """
+        dnorm_weight, dnorm_bias, djoint, djoint_bias = gradients
+        weights, layer = self.weights, self.launches.of_joint
+        self.launches.project_input(d, *self._projection(), *statistics, dz)
+        total = layer.sums(d, self.z, statistics)
+        given = (total, weights.joint, *weights.norm_in, before)
+        layer.finish(*given, djoint, djoint_bias, dnorm_weight, dnorm_bias)
 
-    xhat are rows of x, or of the pair, normalised, without the norm's weight and bias.
-    """
-    tiles, channels = pair.tiles("weight"), len(d)
-    C = pair.C if x is None else pair.H
-    blocks = -(-channels // tiles.columns)
-    columns = pair.part(tiles, blocks)
-    parts = -(-pair.places[2] // columns)
-    shares = d.new_empty((parts, channels * (C + 1)), dtype=torch.float32)
-    weight_kernel[(blocks, parts)](
-        *(d, pair.z if x is None else x, *statistics, shares),
-        *(channels, columns, *pair.geometry, *pair.places),
-        FULL=channels % tiles.columns == 0,
-        FROM_CHANNELS=x is not None,
-        **(pair.constants(tiles) | {"C": C, "C_PAD": pad(C)}),
-    )
-    return shares.sum(0)
-
-
-def _finish(
-    total: Tensor,
-    weight: Tensor,
-    norm: tuple[Tensor, Tensor, Tensor | None],
-    gradients: tuple[Tensor, Tensor, Tensor, Tensor],
-) -> None:
-    """Write gradients of a layer's weight and bias (unless it has no elements), and of the norm."""
-    norm_weight, norm_bias, before = norm
-    channels, C = weight.shape
-    finish_kernel[(-(-C // FINISHED),)](
-        *(total, weight, norm_weight, norm_bias, total if before is None else before),
-        *gradients,
-        C=C,
-        CHANNELS=channels,
-        BLOCK=min(512, pad(channels)),
-        BLOCK_C=FINISHED,
-        HAS_BIAS=gradients[1].numel() > 0,
-        HAS_BEFORE=before is not None,
-    )
+    def _projection(self) -> tuple[Tensor, ...]:
+        joint, bias = self.weights.joint, self.weights.joint_bias
+        mask = self.z if self.mask is None else self.mask
+        return self.z, *self.weights.norm_in, joint, joint if bias is None else bias, mask

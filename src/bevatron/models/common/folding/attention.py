@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from bevatron.kernels import layer_norm_linear, pair_attention, qkvg
 from bevatron.models.common.folding.layer_norm import LayerNorm
 from bevatron.models.common.folding.linear import Linear
-from bevatron.parallel.axial import all_rows
+from bevatron.parallel.axial import own
 
 
 class PairBias(nn.Module):
@@ -22,10 +22,9 @@ class PairBias(nn.Module):
         self.norm = LayerNorm(width_pair)
         self.linear = Linear(width_pair, num_heads, bias=False, init="normal")
 
-    def forward(self, z: Float[Tensor, "*batch R N C"]) -> Float[Tensor, "*batch H N N"]:
-        """Project own rows of the pair; the result is whole, a view with the heads in front."""
-        own = layer_norm_linear(z, *self.norm.parts, self.linear.weight)
-        return all_rows(own).movedim(-1, -3)
+    def forward(self, z: Float[Tensor, "*batch R N C"]) -> Float[Tensor, "*batch H R N"]:
+        """Project own rows of the pair; the result is a view with the heads in front."""
+        return layer_norm_linear(z, *self.norm.parts, self.linear.weight).movedim(-1, -3)
 
 
 class GatedAttention(nn.Module):
@@ -76,9 +75,9 @@ class GatedAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "*batch S N C"],
-        bias: Float[Tensor, "*batch H N N"] | None = None,
+        bias: Float[Tensor, "*batch H _ N"] | None = None,
         mask: Bool[Tensor, "*batch S N"] | None = None,
-    ) -> Float[Tensor, "*batch S N C"]:
+    ) -> Float[Tensor, "*batch S _ C"]:
         """Compute the update of the rows.
 
         Parameters
@@ -86,7 +85,7 @@ class GatedAttention(nn.Module):
         x
             Rows, in any strides.
         bias
-            Added to the logits of every row.
+            Added to the logits of every row; own rows of it for the update of own queries alone.
         mask
             True for keys that exist; a row without any gets the last layer's bias.
         """
@@ -103,6 +102,8 @@ class GatedAttention(nn.Module):
         B, (S, N) = prod(x.shape[:-3]), x.shape[-3:-1]
         heads = (B, S, N, self.num_heads, self.head_width)
         q, k, v, gate = (part.reshape(heads) for part in projected)
+        if bias is not None and bias.shape[-2] < N:
+            q, gate = own(q, 2), own(gate, 2)
         attended = pair_attention(
             q,
             k,
@@ -112,5 +113,6 @@ class GatedAttention(nn.Module):
             gate=gate,
             layout="BSNHD",
         )
-        update: Tensor = self.out(attended.reshape(*x.shape[:-1], self.num_heads * self.head_width))
+        inner = self.num_heads * self.head_width
+        update: Tensor = self.out(attended.reshape(*x.shape[:-2], q.shape[2], inner))
         return update

@@ -5,17 +5,15 @@ captured step draws a new one whenever the seed, a tensor on the device, has cha
 """
 
 from math import prod
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bevatron import kernels
 from bevatron.kernels.graph.csr.dropout import COLUMN, HEAD, MASK, mix, threshold
+from bevatron.kernels.pair.add_dropped import Shared
 from bevatron.parallel.axial import own
-
-Shared = Literal["rows", "columns"]
-"""What shares a mask: all rows (``DropoutRowwise`` of the supplements) or all columns."""
 
 
 def keep_masks(
@@ -53,22 +51,13 @@ def keep_masks(
 def add_dropped(
     x: Float[Tensor, "*batch R N C"],
     update: Float[Tensor, "*batch R N C"],
-    mask: Float[Tensor, "*batch _ C"] | None,
+    mask: Float[Tensor, "*batch N C"] | None,
     shared: Shared = "rows",
 ) -> Float[Tensor, "*batch R N C"]:
-    """Compute ``x + mask * update`` in one pass.
+    """Add an update with dropout: `bevatron.kernels.add_dropped` with one of `keep_masks`.
 
-    Parameters
-    ----------
-    x, update
-        A residual stream and what a layer adds to it.
-    mask
-        One of `keep_masks`, [..., N, C]; None = no dropout. Of one that columns share, own rows of
-        the pair take their part.
-    shared
-        See `Shared`.
+    Of a mask that columns share, own rows of the pair take their part.
     """
-    if mask is None:
-        return x + update
-    mask = mask.unsqueeze(-3) if shared == "rows" else own(mask, -2).unsqueeze(-2)
-    return torch.addcmul(x, update, mask)
+    if mask is not None and shared == "columns":
+        mask = own(mask, -2)
+    return kernels.add_dropped(x, update, mask, shared)

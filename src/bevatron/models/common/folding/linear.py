@@ -3,9 +3,10 @@
 from math import sqrt
 from typing import Literal
 
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from bevatron.kernels import linear
 
 Init = Literal["lecun", "he", "glorot", "gating", "final", "normal"]
 """How a layer starts: AlphaFold2's supplement, section 1.11.4.
@@ -56,8 +57,8 @@ class Linear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "*rows C"]) -> Float[Tensor, "*rows K"]:
         """Map rows; weights of another type are rounded to that of ``x``."""
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+        y = linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias)
+        return y.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         """Return the sizes and the initialisation."""

@@ -101,7 +101,8 @@ class TriangleAttention(nn.Module):
     ) -> Float[Tensor, "*batch R N C"]:
         """Compute the update of own rows; edges outside the mask are no keys."""
         if not self.starting:
-            z = transposed(z)
+            # Copied once, not by every operator that reads it.
+            z = transposed(z).contiguous()
             mask = None if mask is None else mask.mT
         norm = self.attention.norm
         assert norm is not None

@@ -3,7 +3,13 @@
 import re
 
 from bevatron.data.readers.proteins.fasta import as_text
-from bevatron.data.readers.proteins.hits.table import Hit, checked, has_residue, residues
+from bevatron.data.readers.proteins.hits.table import (
+    Hit,
+    checked,
+    has_residue,
+    residue_number,
+    residues,
+)
 from bevatron.errors import DataError
 
 _RUN = re.compile(r"^(?=Query {2,}\S)", re.MULTILINE)
@@ -59,16 +65,23 @@ def _hit(query: str, block: str, where: str) -> Hit:
     if not title.startswith(">") or not parts["Q"] or not parts["T"] or "Probab" not in values:
         raise DataError(f"{where}: has no name, values or alignment; the file is damaged")
     aligned = {side: "".join(row[3] for row in found).encode() for side, found in parts.items()}
+    ranges = {
+        side: (
+            residue_number(found[0][2], "a first residue", where) - 1,
+            residue_number(found[-1][4], "a last residue", where),
+        )
+        for side, found in parts.items()
+    }
     hit = Hit(
         query,
         target,
-        (int(parts["Q"][0][2]) - 1, int(parts["Q"][-1][4])),
-        (int(parts["T"][0][2]) - 1, int(parts["T"][-1][4])),
+        ranges["Q"],
+        ranges["T"],
         has_residue(aligned["Q"]),
         has_residue(aligned["T"]),
         description=description.strip(),
         sequence=residues(aligned["T"]),
-        target_length=int(parts["T"][0][5]),
+        target_length=residue_number(parts["T"][0][5], "the target's length", where),
         e_value=_number(values, "E-value", where),
         probability=_number(values, "Probab", where) / 100,
         sum_probability=_number(values, "Sum_probs", where),

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bevatron.data.readers.proteins.fasta import BLANKS, split_records
-from bevatron.data.readers.proteins.hits.table import Hit, checked, residues
+from bevatron.data.readers.proteins.hits.table import Hit, checked, residue_number, residues
 from bevatron.data.readers.proteins.stockholm import parse_stockholm
 from bevatron.errors import DataError
 from bevatron.typing import BoolArray
@@ -75,11 +75,14 @@ def _hit(
         "",
         title[1],
         (first, stop),
-        (int(title[2]) - 1 + before, int(title[3]) - after),
+        (
+            residue_number(title[2], "the first residue", where) - 1 + before,
+            residue_number(title[3], "the last residue", where) - after,
+        ),
         is_match[inside],
         is_residue[inside],
         description=description,
         sequence=residues(letters[inside].tobytes()),
-        target_length=int(length[1]) if length else 0,
+        target_length=residue_number(length[1], "the length", where) if length else 0,
     )
     return checked(hit, where)

@@ -6,7 +6,13 @@ from dataclasses import replace
 import numpy as np
 
 from bevatron.data.readers.proteins.fasta import as_text
-from bevatron.data.readers.proteins.hits.table import Hit, checked, has_residue, residues
+from bevatron.data.readers.proteins.hits.table import (
+    Hit,
+    checked,
+    has_residue,
+    residue_number,
+    residues,
+)
 from bevatron.errors import DataError
 from bevatron.typing import BoolArray
 
@@ -77,10 +83,7 @@ def _hit(row: dict[str, str], where: str) -> Hit:
             raise DataError(f"{where}: {column} is '{row[column][:40]}', not a number") from None
 
     def position(column: str) -> int:
-        try:
-            return int(row[column])
-        except ValueError:
-            raise DataError(f"{where}: {column} is '{row[column][:40]}', not a position") from None
+        return residue_number(row[column], column, where)
 
     query_range = position("qstart") - 1, position("qend")
     target_range = position("tstart") - 1, position("tend")
@@ -105,7 +108,7 @@ def _hit(row: dict[str, str], where: str) -> Hit:
         in_target,
         description=row.get("theader", ""),
         sequence=sequence,
-        target_length=int(number("tlen", 0)),
+        target_length=position("tlen") if "tlen" in row else 0,
         e_value=number("evalue"),
         probability=number("prob"),
         score=number("bits"),
@@ -119,7 +122,8 @@ def _expand(cigar: str, where: str) -> tuple[BoolArray, BoolArray]:
     if not _WHOLE_CIGAR.fullmatch(cigar):
         raise DataError(f"{where}: cigar is '{cigar[:40]}'; expected counts of M, I, D, = and X")
     runs = _CIGAR.findall(cigar)
-    counts = np.array([int(count) for count, _ in runs])
+    counts = [residue_number(count, "a count of the cigar", where) for count, _ in runs]
+    residue_number(str(sum(counts)), "the length of the cigar", where)
     in_query = np.array([kind != "D" for _, kind in runs])
     in_target = np.array([kind != "I" for _, kind in runs])
     return np.repeat(in_query, counts), np.repeat(in_target, counts)

@@ -14,6 +14,9 @@ from bevatron.typing import Array, BoolArray, IntArray
 
 GAPS = b"-."
 
+LONGEST = 100_000
+"""Residues of a protein; the longest that are known have half of that."""
+
 
 @dataclass(frozen=True)
 class Hit:
@@ -124,8 +127,9 @@ def collect(hits: Sequence[Hit]) -> TemplateHits:
     ranges = np.array([(*hit.query_range, *hit.target_range) for hit in hits], dtype=np.int32)
     ranges = ranges.reshape(-1, 4)
 
-    def column(name: str, dtype: npt.DTypeLike) -> npt.NDArray[np.float32]:
-        return np.array([getattr(hit, name) for hit in hits], dtype=dtype)
+    def column(name: str) -> npt.NDArray[np.float32]:
+        with np.errstate(over="ignore"):
+            return np.array([getattr(hit, name) for hit in hits], dtype=np.float32)
 
     pairs, pair_ptr = _pairs(hits, ranges)
     return TemplateHits(
@@ -137,10 +141,10 @@ def collect(hits: Sequence[Hit]) -> TemplateHits:
         target_ranges=ranges[:, 2:],
         target_lengths=np.array([hit.target_length for hit in hits], dtype=np.int32),
         e_values=np.array([hit.e_value for hit in hits], dtype=np.float64),
-        probabilities=column("probability", np.float32),
-        sum_probabilities=column("sum_probability", np.float32),
-        scores=column("score", np.float32),
-        identities=column("identity", np.float32),
+        probabilities=column("probability"),
+        sum_probabilities=column("sum_probability"),
+        scores=column("score"),
+        identities=column("identity"),
         pairs=pairs,
         pair_ptr=pair_ptr,
     )
@@ -173,6 +177,23 @@ def has_residue(row: bytes) -> BoolArray:
 def residues(row: bytes) -> str:
     """Residues of an aligned row, in upper case."""
     return row.translate(None, GAPS + BLANKS).upper().decode("ascii", "replace")
+
+
+def residue_number(text: str, what: str, where: str) -> int:
+    """Read the number of a residue, or how many there are.
+
+    Raises
+    ------
+    DataError
+        If it is no whole number, or larger than any protein.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        raise DataError(f"{where}: {what} is '{text[:40]}', not a position") from None
+    if abs(number) > LONGEST:
+        raise DataError(f"{where}: {what} is {text[:40]}, but no protein has so many residues")
+    return number
 
 
 def checked(hit: Hit, where: str) -> Hit:

@@ -6,6 +6,7 @@ import numpy as np
 
 from bevatron.data.readers.proteins.alphabet import POLYMERS, Polymer
 from bevatron.data.readers.proteins.inputs.complexes import (
+    MOST_RESIDUES,
     AtomName,
     Complex,
     Entity,
@@ -104,8 +105,10 @@ def _template(part: Keyed, folder: Path) -> Template:
             f"has {len(columns[0])} queryIndices and {len(columns[1])} templateIndices; expected "
             "as many of both"
         )
-    if min(min(column, default=0) for column in columns) < 0:
-        raise part.error("has a negative index; positions count from 0")
+    if not all(0 <= place < MOST_RESIDUES for column in columns for place in column):
+        raise part.error(
+            f"has a negative index or one above {MOST_RESIDUES:,}; positions count from 0"
+        )
     return Template(structure, np.array(columns, dtype=np.int32).T)
 
 

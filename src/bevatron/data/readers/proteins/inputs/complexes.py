@@ -13,6 +13,12 @@ import numpy.typing as npt
 from bevatron.data.readers.proteins.alphabet import LETTERS, Polymer
 from bevatron.errors import DataError
 
+MOST_RESIDUES = 10_000_000
+"""More than any structure has."""
+
+MOST_CHAINS = 10_000
+"""Copies of an entity."""
+
 Kind = Polymer | Literal["ligand"]
 """Kind of an entity; ions are ligands."""
 

@@ -195,6 +195,8 @@ def parse_yaml(text: str, name: str) -> Keyed:
         mark = error.problem_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise DataError(f"{name}{place}: is not valid YAML ({error.problem})") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        reason = str(error).split("\n", maxsplit=1)[0] or "nested too deeply"
+    except RecursionError:
+        raise DataError(f"{name}: is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
+        reason = str(error).split("\n", maxsplit=1)[0]
         raise DataError(f"{name}: is not valid YAML ({reason})") from None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bevatron.data.readers.proteins.alphabet import Polymer
 from bevatron.data.readers.proteins.inputs.complexes import (
+    MOST_CHAINS,
     AtomName,
     Complex,
     Entity,
@@ -62,6 +63,8 @@ def _ignored(given: Keyed, keys: tuple[str, ...]) -> list[str]:
 def _entity(kind: str, given: Keyed, folder: Path) -> tuple[Entity, int]:
     chains = given.texts("id")
     count = given.integer("count", max(len(chains), 1))
+    if count > MOST_CHAINS:
+        raise given.error(f"has count {count}; at most {MOST_CHAINS:,} copies can be named")
     if count < 1 or (chains and len(chains) != count):
         raise given.error(f"has {len(chains)} ids and count {count}; expected one id for each copy")
     if kind in _POLYMERS:

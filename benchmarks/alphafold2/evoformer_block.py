@@ -1,0 +1,152 @@
+"""Times one Evoformer block of AlphaFold2 on one GPU, beside the same block in plain PyTorch.
+
+    python -m benchmarks.alphafold2.evoformer_block [--peers eager torch.compile]
+
+Forward and backward with all gradients of 128 rows and 256 residues, dropout, activations in
+bfloat16 and weights in float32, everything kept for the backward pass; replays of CUDA graphs, for
+us and the peers alike. Values and gradients are compared with those of the reference operators in
+float32.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from benchmarks.common import trace
+from benchmarks.common.arguments import add_out
+from benchmarks.common.arms import compiled_blocks, free, peak_gib, start_from_nothing_zero
+from benchmarks.common.report import write_result
+from benchmarks.common.timing import captured, median_ms
+from torch import Tensor
+
+from bevatron import kernels
+from bevatron.models.alphafold2.config import AlphaFold2Config
+from bevatron.models.alphafold2.evoformer import EvoformerBlock
+from bevatron.models.alphafold2.msa_attention import MSAColumnAttention
+from bevatron.models.common.folding import Checkpointing, keep_masks
+
+Call = Callable[[], tuple[Tensor, ...]]
+
+
+class Case:
+    """A block and its inputs.
+
+    Parameters
+    ----------
+    preset
+        Of the model that the block is of.
+    rows, residues
+        Of the alignment, templates included.
+    device
+        Where it runs.
+    """
+
+    def __init__(self, preset: str, rows: int, residues: int, device: str) -> None:
+        config = AlphaFold2Config.preset(preset)
+        torch.manual_seed(0)
+        self.device = device
+        with torch.device(device):
+            self.block = EvoformerBlock(
+                config.c_m, config.c_z, config.evoformer, MSAColumnAttention, Checkpointing("none")
+            )
+            start_from_nothing_zero(self.block)
+            self.m = torch.randn(rows, residues, config.c_m)
+            self.z = torch.randn(residues, residues, config.c_z)
+            self.masks = (
+                torch.ones(rows, residues, dtype=torch.bool),
+                torch.ones(residues, residues, dtype=torch.bool),
+            )
+            self.cotangents = torch.randn_like(self.m), torch.randn_like(self.z)
+            seed = torch.tensor(7)
+        rates = config.evoformer.dropout, config.evoformer.triangles.dropout
+        self.drops = [
+            keep_masks(seed, call, x, count, rate)
+            for call, x, count, rate in zip((1, 2), (self.m, self.z), (1, 4), rates, strict=True)
+        ]
+
+    def call(self, dtype: torch.dtype) -> Call:
+        """Return what computes the block's results and all gradients."""
+        state = tuple(x.to(dtype, copy=True).requires_grad_() for x in (self.m, self.z))
+        drops = [each.to(dtype) for each in self.drops]
+        cotangents = [each.to(dtype) for each in self.cotangents]
+        wanted = [*state, *self.block.parameters()]
+
+        def run() -> tuple[Tensor, ...]:
+            with torch.autocast(self.device, torch.bfloat16, dtype != torch.float32):
+                found = self.block(state, *self.masks, drops[0][0], list(drops[1]))
+            return (*found, *torch.autograd.grad(found, wanted, cotangents))
+
+        return run
+
+
+def errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> dict[str, float]:
+    """Return the relative errors of the results, and of all gradients together."""
+
+    def off(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+        pairs = [
+            (a.detach().float(), b.detach().float()) for a, b in zip(ours, theirs, strict=True)
+        ]
+        wrong = sum(float((a - b).square().sum()) for a, b in pairs)
+        return float((wrong / sum(float(b.square().sum()) for _, b in pairs)) ** 0.5)
+
+    results, gradients = off(found[:2], exact[:2]), off(found[2:], exact[2:])
+    return {"results off by": results, "gradients off by": gradients}
+
+
+def measured(case: Case, who: str, exact: Sequence[Tensor], repeats: int) -> dict[str, Any]:
+    """Check and time one implementation."""
+    free()
+    row: dict[str, Any] = {"who": who}
+    compiled = who == "torch.compile"
+    with (
+        kernels.use("auto" if who == "bevatron" else "reference"),
+        compiled_blocks([case.block]) if compiled else nullcontext(),
+    ):
+        run = case.call(torch.bfloat16)
+        row |= errors(run(), exact)
+        if case.device == "cuda":
+            replay = captured(run)
+            row["ms"] = median_ms(replay, repeats)
+            row["peak GiB"] = peak_gib()
+            profiler = trace.profiled(replay, 5)
+            row["kernels"] = trace.summary(profiler, 5)["kernels"]
+            row["longest"] = trace.by_kernel(profiler, 5)[:40]
+    return row
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and write the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--peers", nargs="*", default=["eager PyTorch", "torch.compile"])
+    parser.add_argument("--preset", default="alphafold2")
+    parser.add_argument("--rows", type=int, default=128)
+    parser.add_argument("--residues", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--device", default="cuda")
+    add_out(parser)
+    given = parser.parse_args(argv)
+    case = Case(given.preset, given.rows, given.residues, given.device)
+    with kernels.use("reference"):
+        exact = [each.detach().cpu() for each in case.call(torch.float32)()]
+    exact = [each.to(given.device) for each in exact]
+    rows: list[dict[str, Any]] = []
+    longest: dict[str, Any] = {}
+    for who in ("bevatron", *given.peers):
+        row = measured(case, who, exact, given.repeats)
+        longest[who] = row.pop("longest", [])
+        rows.append(row)
+        if "ms" in row:
+            row["x ours"] = row["ms"] / rows[0]["ms"]
+        print(row, flush=True)
+    write_result(
+        "alphafold2/evoformer_block", rows, (__doc__ or "").split("\n\n")[-1], device=given.device,
+        folder=given.out, extra={"kernels": longest},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""Times whole training steps of AlphaFold2 on one GPU, the loader included, beside plain PyTorch.
+
+    python -m benchmarks.alphafold2.train_step STORE [--arms ...] [--ladder ...] [--turns 5]
+
+Samples are those of initial training: crops of 256 residues, 124 rows of the alignment and 4 of
+templates (their slots are computed, none is there), 1,024 extra rows; a step is one of them with 0
+to 3 recyclings in turn, dropout, all losses, clipping, Adam and averaged weights. Arms: our kernels
+captured as CUDA graphs; the same model in eager PyTorch; and each of its blocks through
+torch.compile, static shapes. Loss and norm of the gradient of every arm are compared with those of
+eager PyTorch in float32 over the same steps. The ladder switches each optimisation off by itself,
+in steps without recycling.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, SupportsIndex
+
+import numpy as np
+import torch
+from benchmarks.common import trace
+from benchmarks.common.arguments import add_out
+from benchmarks.common.arms import (
+    Arm,
+    Steps,
+    Training,
+    compiled_blocks,
+    difference,
+    free,
+    or_out_of_memory,
+    peak_gib,
+    start_from_nothing_zero,
+)
+from benchmarks.common.report import write_result
+
+from bevatron.data.packing.draws import Draws, Source
+from bevatron.data.proteins.chain_samples import ChainSizes, sample_chain
+from bevatron.models.alphafold2.config import AlphaFold2Config
+from bevatron.models.alphafold2.evoformer import EvoformerBlock
+from bevatron.models.alphafold2.model import AlphaFold2
+from bevatron.models.alphafold2.task import AlphaFold2Task
+from bevatron.models.alphafold2.templates import TemplatePairBlock
+from bevatron.recipes.alphafold2.data import ChainDataset, alignment_of, chain_of, chain_table
+from bevatron.recipes.alphafold2.run import CYCLES, AlphaFold2Run, ChainStage
+from bevatron.recipes.alphafold2.stores import open_chains
+from bevatron.task import StepNumbers
+from bevatron.train.profiling.timeline import COMMUNICATION, COPY, FUSED, MATRIX, MEMORY, classify
+from bevatron.train.run import Run, Stage
+from bevatron.typing import Arrays
+
+BEST = Arm("bevatron")
+EAGER = Arm("eager PyTorch", "reference", "all", captured=False)
+ARMS = {
+    arm.name: arm
+    for arm in (
+        BEST,
+        EAGER,
+        Arm("torch.compile", "reference", "all", captured=False, compiled=True),
+    )
+}
+LADDER = {
+    arm.name: arm
+    for arm in (
+        BEST,
+        replace(BEST, name="float32 with TF32, not bfloat16", precision="tf32"),
+        replace(BEST, name="float32", precision="float32"),
+        replace(BEST, name="operators of PyTorch", kernels="reference", policy="all"),
+        replace(BEST, name="no CUDA graphs", captured=False),
+        replace(BEST, name="no CUDA graphs, Adam not fused", captured=False, fused=False),
+        replace(BEST, name="each block computed again", policy="all"),
+        replace(BEST, name="samples made by the training process", workers=0),
+    )
+}
+EXACT = replace(EAGER, precision="float32")
+"""Whose losses and gradients the others' are compared with."""
+
+PUBLISHED = {"host": 9.10, MATRIX: 24.06, MEMORY: 65.03, COPY: 1.82}
+"""Shares of the time of OpenFold's step, % (ScaleFold, table 1)."""
+
+
+class FullChains(ChainDataset):
+    """Crops padded to the full size, whatever the chain and its alignment have."""
+
+    def sample(self, index: SupportsIndex, seed: int) -> Arrays:
+        """Make the sample of a seed."""
+        store, alignments = self._open()
+        entry, number = self.units[int(index)].tolist()
+        chain = chain_of(store[entry], number)
+        rows = alignment_of(chain["query"], alignments)
+        found = sample_chain(chain, rows, seed, self.sizes, self.cycles)
+        return {**found, "seed": np.array(seed, dtype=np.int64)}
+
+
+class InTurn(AlphaFold2Task):
+    """The task, with 1 to ``cycles`` passes in turn, or always as many as ``only``."""
+
+    only: int | None = None
+
+    def begin_step(self, numbers: StepNumbers) -> dict[str, int]:
+        """Draw all else."""
+        super().begin_step(numbers)
+        self.cycles = self.only or 1 + numbers.step % self.most_cycles
+        return {"cycles": self.cycles}
+
+
+def run_of(given: argparse.Namespace) -> Run:
+    """Build the run that all arms are of; its weights are on the device."""
+    sizes = ChainSizes(given.crop, given.msa_rows, given.extra_rows, given.templates)
+    table = chain_table(open_chains(given.store))
+    data = FullChains(given.store, table.units, table.length, sizes, CYCLES)
+    draws = Draws([Source("chains", data)], seed=0)
+    counted = {"tokens": draws.lengths("tokens")}
+    torch.manual_seed(0)
+    with torch.device(given.device):
+        model = AlphaFold2(AlphaFold2Config.preset(given.preset))
+    start_from_nothing_zero(model)
+    config = AlphaFold2Run.from_values({"train": {"device": given.device}})
+    stage = ChainStage(steps=1, samples_per_step=1)
+    return Run(
+        model=model,
+        task=InTurn(CYCLES),
+        train=draws,
+        sizes=counted,
+        folder=Path("unused"),
+        settings=config.settings,
+        stages=[Stage("initial", stage, draws, counted)],
+    )
+
+
+def task_of(arm: Arm, only: int | None = None) -> InTurn:
+    """Make the task of an arm."""
+    task = InTurn(CYCLES, activations=torch.bfloat16 if arm.precision == "bfloat16" else None)
+    task.only = only
+    return task
+
+
+def measured(
+    arm: Arm, run: Run, turns: int, only: int | None = None, *, traced: bool = False
+) -> tuple[dict[str, Any], Steps | None, list[dict[str, Any]]]:
+    """Time an arm; return its row, its steps and the classes of its kernels."""
+    each = 1 if only else CYCLES
+    # In the first turn steps are compiled and captured, in a second the loader gets ahead.
+    lead = each * (2 if arm.captured else 1)
+    row: dict[str, Any] = {"arm": arm.name}
+    classes: list[dict[str, Any]] = []
+    blocks = [m for m in run.model.modules() if isinstance(m, EvoformerBlock | TemplatePairBlock)]
+    on_gpu = next(run.model.parameters()).is_cuda
+    trained: list[Training] = []
+
+    def measure() -> Steps:
+        training = Training(arm, replace(run, task=task_of(arm, only)))
+        trained.append(training)
+        steps = training.steps(range(lead + each * turns))
+        timed = range(lead, len(steps.seconds))
+        seconds, waited = (sum(x[lead:]) for x in (steps.seconds, steps.waited))
+        row["s/step"] = seconds / len(timed)
+        row["waited %"] = 100 * waited / seconds
+        for passes in range(CYCLES if only is None else 0):
+            row[f"s, {passes} recyclings"] = alone(training, passes)
+        if on_gpu:
+            row["peak GiB"] = peak_gib()
+            if traced:
+                found, classes[:] = shares(training, each)
+                row.update(found)
+        return steps
+
+    free()
+    with compiled_blocks(blocks) if arm.compiled else nullcontext():
+        steps = or_out_of_memory(measure)
+    if steps is None:
+        row["s/step"] = "out of memory"
+    for training in trained:
+        training.release()
+    return row, steps, classes
+
+
+def alone(training: Training, number: int, repeats: int = 3) -> float:
+    """Time one step by itself, without the loader, in seconds: the median of some."""
+    batch = training.run.task.collate([training.run.train[0]], np.zeros(1, np.int64), [1.0])
+    times = []
+    for _ in range(repeats if training.arm.captured else 1):
+        began = time.perf_counter()
+        training.launch(batch, number).result()
+        times.append(time.perf_counter() - began)
+    return median(times)
+
+
+def shares(training: Training, steps: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Trace one turn; return launches and kernels of a step, and the time by class of kernel."""
+    batch = training.run.task.collate([training.run.train[0]], np.zeros(1, np.int64), [1.0])
+    numbers = iter(range(steps))
+    profiler = trace.profiled(lambda: training.launch(batch, next(numbers)).result(), steps)
+    found = trace.summary(profiler, steps)
+    spent: dict[str, list[float]] = {}
+    for kernel in trace.by_kernel(profiler, steps):
+        total = spent.setdefault(classify(str(kernel["kernel"])), [0.0, 0.0])
+        total[0] += float(kernel["ms"])
+        total[1] += float(kernel["launches"])
+    idle = found["idle %"] / 100 * found["busy ms"] / max(1 - found["idle %"] / 100, 1e-9)
+    spent["host"] = [idle, found["launches"]]
+    whole = sum(ms for ms, _ in spent.values())
+    order = ("host", MATRIX, FUSED, MEMORY, COPY, COMMUNICATION)
+    rows = [
+        {
+            "class": name,
+            "ms/step": ms,
+            "share %": 100 * ms / whole,
+            "launches/step": count,
+            "OpenFold, published %": PUBLISHED.get(name, ""),
+        }
+        for name, (ms, count) in sorted(spent.items(), key=lambda item: order.index(item[0]))
+    ]
+    longest = [{"arm": training.arm.name, **row} for row in trace.by_kernel(profiler, steps)[:60]]
+    rows[0]["longest"] = longest
+    return {"launches/step": found["launches"], "kernels/step": found["kernels"]}, rows
+
+
+def exact_steps(run: Run, count: int) -> Steps:
+    """Train the first steps exactly."""
+    free()
+    training = Training(EXACT, replace(run, task=task_of(EXACT)))
+    found = training.steps(range(count))
+    training.release()
+    return found
+
+
+def off_by(steps: Steps, exact: Steps) -> dict[str, float]:
+    """Return how far losses and gradients are from those of the same steps, computed exactly."""
+    pair = steps.results, exact.results
+    return {
+        "loss off by": difference(*([r.loss for r in results] for results in pair)),
+        "gradient off by": difference(*([r.grad_norm for r in results] for results in pair)),
+    }
+
+
+def measure_arms(given: argparse.Namespace, run: Run) -> None:
+    """Measure the arms and write the result after each."""
+    rows: list[dict[str, Any]] = []
+    exact = exact_steps(run, given.compared) if given.compared else Steps()
+    for name in given.arms:
+        arm = ARMS[name]
+        turns = given.turns if arm.captured else given.slow_turns
+        row, steps, classes = measured(arm, run, turns, traced=name in given.traced)
+        rows.append(row)
+        if steps is not None:
+            row |= off_by(steps, exact) if exact.results else {}
+            row["x ours"] = row["s/step"] / rows[0]["s/step"]
+        extra = {}
+        if classes:
+            extra = {"kernels": classes[0].pop("longest")}
+            write_result(
+                f"alphafold2/kernels-{name.split()[0].replace('.', '-')}", classes,
+                "Time of a step by class of kernel, mean over 0 to 3 recyclings, of a trace.",
+                device=given.device, folder=given.out, extra=extra,
+            )  # fmt: skip
+        print(row, flush=True)
+        write_result("alphafold2/train_step", rows, notes(given), device=given.device,
+                     folder=given.out)  # fmt: skip
+
+
+def measure_ladder(given: argparse.Namespace, run: Run) -> None:
+    """Measure what each optimisation brings and write the result after each."""
+    rows: list[dict[str, Any]] = []
+    for name in given.ladder:
+        row, steps, _ = measured(LADDER[name], run, given.turns, only=1)
+        row = {("without" if key == "arm" else key): value for key, value in row.items()}
+        rows.append(row)
+        if steps is not None:
+            row["x all on"] = row["s/step"] / rows[0]["s/step"]
+        print(row, flush=True)
+        write_result("alphafold2/ladder", rows, notes(given), device=given.device, folder=given.out)
+
+
+def notes(given: argparse.Namespace) -> str:
+    """Say what was trained, and how it was timed."""
+    return (
+        f"Preset {given.preset}, batch 1, crops of {given.crop} residues, {given.msa_rows} rows "
+        f"and {given.templates} of templates, {given.extra_rows} extra rows, bfloat16 activations"
+        " unless stated, dropout, all losses, clipping, Adam and averaged weights. s/step: mean of "
+        "whole steps end to end, with samples made by the loader's workers meanwhile; s, n "
+        "recyclings: of one by itself, without the loader. peak GiB: all memory, with what graphs "
+        "hold. Operators of PyTorch do not fit without computing each block again in the backward "
+        "pass. off by: largest relative difference of loss and norm of "
+        "the gradient from those of eager PyTorch in float32 over the same steps."
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("store", type=Path, help="of chains, made by `bevatron prepare`")
+    parser.add_argument("--arms", nargs="*", choices=[*ARMS], default=[*ARMS])
+    parser.add_argument("--ladder", nargs="*", choices=[*LADDER], default=[*LADDER])
+    parser.add_argument("--traced", nargs="*", choices=[*ARMS], default=[BEST.name])
+    parser.add_argument("--turns", type=int, default=5, help="of 0 to 3 recyclings")
+    parser.add_argument("--slow-turns", type=int, default=1, help="of steps without CUDA graphs")
+    parser.add_argument("--compared", type=int, default=2, help="steps that are compared; 0 = none")
+    parser.add_argument("--preset", default="alphafold2")
+    parser.add_argument("--crop", type=int, default=256)
+    parser.add_argument("--msa-rows", type=int, default=124)
+    parser.add_argument("--extra-rows", type=int, default=1024)
+    parser.add_argument("--templates", type=int, default=4)
+    parser.add_argument("--device", default="cuda")
+    add_out(parser)
+    given = parser.parse_args(argv)
+    run = run_of(given)
+    measure_arms(given, run)
+    measure_ladder(given, run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Times parts of AlphaFold3 beside plain PyTorch: a Pairformer block, the stack, the diffusion.
+
+    python -m benchmarks.alphafold3.parts STORE [--lengths 256 384] [--stack 512] [--compile 384]
+
+A block is timed forward and backward with all gradients, as a replayed CUDA graph and launched, at
+the published sizes in bfloat16 with dropout. Every arm is compared with the plain operators in
+float32: the error is that of the worst gradient, relative to its largest number. The stack is its
+48 blocks forward; the diffusion is a forward pass of 48 noisy copies that keeps what the backward
+pass needs, and what it conditions on.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.alphafold3.arms import Crops, compiled_blocks, drawn, free, or_out_of_memory
+from benchmarks.common.arguments import add_out
+from benchmarks.common.report import write_result
+from benchmarks.common.timing import captured, median_ms, peak_mib
+from torch import Tensor, nn
+
+from bevatron import kernels
+from bevatron.data.padding import pad
+from bevatron.data.proteins.complex_batch import collate_complex
+from bevatron.models.alphafold3.config import AlphaFold3Config
+from bevatron.models.alphafold3.diffusion import DiffusionModule
+from bevatron.models.alphafold3.pair import pair_drops
+from bevatron.models.alphafold3.pairformer import Pairformer, PairformerBlock
+from bevatron.models.common.folding import Checkpointing
+
+ARMS = {"bevatron": "auto", "eager": "reference", "torch.compile": "reference"}
+OUT_OF_MEMORY = "out of memory"
+ZERO = 1e-5
+"""Of the largest gradient."""
+Gradients = Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is timed of a part.
+
+    Attributes
+    ----------
+    name
+        Of the part.
+    modules
+        What torch.compile may compile.
+    call
+        Runs it; returns tensors to compare.
+    exact
+        The same in float32 with the plain operators.
+    """
+
+    name: str
+    modules: nn.Module
+    call: Callable[[], Gradients]
+    exact: Callable[[], Gradients] | None = None
+
+
+def block_of(config: AlphaFold3Config, N: int, device: torch.device) -> Work:
+    """Make a Pairformer block, forward and backward, on random representations of N tokens."""
+    torch.manual_seed(N)
+    widths = config.widths
+    with device:
+        block = PairformerBlock(
+            widths.single, widths.pair, config.pairformer, Checkpointing("none")
+        )
+    drawn(block)
+    s, z = torch.randn(N, widths.single), torch.randn(N, N, widths.pair)
+    ds, dz = torch.randn_like(s), torch.randn_like(z)
+    tokens = torch.ones(N, dtype=torch.bool, device=device)
+    pairs = tokens[:, None] & tokens
+    parameters = list(block.parameters())
+    seed = torch.tensor(7, device=device)
+
+    def run(given: Mapping[str, Tensor], drops: Tensor | None) -> Gradients:
+        outputs = block((given["s"], given["z"]), tokens, pairs, drops)
+        return torch.autograd.grad(
+            outputs, [given["s"], given["z"], *parameters], [given["ds"], given["dz"]]
+        )
+
+    def inputs(dtype: torch.dtype) -> dict[str, Tensor]:
+        given = {"s": s, "z": z, "ds": ds, "dz": dz}
+        moved = {name: x.to(device, dtype) for name, x in given.items()}
+        moved["s"].requires_grad_()
+        moved["z"].requires_grad_()
+        return moved
+
+    short = inputs(torch.bfloat16 if device.type == "cuda" else torch.float32)
+    (drops,) = pair_drops(seed, 0, short["z"].detach(), 1, config.pairformer.pair.dropout)
+
+    def exact() -> Gradients:
+        # The same rounded inputs and masks.
+        wide = {name: x.detach().float() for name, x in short.items()}
+        wide["s"].requires_grad_()
+        wide["z"].requires_grad_()
+        with kernels.use("reference"):
+            return run(wide, None if drops is None else drops.float())
+
+    return Work("Pairformer block, forward and backward", block, lambda: run(short, drops), exact)
+
+
+def stack_of(config: AlphaFold3Config, N: int, device: torch.device) -> Work:
+    """Make the whole Pairformer, forward without gradients."""
+    torch.manual_seed(N)
+    widths, dtype = config.widths, torch.bfloat16 if device.type == "cuda" else torch.float32
+    with device:
+        stack = Pairformer(widths.single, widths.pair, config.pairformer, Checkpointing("none"))
+        s = torch.randn(N, widths.single, dtype=dtype)
+        z = torch.randn(N, N, widths.pair, dtype=dtype)
+        tokens = torch.ones(N, dtype=torch.bool)
+    drawn(stack)
+
+    @torch.no_grad()
+    def call() -> Gradients:
+        return stack(s, z, tokens)
+
+    return Work(f"Pairformer of {len(stack.blocks)} blocks, forward", stack, call)
+
+
+def row_of(work: Work, arm: str, exact: Gradients | None) -> dict[str, Any]:
+    """Time one arm of a part: replayed and launched, with its peak memory."""
+    row: dict[str, Any] = {"arm": arm}
+
+    def measure() -> None:
+        context = compiled_blocks(work.modules) if arm == "torch.compile" else nullcontext()
+        with kernels.use(ARMS[arm]), context:
+            found = work.call()
+            if exact is not None:
+                row["error"] = worst(found, exact)
+            del found
+            if torch.cuda.is_available():
+                row["peak MiB"] = peak_mib(work.call)
+                row["launched ms"] = median_ms(work.call, 7)
+                replay = captured(work.call)
+                row["replayed ms"] = median_ms(replay, 7, flush=True)
+
+    if or_out_of_memory(lambda: measure() or True) is None:
+        row["replayed ms"] = OUT_OF_MEMORY
+    free()
+    return row
+
+
+def worst(found: Gradients, exact: Gradients) -> float:
+    """Return the largest error of any gradient relative to its largest number.
+
+    Those that exact arithmetic makes zero, such as of a shift of all logits, are left out.
+    """
+    largest = [float(y.abs().max()) for y in exact]
+    return max(
+        float((x.float() - y.float()).abs().max()) / size
+        for x, y, size in zip(found, exact, largest, strict=True)
+        if size > ZERO * max(largest)
+    )
+
+
+def diffusion_of(config: AlphaFold3Config, crops: Crops, copies: int, device: torch.device) -> Work:
+    """Make the diffusion of noisy copies of a crop, forward, with what copies share."""
+    torch.manual_seed(crops.tokens)
+    widths, N = config.widths, crops.tokens
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with device:
+        module = DiffusionModule(config.diffusion, widths).to(device)
+        s_inputs, s = (torch.randn(N, C, dtype=dtype) for C in (widths.inputs, widths.single))
+        z = torch.randn(N, N, widths.pair, dtype=dtype)
+    drawn(module)
+    sample = collate_complex([crops[0]], np.zeros(1, np.int64), [1.0])
+    batch = pad(sample, crops.shape).to(device).tensors()
+    x = 16 * torch.randn(copies, crops.shape["atoms"], 3, device=device)
+    sigma = torch.full((copies,), 16.0, device=device)
+
+    def call() -> Gradients:
+        return [module(x, sigma, module.describe(batch, s_inputs, s, z))]
+
+    return Work(f"diffusion of {copies} copies, forward", module, call)
+
+
+def main() -> None:
+    """Measure all parts and write the result after each."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("store", type=Path, help="of complexes; the largest is cropped")
+    parser.add_argument("--lengths", nargs="*", type=int, default=[256, 384, 512, 768])
+    parser.add_argument("--stack", nargs="*", type=int, default=[512], help="also of diffusion")
+    parser.add_argument("--compile", nargs="*", type=int, default=[256, 384, 512, 768])
+    parser.add_argument("--copies", type=int, default=48)
+    parser.add_argument("--rows", type=int, default=1024)
+    parser.add_argument("--preset", default="alphafold3")
+    parser.add_argument("--device", default="cuda")
+    add_out(parser)
+    given = parser.parse_args()
+    config, device = AlphaFold3Config.preset(given.preset), torch.device(given.device)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    rows: list[dict[str, Any]] = []
+    for N in given.lengths:
+        rows += rows_of(block_of(config, N, device), N, given, place=len(rows))
+    for N in given.stack:
+        rows += rows_of(stack_of(config, N, device), N, given, place=len(rows))
+        crops = Crops(given.store, N, rows=given.rows)
+        work = diffusion_of(config, crops, given.copies, device)
+        rows += rows_of(work, N, given, place=len(rows))
+
+
+def rows_of(work: Work, N: int, given: argparse.Namespace, place: int) -> list[dict[str, Any]]:
+    """Time the arms of a part, in another order each time, and keep all rows so far."""
+    arms = ["bevatron", "eager", *(["torch.compile"] if N in given.compile else [])]
+    exact = work.exact() if work.exact is not None else None
+    found = [row_of(work, arm, exact) for arm in (arms if place % 2 == 0 else arms[::-1])]
+    ours = next(row for row in found if row["arm"] == "bevatron")
+    for row in found:
+        for name in ("replayed ms", "launched ms", "peak MiB"):
+            if isinstance(row.get(name), float) and isinstance(ours.get(name), float):
+                row[f"x our {name.split()[0]}"] = row[name] / ours[name]
+        ALL_ROWS.append({"part": work.name, "N": N, **row})
+        print(ALL_ROWS[-1], flush=True)
+    write_result("alphafold3/parts", ALL_ROWS, NOTES, device=given.device, folder=given.out)
+    return found
+
+
+NOTES = (
+    "bfloat16 activations, float32 weights, published sizes, dropout 0.25. replayed ms: a captured "
+    "CUDA graph, L2 flushed; launched ms: from Python, the device waits for the host. peak MiB: "
+    "beyond weights and inputs. error: largest of a gradient's errors against float32, relative to "
+    "its largest number."
+)
+ALL_ROWS: list[dict[str, Any]] = []
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""Times whole training steps of AlphaFold3 on one GPU, the loader included, beside plain PyTorch.
+
+    python -m benchmarks.alphafold3.train_step STORE [--lengths 128 256] [--arms ...] [--out rows]
+    python -m benchmarks.alphafold3.train_step --collect rows
+
+Arms: our kernels, captured as CUDA graphs or launched one by one; the same model in eager PyTorch;
+and every block of that through torch.compile, static shapes. After a comma, what the backward pass
+computes again. At every length all arms take steps on the same crops with the same noise; loss and
+norm of the gradient of the first step are compared with those of eager PyTorch. The order of the
+arms changes from length to length. torch.compile takes minutes: with ``--after FILE`` a call
+compiles beside another one, and measures once this file exists.
+"""
+
+import argparse
+import json
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.alphafold3.arms import (
+    GIB,
+    Arm,
+    Crops,
+    Training,
+    built,
+    compiled_blocks,
+    free,
+    or_out_of_memory,
+    peak_gib,
+    state_bytes,
+)
+from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.report import hardware, versions, write_result
+from benchmarks.common.timing import memory_with_graphs
+
+from bevatron.models.alphafold3.model import AlphaFold3
+from bevatron.models.alphafold3.task import StepOptions
+
+OURS, EAGER, COMPILED = "bevatron, captured", "eager", "torch.compile"
+ARMS = {
+    arm.name: arm
+    for arm in (
+        *(Arm(f"{OURS}, {policy}", policy=policy, captured=True) for policy in ("none", "pair")),
+        Arm(f"{OURS}, all", captured=True),
+        Arm("bevatron, launched, all"),
+        Arm(f"{EAGER}, all", "reference"),
+        Arm(f"{COMPILED}, all", "reference", compiled=True),
+    )
+}
+OUT_OF_MEMORY = "out of memory"
+
+
+def measured(
+    arm: Arm, model: AlphaFold3, crops: Crops, options: StepOptions, given: argparse.Namespace
+) -> dict[str, Any]:
+    """Time an arm at one length, after a first step that compiles and captures."""
+    on_gpu = next(model.parameters()).is_cuda
+    row: dict[str, Any] = {"N": crops.tokens, "atoms": crops.shape["atoms"], "arm": arm.name}
+    trained: list[Training] = []
+
+    def measure() -> bool:
+        began = time.perf_counter()
+        training = Training(arm, model, crops, options, cycles=given.cycles, workers=given.workers)
+        trained.append(training)
+        first = training.steps(1)
+        row["loss"], row["gradient norm"] = first.results[0].loss, first.results[0].grad_norm
+        row["ready s"] = time.perf_counter() - began
+        if on_gpu:
+            row["peak GiB"] = peak_gib(model)
+            if arm.captured:
+                held = memory_with_graphs(torch.cuda.memory_allocated())
+                row["held by graphs GiB"] = (held - state_bytes(model, ema=True)) / GIB
+        while given.after is not None and not given.after.exists():
+            time.sleep(0.2)
+        row["steps"], steps = 1, first
+        # Steps that take this long launched are few, and none of it is preparation.
+        if arm.captured or arm.compiled or first.seconds < given.seconds:
+            expected = training.steps(1).seconds if arm.captured else first.seconds
+            row["steps"] = max(1, min(given.steps, round(given.seconds / expected)))
+            steps = training.steps(row["steps"])
+        row["s/step"], row["waited %"] = steps.seconds, 100 * steps.waited / steps.seconds
+        return True
+
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    with compiled_blocks(model) if arm.compiled else nullcontext():
+        if or_out_of_memory(measure) is None:
+            row["s/step"] = OUT_OF_MEMORY
+    for training in trained:
+        training.release()
+    free()
+    return row
+
+
+def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sort the rows and add, at each length, what sets arms beside each other.
+
+    How far loss and gradient are from those of eager PyTorch, time over that of our fastest arm,
+    memory over that of ours with the same policy.
+    """
+    rows = sorted(rows, key=lambda row: (row["N"], [*ARMS].index(row["arm"])))
+    for row in rows:
+        here = [other for other in rows if other["N"] == row["N"]]
+        of = {other["arm"]: other for other in here}
+        eager, same = of.get(f"{EAGER}, all", {}), of.get(f"{OURS}, all", {})
+        for name, key in (("loss off by", "loss"), ("gradient off by", "gradient norm")):
+            if key in row and key in eager and row is not eager:
+                row[name] = abs(row[key] - eager[key]) / abs(eager[key])
+        timed = [r["s/step"] for r in here if r["arm"].startswith(OURS) and "steps" in r]
+        if timed and "steps" in row:
+            row["x our best"] = row["s/step"] / min(timed)
+        if "peak GiB" in row and "peak GiB" in same:
+            row["x our memory, all"] = row["peak GiB"] / same["peak GiB"]
+    return rows
+
+
+def main() -> None:
+    """Measure every length and keep the rows of each, or join the rows of all calls."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("store", type=Path, nargs="?", help="of complexes; the largest is cropped")
+    parser.add_argument("--lengths", nargs="*", type=int, default=[128, 256, 384, 512, 640, 768])
+    parser.add_argument("--arms", nargs="*", choices=[*ARMS], default=[*ARMS])
+    parser.add_argument("--steps", type=int, default=100, help="that count, at most")
+    parser.add_argument("--seconds", type=float, default=60.0, help="that they take, about")
+    parser.add_argument("--after", type=Path, help="measure once this file exists")
+    parser.add_argument("--rows", type=int, default=1024, help="of the alignment")
+    parser.add_argument("--copies", type=int, default=48)
+    parser.add_argument("--cycles", type=int, default=1)
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--preset", default="alphafold3")
+    parser.add_argument("--device", default="cuda")
+    add_rows(parser, "alphafold3-rows")
+    given = parser.parse_args()
+    collect(given.collect, given.results) if given.collect else measure_all(given)
+
+
+def measure_all(given: argparse.Namespace) -> None:
+    """Measure the arms at all lengths."""
+    model = built(given.preset, torch.device(given.device))
+    options = StepOptions(copies=given.copies)
+    measured_on = {"hardware": hardware(given.device), "versions": versions()}
+    given.out.mkdir(parents=True, exist_ok=True)
+    for place, length in enumerate(given.lengths):
+        crops = Crops(given.store, length, rows=given.rows)
+        arms = [ARMS[name] for name in given.arms]
+        for arm in arms if place % 2 == 0 else arms[::-1]:
+            row = measured(arm, model, crops, options, given)
+            print(row, flush=True)
+            found = {"measured on": measured_on, "notes": notes(given), "row": row}
+            name = "-".join([str(length), *arm.name.replace(",", "").split()])
+            (given.out / f"step-{name}.json").write_text(json.dumps(found))
+
+
+def collect(folder: Path, results: Path) -> None:
+    """Join the rows and write the result."""
+    found = read_all(folder, "step-*.json")
+    rows = compared([one["row"] for one in found])
+    first = found[0]
+    device = "cpu" if first["measured on"]["hardware"].startswith("cpu") else "cuda"
+    write_result(
+        "alphafold3/train_step", rows, first["notes"], device=device, folder=results,
+        measured_on=first["measured on"],
+    )  # fmt: skip
+
+
+def notes(given: argparse.Namespace) -> str:
+    """Say what was trained, and how it was timed."""
+    return (
+        f"One complex in crops of N tokens and {given.rows} rows of its alignment, batch 1, preset "
+        f"{given.preset}, {given.copies} noisy copies, rollout of 20 steps and confidence head in "
+        f"every step, passes through the trunk: {given.cycles}, activations in bfloat16, clipping, "
+        "Adam and averaged weights. s/step: mean of `steps` whole steps, samples made by the "
+        "loader's workers meanwhile; ready s: until a first step is done, with compilation and "
+        f"capture; launched steps of more than {given.seconds:g} s are timed at the first. all, "
+        "pair, none: what the backward pass computes again. peak GiB: most that was allocated, "
+        "less weights, gradients, moments and averaged weights; held by graphs: what captured "
+        "steps reserve. Captured steps pad to the shape given; the others do not pad. Crops of one "
+        "length have one shape; in training another shape is captured anew."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""Arms of a benchmark of training steps: ways to train one model on the same batches.
+
+All arms share the weights, which stay as they are (the learning rate is 0), and see the same
+samples with the same dropout, so that their losses and gradients can be compared. Layers that
+training starts from zero are drawn, or nothing in front of them would count.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from benchmarks.common.timing import memory_with_graphs
+
+from bevatron import kernels
+from bevatron.errors import OutOfMemoryError
+from bevatron.models.common.folding import Checkpointing
+from bevatron.models.common.folding.checkpointing import Kind
+from bevatron.parallel.mesh import Mesh
+from bevatron.train.capture.step import CapturedStep
+from bevatron.train.course import begin_step
+from bevatron.train.evaluate import make_loader
+from bevatron.train.loop import begin_state
+from bevatron.train.run import Run
+from bevatron.train.settings import LoaderConfig
+from bevatron.train.step import LaunchedStep, StepResult, train_step
+
+GIB = 2**30
+STARTED = 0.02
+"""Standard deviation of the weights that would start from zero."""
+
+Precision = Literal["bfloat16", "tf32", "float32"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to train.
+
+    Attributes
+    ----------
+    name
+        In tables.
+    kernels
+        Which implementation of the operators runs.
+    policy
+        What the backward pass computes again.
+    captured, compiled
+        Whether steps are CUDA graphs, and blocks pass through torch.compile.
+    precision
+        Of activations; float32 with or without TF32 in matmuls.
+    fused
+        Whether Adam is one kernel; of a captured step it always is.
+    workers
+        Of the loader; None = as many as the trainer takes.
+    """
+
+    name: str
+    kernels: str = "auto"
+    policy: Kind = "none"
+    captured: bool = True
+    compiled: bool = False
+    precision: Precision = "bfloat16"
+    fused: bool = True
+    workers: int | None = None
+
+
+@dataclass
+class Steps:
+    """What some steps took, each: seconds from the end of the one before, loader included.
+
+    Attributes
+    ----------
+    results
+        Loss, its terms and the gradient's norm.
+    seconds, waited
+        Of a step, and of it for data.
+    """
+
+    results: list[StepResult] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
+
+
+class Training:
+    """Training of an arm with the loader and the step of the trainer.
+
+    Parameters
+    ----------
+    arm
+        How.
+    run
+        Model, task, data and settings; the model is on the device.
+    """
+
+    def __init__(self, arm: Arm, run: Run) -> None:
+        self.arm, self.device = arm, next(run.model.parameters()).device
+        settings = replace(
+            run.settings,
+            loader=LoaderConfig(workers=arm.workers),
+            optim=replace(run.settings.optim, fused=None if arm.fused else False),
+            train=replace(run.settings.train, explode_factor=None, tf32=arm.precision != "float32"),
+        )
+        self.run = replace(run, settings=settings)
+        self.mesh = Mesh(device=self.device)
+        set_policy(run.model, arm.policy)
+        torch.backends.cuda.matmul.allow_tf32 = settings.train.tf32
+        self.state = begin_state(self.run, self.mesh, None)
+        self._captured = CapturedStep(self.run, self.state, self.mesh) if arm.captured else None
+
+    def steps(self, numbers: Sequence[int]) -> Steps:
+        """Train the steps of these numbers, from which follows what is random in them."""
+        batches = [(np.array([number]), np.ones(1)) for number in numbers]
+        found, waiting = Steps(), list[LaunchedStep]()
+        run = self.run
+        # As in the trainer: a captured step is read when the next is launched.
+        ahead = self.arm.captured and self.device.type == "cuda"
+        with make_loader(
+            run.train, batches, run.task.collate, run.settings.loader, self.mesh
+        ) as loader:
+            began = time.perf_counter()
+
+            def settle() -> None:
+                nonlocal began
+                found.results.append(waiting.pop(0).result())
+                now = time.perf_counter()
+                found.seconds.append(now - began)
+                began = now
+
+            for number, loaded in zip(numbers, loader, strict=True):
+                found.waited.append(loaded.waited_seconds)
+                waiting.append(self.launch(loaded.batch, number))
+                while len(waiting) > ahead:
+                    settle()
+            while waiting:
+                settle()
+        return found
+
+    def launch(self, batch: Any, number: int) -> LaunchedStep:
+        """Launch the step of a number over a batch."""
+        run, state = self.run, self.state
+        _, choice = begin_step(run, state.progress, number)
+        with kernels.use(self.arm.kernels):
+            if self._captured is not None:
+                return self._captured([batch], lr=0.0, choice=choice)
+            result = train_step(run, state, run.model, [batch], lr=0.0, mesh=self.mesh)
+        return LaunchedStep(result.notes, lambda: result)
+
+    def release(self) -> None:
+        """Give back all memory but that of the weights."""
+        if self._captured is not None:
+            self._captured.release()
+        for weight in self.run.model.parameters():
+            weight.grad = None
+        del self._captured, self.state
+        free()
+
+
+def start_from_nothing_zero(model: torch.nn.Module) -> None:
+    """Draw the weights that are zero."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1 and not weight.any():
+                weight.normal_(std=STARTED)
+
+
+def set_policy(model: torch.nn.Module, kind: Kind) -> None:
+    """Set what the backward pass computes again, in all stacks."""
+    for module in model.modules():
+        if isinstance(getattr(module, "checkpointing", None), Checkpointing):
+            module.checkpointing = Checkpointing(kind)
+
+
+@contextmanager
+def compiled_blocks(blocks: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Pass blocks through torch.compile, static shapes; equal ones are compiled once."""
+    torch.compiler.reset()
+    for block in blocks:
+        block.compile(dynamic=False)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            block._compiled_call_impl = None  # noqa: SLF001  torch has no other way back
+        torch.compiler.reset()
+
+
+def free() -> None:
+    """Collect garbage and give unused memory back to the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_gib() -> float:
+    """Return the most memory in use since `free`, with what CUDA graphs hold, GiB."""
+    return memory_with_graphs(torch.cuda.max_memory_allocated()) / GIB
+
+
+def or_out_of_memory(call: Callable[[], Any]) -> Any:
+    """Return what a call gives, or None where the GPU has too little memory."""
+    try:
+        return call()
+    except (OutOfMemoryError, torch.OutOfMemoryError):
+        pass
+    free()
+    return None
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the largest relative difference of two lists, as far as both go.
+
+    Examples
+    --------
+    >>> difference([1.0, 2.2, 7.0], [1.0, 2.0])
+    0.10000000000000009
+    """
+    pairs = zip(ours, theirs, strict=False)
+    return max(abs(a - b) / max(abs(b), 1e-12) for a, b in pairs)

@@ -1,0 +1,108 @@
+"""Times small operators as they are launched from Python, where the host and not the GPU decides.
+
+    python -m benchmarks.kernels.host_time
+    python -m benchmarks.kernels.host_time --op transition --peers eager compile
+
+Forward and backward with all gradients, the host running ahead: of one operator at a time, of eight
+with gradients of all taken at once, as a model has them, and of one whose backward pass stays on
+the calling thread instead of going to autograd's.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from benchmarks.common.arguments import add_out
+from benchmarks.common.report import write_result
+from benchmarks.kernels import cases_pair
+from benchmarks.kernels.cases import Case, Operator, Row, Setup, cases_of, direction, leaves_of
+from benchmarks.kernels.run import peers_of
+
+from bevatron import kernels
+
+CASES = {
+    "pair_attention": ("triangle 64", "triangle 128"),
+    "triangle_multiply": ("N 64, C 128", "N 128, C 128"),
+    "transition": ("N 64, 128 wide", "N 128, 128 wide"),
+    "layer_norm": ("N 64, 128 wide", "N 128, 128 wide"),
+    "layer_norm_linear": ("N 64, 128 wide", "N 128, 128 wide"),
+}
+PEERS = ("eager",)
+IN_A_ROW = 8
+NOTES = (
+    "bfloat16, forward and backward with all gradients, launched from Python without waiting for "
+    "the GPU; us of the best of {rounds} rounds of {calls} calls. Of {row} in a row: {row} "
+    "operators with inputs of their own, then the gradients of all, for each. One thread: autograd "
+    "stays on the calling thread (torch.autograd.set_multithreading_enabled(False))."
+)
+
+
+def steps(case: Case, operator: Operator, count: int) -> Callable[[], Any]:
+    """Make a call of some operators with inputs of their own, and of their backward passes."""
+    drawn = [case.draw(seed) for seed in range(count)]
+    leaves = [leaf.requires_grad_() for inputs in drawn for leaf in leaves_of(inputs).values()]
+    along = [direction(case, inputs) for inputs in drawn]
+
+    def run() -> Any:
+        return torch.autograd.grad([operator(**inputs) for inputs in drawn], leaves, along)
+
+    return run
+
+
+def best_us(call: Callable[[], Any], rounds: int, calls: int, wait: Callable[[], Any]) -> float:
+    """Time a call, the host running ahead of the GPU within a round."""
+    best = float("inf")
+    for number in range(rounds + 1):  # the first compiles and allocates
+        wait()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        if number:
+            best = min(best, time.perf_counter() - begin)
+    wait()
+    return 1e6 * best / calls
+
+
+def measure(
+    case: Case, who: str, operator: Operator, rounds: int, calls: int, wait: Callable[[], Any]
+) -> Row:
+    """Time one implementation."""
+    one, many = steps(case, operator, 1), steps(case, operator, IN_A_ROW)
+    row = Row(op=case.op, case=case.name, who=who)
+    row["us"] = round(best_us(one, rounds, calls, wait))
+    in_a_row = best_us(many, rounds, max(calls // IN_A_ROW, 1), wait) / IN_A_ROW
+    row[f"us, {IN_A_ROW} in a row"] = round(in_a_row)
+    with torch.autograd.set_multithreading_enabled(False):
+        row["us, one thread"] = round(best_us(one, rounds, calls, wait))
+    return row
+
+
+def main() -> None:
+    """Check every case, then time it and its peers."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--op", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--peers", nargs="+", default=list(PEERS), metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--calls", type=int, default=40)
+    add_out(parser)
+    args = parser.parse_args()
+    setup, rows = Setup(cases_pair.PAIR.matmul_dtype), []
+    for op in args.op:
+        for case in cases_of(op, setup, CASES[op]):
+            with kernels.use("triton"):
+                case.check(case)
+            for who, operator in (("bevatron", case.ours), *peers_of(case, args.peers)):
+                with kernels.use("triton"):
+                    row = measure(
+                        case, who, operator, args.rounds, args.calls, torch.cuda.synchronize
+                    )
+                rows.append(row)
+                print(row, flush=True)
+    notes = NOTES.format(rounds=args.rounds, calls=args.calls, row=IN_A_ROW)
+    write_result("kernels/host_time", rows, notes, device="cuda", folder=args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""A residual update with dropout whose mask rows or columns share."""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+from bevatron.kernels.shared import support
+
+__all__ = ["Shared", "add_dropped"]
+
+Shared = Literal["rows", "columns"]
+"""What shares a mask: all rows (``DropoutRowwise`` of the supplements) or all columns."""
+
+_operator = registry.operator("add_dropped", __name__, takes=support.up_to_float32)
+
+
+def add_dropped(
+    x: Float[Tensor, "*batch R N C"],
+    update: Float[Tensor, "*batch R N C"],
+    mask: Float[Tensor, "*batch _ C"] | None = None,
+    shared: Shared = "rows",
+) -> Float[Tensor, "*batch R N C"]:
+    r"""Add what a layer updates, of which a mask drops channels.
+
+    .. math:: y_{rn} = x_{rn} + m_n \odot u_{rn}
+
+    AlphaFold2's supplement, section 1.11.6. The mask is drawn beforehand; it is no input of
+    gradients.
+
+    Parameters
+    ----------
+    x, update
+        A residual stream and what a layer adds to it, of one type; the update may be a transposed
+        view, such as that of attention around the ending node.
+    mask
+        0 or ``1 / (1 - rate)``: [..., N, C], or [..., R, C] if columns share it. None: no dropout.
+    shared
+        See `Shared`.
+
+    Returns
+    -------
+    Tensor
+        Of the type of ``x``, contiguous. The backward pass keeps the mask alone.
+
+    Raises
+    ------
+    ValueError
+        If shapes or types do not fit.
+    KernelError
+        If Triton is requested and cannot run; it gives first derivatives.
+
+    Examples
+    --------
+    >>> import torch
+    >>> ones = torch.ones(1, 2, 1)
+    >>> add_dropped(ones, ones, torch.tensor([[0.0], [2.0]])).flatten()
+    tensor([1., 3.])
+    """
+    *batch, R, N, C = x.shape
+    wanted = (*batch, R if shared == "columns" else N, C)
+    if update.shape != x.shape or update.dtype != x.dtype:
+        raise ValueError(
+            f"add_dropped: update is {tuple(update.shape)} of {update.dtype}, expected "
+            f"{tuple(x.shape)} of {x.dtype}"
+        )
+    if mask is not None and (mask.shape != wanted or mask.dtype != x.dtype):
+        raise ValueError(
+            f"add_dropped: mask is {tuple(mask.shape)} of {mask.dtype}, expected {wanted} of "
+            f"{x.dtype}"
+        )
+    result: Tensor = _operator.dispatch(x)(x, update, mask, shared == "columns")
+    return result

@@ -1,0 +1,61 @@
+"""What follows from the layout of tensors alone is computed once for each layout."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from bevatron.kernels.shared.launch import device_of
+
+MOST_LAYOUTS = 1024
+"""Of a function: beyond, it starts afresh."""
+
+T = TypeVar("T")
+_found: list[dict[Any, Any]] = []
+
+
+def per_layout(function: Callable[..., T]) -> Callable[..., T]:
+    """Call a function once for all tensors of the same shapes, strides, types and device.
+
+    Its first argument is a tensor; it must neither keep tensors nor read their values, addresses or
+    what else may change. Arguments that are no tensors are compared by value.
+
+    Examples
+    --------
+    >>> import torch
+    >>> @per_layout
+    ... def rows(x, times):
+    ...     print("computed")
+    ...     return times * x.shape[0]
+    >>> rows(torch.ones(3, 2), 2), rows(torch.zeros(3, 2), 2)
+    computed
+    (6, 6)
+    """
+    found: dict[Any, T] = {}
+    _found.append(found)
+
+    @functools.wraps(function)
+    def look_up(*arguments: Any) -> T:
+        key = (
+            device_of(arguments[0]),
+            *[
+                (each.shape, each.stride(), each.dtype) if isinstance(each, Tensor) else each
+                for each in arguments
+            ],
+        )
+        try:
+            return found[key]
+        except KeyError:
+            if len(found) >= MOST_LAYOUTS:
+                found.clear()
+            result = found[key] = function(*arguments)
+            return result
+
+    return look_up
+
+
+def forget() -> None:
+    """Compute everything anew, after something else that it follows from has changed."""
+    for found in _found:
+        found.clear()

@@ -1,0 +1,53 @@
+"""Weights that are rounded and joined once while they stand still, as between steps of a sampling.
+
+Operators round weights to the type of the rows and concatenate those of the same rows. Where the
+same weights are used again and again without gradients that is most of the launches.
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+_kept: dict[Hashable, tuple[Tensor, tuple[Tensor | None, ...]]] | None = None
+
+
+@contextmanager
+def standing_weights() -> Iterator[None]:
+    """Keep what `once` makes until the end; meanwhile no weight may change.
+
+    Examples
+    --------
+    >>> weight = torch.ones(2)
+    >>> with standing_weights(), torch.no_grad():
+    ...     once(weight.double, weight) is once(weight.double, weight)
+    True
+    """
+    global _kept  # noqa: PLW0603  the one place where they are kept
+    before, _kept = _kept, {} if _kept is None else _kept
+    try:
+        yield
+    finally:
+        _kept = before
+
+
+def once(make: Callable[[], Tensor], *weights: Tensor | None, to: Hashable = None) -> Tensor:
+    """Return what is made of weights; within `standing_weights`, and without gradients, once.
+
+    Parameters
+    ----------
+    make
+        Makes it.
+    weights
+        All that it is made of.
+    to
+        Tells what is made of the same weights apart, such as a type.
+    """
+    if _kept is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return make()
+    key = (to, *(None if w is None else (w.data_ptr(), w.dtype, w.shape) for w in weights))
+    if key not in _kept:
+        # With the weights: memory that is freed could become that of others.
+        _kept[key] = make(), weights
+    return _kept[key][0]

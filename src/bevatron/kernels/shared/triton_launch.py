@@ -1,0 +1,150 @@
+"""Launches that are prepared once, because Triton's own take longer than many a kernel runs.
+
+For each launch Triton binds the arguments by name, specialises every one of them, writes all that
+down as text and looks it up: 30 to 75 us of host time for dozens of arguments. A `Launch` is a
+kernel with all its arguments but tensors. Once Triton has launched it, what was compiled is called
+with the tensors' addresses alone. What it depends on and may change is compared each time: types,
+the device, and which addresses are multiples of 16.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import triton
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+log = logging.getLogger("bevatron.kernels")
+
+ALIGNED = 16
+"""Bytes: Triton compiles a kernel anew where other addresses are multiples of it."""
+MOST_PREPARED = 4096
+"""Launches that `launch` keeps."""
+
+Direct = Callable[[list[int]], object]
+_triton_run = JITFunction.run
+_prepared: dict[Any, "Launch"] = {}
+_gave_up = False
+
+
+class Launch:
+    """A kernel with its grid and all arguments but tensors.
+
+    Parameters
+    ----------
+    kernel
+        A Triton function that takes tensors, then numbers, then constants.
+    grid
+        Numbers of programs; without programs nothing is launched.
+    numbers
+        In the order of the kernel's parameters. They are part of what is prepared.
+    constants
+        Compile-time constants and launch options, by name.
+    """
+
+    __slots__ = ("_constants", "_grid", "_is_interpreted", "_kernel", "_numbers", "_ready")
+
+    def __init__(
+        self, kernel: Any, grid: Sequence[int], numbers: Sequence[float] = (), **constants: Any
+    ) -> None:
+        self._kernel, self._numbers, self._constants = kernel, tuple(numbers), constants
+        self._grid = (*grid, 1, 1)[:3]
+        self._is_interpreted = not isinstance(kernel, JITFunction)
+        self._ready: dict[Any, Direct | None] = {}
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Launch it on the current device, which must be that of the tensors."""
+        if self._is_interpreted:
+            self._through_triton(tensors)
+            return
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        together = 0
+        for address in addresses:
+            together |= address
+        seen: list[Any] = [tensor.dtype for tensor in tensors]
+        seen.append(tensors[0].device)
+        if together % ALIGNED:
+            seen += [address % ALIGNED == 0 for address in addresses]
+        key = tuple(seen)
+        direct = self._ready.get(key)
+        if direct is None or _is_observed():
+            compiled = self._through_triton(tensors)
+            if compiled is not None and key not in self._ready and not _is_observed():
+                self._ready[key] = self._prepare(compiled, len(tensors))
+            return
+        try:
+            direct(addresses)
+        except TypeError as error:  # before anything is launched
+            _give_up(error)
+            self._ready[key] = None
+            self._through_triton(tensors)
+
+    def _through_triton(self, tensors: Sequence[Tensor]) -> Any:
+        if 0 in self._grid:
+            return None
+        return self._kernel[self._grid](*tensors, *self._numbers, **self._constants)
+
+    def _prepare(self, compiled: Any, num_tensors: int) -> Direct | None:
+        """Return what launches a compiled kernel, or None if only Triton can."""
+        if _gave_up:
+            return None
+        parameters = list(self._kernel.signature.parameters.values())
+        constants = parameters[num_tensors + len(self._numbers) :]
+        rest = (
+            *self._numbers,
+            *(self._constants.get(each.name, each.default) for each in constants),
+        )
+        try:
+            # AMD's kernels also depend on how large tensors are.
+            if compiled.metadata.target.backend != "cuda":
+                return None
+            driver = triton.runtime.driver.active
+            device, stream_of = driver.get_current_device(), driver.get_current_stream
+            run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+        except AttributeError as error:
+            _give_up(error)
+            return None
+        grid, no_hooks = self._grid, (None, None, None)
+        return lambda addresses: run(
+            *grid, stream_of(device), function, packed, *no_hooks, *addresses, *rest
+        )
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    tensors: Sequence[Tensor],
+    numbers: tuple[float, ...] = (),
+    **constants: Any,
+) -> None:
+    """Launch a kernel; what a `Launch` prepares is kept for each grid, numbers and constants."""
+    # By its place: the hash of a Triton function is that of its source.
+    key = (id(kernel), grid, numbers, *constants.items())
+    found = _prepared.get(key)
+    if found is None:
+        if len(_prepared) >= MOST_PREPARED:
+            _prepared.clear()
+        found = _prepared[key] = Launch(kernel, grid, numbers, **constants)
+    found(*tensors)
+
+
+def _is_observed() -> bool:
+    """Whether someone wants to see launches as Triton makes them: a rehearsal or a profiler."""
+    runtime = triton.knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    hooked = getattr(enter, "calls", enter) or getattr(leave, "calls", leave)
+    return bool(hooked) or JITFunction.run is not _triton_run
+
+
+def _give_up(error: Exception) -> None:
+    """Say once that this Triton is another than those whose launches are known."""
+    global _gave_up  # noqa: PLW0603  it is so for the whole process
+    if not _gave_up:
+        _gave_up = True
+        log.warning(
+            "Triton %s prepares no launches (%s: %s); each takes more time of the host",
+            triton.__version__,
+            type(error).__name__,
+            error,
+        )

@@ -1,0 +1,49 @@
+"""The benchmarks of AlphaFold2 at tiny sizes: they run, and what they compare is the same."""
+
+import json
+import shutil
+
+import pytest
+from benchmarks.alphafold2 import evoformer_block, train_step
+
+from bevatron.recipes.alphafold2.stores import prepare_chains
+
+pytest.importorskip("gemmi")
+
+
+@pytest.fixture(scope="module")
+def store(shared, tmp_path_factory):
+    """A store of one small chain."""
+    root = tmp_path_factory.mktemp("benchmark")
+    source = shared / "data/proteins"
+    (root / "files").mkdir()
+    shutil.copy(source / "mmcif/1crn.cif.gz", root / "files")
+    for file in (source / "msa/1crn_A").iterdir():
+        shutil.copy(file, root / "files")
+    prepare_chains([root / "files"], root / "chains", workers=0, progress=False)
+    return root / "chains"
+
+
+def test_steps_are_timed_and_compared(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(train_step, "CYCLES", 2)
+    sizes = "--crop 12 --msa-rows 3 --extra-rows 4 --templates 1 --preset small --device cpu"
+    arms = ["--arms", "eager PyTorch", "--ladder", "no CUDA graphs"]
+    given = [*sizes.split(), *arms, "--turns", "1", "--compared", "1", "--out", str(tmp_path)]
+    train_step.main([str(store), *given])
+    rows = json.loads((tmp_path / "alphafold2/train_step.json").read_text())["rows"]
+    assert [row["arm"] for row in rows] == ["eager PyTorch"]
+    for row in rows:
+        assert all(row[f"s, {count} recyclings"] > 0 for count in range(2))
+        assert 0 < row["loss off by"] < 0.05
+    ladder = json.loads((tmp_path / "alphafold2/ladder.json").read_text())["rows"]
+    assert [row["without"] for row in ladder] == ["no CUDA graphs"]
+
+
+def test_one_block_is_compared_with_the_reference(tmp_path):
+    sizes = "--rows 4 --residues 8 --preset small --device cpu --peers"
+    evoformer_block.main([*sizes.split(), "eager PyTorch", "--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "alphafold2/evoformer_block.json").read_text())["rows"]
+    assert [row["who"] for row in rows] == ["bevatron", "eager PyTorch"]
+    for row in rows:
+        assert 0 < row["results off by"] < 0.02
+        assert 0 < row["gradients off by"] < 0.03

@@ -1,0 +1,144 @@
+"""The benchmarks of AlphaFold3, on a CPU at a size where every arm takes a second."""
+
+import argparse
+import json
+import re
+
+import pytest
+import torch
+from benchmarks.alphafold3 import arms, kernel_time, parts, train_step
+from benchmarks.common.arguments import read_all
+
+from bevatron.models.alphafold3 import config
+from bevatron.models.alphafold3.config_diffusion import (
+    AtomConfig,
+    ConfidenceConfig,
+    DiffusionConfig,
+    TokenTransformerConfig,
+    TrunkWidths,
+)
+from bevatron.models.alphafold3.config_trunk import (
+    MsaConfig,
+    PairConfig,
+    PairformerConfig,
+    TemplateConfig,
+)
+from bevatron.recipes.alphafold3.stores import prepare_complexes
+
+ATOMS = AtomConfig(width=8, pair_width=4, num_heads=2, num_blocks=1)
+PAIR = PairConfig(hidden=8, num_heads=2, head_width=4, transition=1)
+TINY = {
+    "widths": TrunkWidths(inputs=config.TOKEN_FEATURES + 8, single=8, pair=8),
+    "atoms": ATOMS,
+    "templates": TemplateConfig(num_blocks=1, width=8, pair=PAIR),
+    "msa": MsaConfig(num_blocks=2, width=8, outer_width=4, num_heads=2, pair=PAIR),
+    "pairformer": PairformerConfig(2, 2, 4, 1, PAIR),
+    "diffusion": DiffusionConfig(
+        encoder=ATOMS, transformer=TokenTransformerConfig(8, 2, 2), decoder=ATOMS, noise_width=8
+    ),
+    "confidence": ConfidenceConfig(PairformerConfig(1, 2, 4, 1, PAIR)),
+}
+N = 32
+"""Tokens of the padded crop."""
+
+pytestmark = pytest.mark.shared
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setitem(config.PRESETS, "tiny", TINY)
+
+
+@pytest.fixture(scope="module")
+def store(shared, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("complexes") / "store"
+    components = str(shared / "data/complexes/ccd_subset.cif.gz")
+    file = shared / "data/complexes/mmcif/1bna.cif.gz"
+    prepare_complexes([file], folder, components=components, workers=0, progress=False)
+    return folder
+
+
+def options(store, out, **changes):
+    values = {"rows": 4, "copies": 2, "preset": "tiny", "device": "cpu", "workers": 0}
+    values |= {"cycles": 1, "steps": 1, "seconds": 0.0, "after": None, "lengths": [N]}
+    return argparse.Namespace(store=store, out=out, **(values | changes))
+
+
+def test_all_arms_take_the_same_steps_and_their_rows_are_joined(store, tmp_path):
+    names = ["bevatron, captured, none", "bevatron, captured, all", "eager, all"]
+    train_step.measure_all(options(store, tmp_path / "rows", arms=names))
+    train_step.collect(tmp_path / "rows", tmp_path)
+    written = json.loads((tmp_path / "alphafold3" / "train_step.json").read_text())
+    rows = written["rows"]
+    assert [row["arm"] for row in rows] == names
+    assert all(row["loss off by"] < 1e-5 and row["gradient off by"] < 1e-3 for row in rows[:2])
+    assert min(row["x our best"] for row in rows[:2]) == 1
+    assert all(row["N"] == N and row["s/step"] > 0 for row in rows)
+    assert len(read_all(tmp_path / "rows", "step-*.json")) == 3
+
+
+def test_an_arm_that_runs_out_of_memory_is_told_as_such(store, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(arms.Training, "steps", refuse)
+    train_step.measure_all(options(store, tmp_path, arms=["eager, all"]))
+    (found,) = read_all(tmp_path)
+    assert found["row"]["s/step"] == "out of memory"
+    (row,) = train_step.compared([found["row"]])
+    assert "x our best" not in row
+
+
+def test_a_loss_that_differs_is_seen():
+    rows = [
+        {"N": 8, "arm": "eager, all", "loss": 2.0, "gradient norm": 1.0, "s/step": 9.0, "steps": 1},
+        {"N": 8, "arm": "bevatron, captured, all", "loss": 3.0, "gradient norm": 1.0},
+    ]
+    ours, eager = train_step.compared(rows)
+    assert ours["loss off by"] == 0.5
+    assert "loss off by" not in eager
+
+
+def test_layers_that_start_from_zero_take_part(store):
+    model = arms.built("tiny", torch.device("cpu"))
+    assert all(weight.any() for weight in model.parameters() if weight.ndim > 1)
+
+
+def test_too_long_a_crop_is_refused(store):
+    with pytest.raises(SystemExit, match="no complex has 64 tokens"):
+        arms.Crops(store, 64)
+
+
+@pytest.mark.parametrize("make", [parts.block_of, parts.stack_of])
+def test_parts_run(make):
+    work = make(config.AlphaFold3Config.preset("tiny"), 8, torch.device("cpu"))
+    exact = work.exact() if work.exact else work.call()
+    row = parts.row_of(work, "bevatron", exact)
+    assert row["error"] < 1e-5
+
+
+def test_the_diffusion_runs(store):
+    crops = arms.Crops(store, N, rows=4)
+    preset = config.AlphaFold3Config.preset("tiny")
+    work = parts.diffusion_of(preset, crops, 2, torch.device("cpu"))
+    assert work.call()[0].isfinite().all()
+
+
+def test_an_error_of_a_part_is_relative_and_zeros_are_left_out():
+    exact = [torch.tensor([4.0, 2.0]), torch.tensor([1e-9])]
+    assert parts.worst([torch.tensor([4.0, 3.0]), torch.tensor([1.0])], exact) == 0.25
+
+
+def test_kernels_are_told_apart_by_name():
+    names = {
+        "forward_kernel": "fused kernels",
+        "_adam": "optimiser",
+        "nvjet_sm90_tst_64x48": "matrix products of libraries",
+        "void at::native::elementwise_kernel<at::native::direct_copy_kernel_cuda>": (
+            "copies, casts, concatenation"
+        ),
+        "void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add>": "elementwise",
+        "something": "other",
+    }
+    assert {name: kernel_time.class_of(name) for name in names} == names
+    assert all(re.compile(pattern) for pattern in kernel_time.CLASSES.values())

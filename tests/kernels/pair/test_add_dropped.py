@@ -1,0 +1,78 @@
+"""The dropped residual update: the reference everywhere, the kernel interpreted or compiled."""
+
+import pytest
+import torch
+
+from bevatron.kernels import add_dropped, use
+from bevatron.testing import Tolerance, assert_close, check_op
+
+pytest.importorskip("triton", reason="the kernels need the package triton")
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if GPU else [])
+SHAPES = [(3, 5, 8), (2, 9, 17, 12), (1, 1, 1), (4, 0, 8), (2, 2, 3, 70), (2, 3, 1030)]
+
+
+def draw(shape, dtype=torch.float32, seed=7):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+
+def mask_of(shape, shared, dtype=torch.float32):
+    *batch, R, N, C = shape
+    kept = draw((*batch, R if shared == "columns" else N, C), dtype, seed=9) > -0.7
+    return kept.to(dtype) / 0.75
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shared", ["rows", "columns", None])
+def test_it_is_right(shape, dtype, shared):
+    given = {} if shared is None else {"mask": mask_of(shape, shared, dtype), "shared": shared}
+    inputs = {"x": draw(shape, dtype), "update": draw(shape, dtype, seed=8)}
+    tolerance = Tolerance(2e-6, 2e-6) if dtype == torch.float32 else None
+    check_op(
+        lambda x, update: add_dropped(x, update, **given),
+        lambda x, update: add_dropped(x, update, **{**given, **_wide(given, x)}),
+        inputs,
+        order=1,
+        tolerance=tolerance,
+        ran=("add_dropped", "triton"),
+    )
+
+
+def _wide(given, like):
+    return {"mask": given["mask"].to(like.dtype)} if "mask" in given else {}
+
+
+@pytest.mark.parametrize("shape", [(5, 5, 8), (2, 9, 9, 12)])
+def test_a_transposed_update_is_read_in_place_and_its_gradient_lies_as_it_did(shape):
+    x, mask = draw(shape), mask_of(shape, "columns")
+    base, dy = draw(shape, seed=8).requires_grad_(), draw(shape, seed=10)
+    with use(add_dropped="triton"):
+        update = base.transpose(-2, -3)
+        y = add_dropped(x, update, mask, "columns")
+        (gradient,) = torch.autograd.grad(y, update, dy)
+    assert_close(y, x + mask.unsqueeze(-2) * base.transpose(-2, -3), 1e-6)
+    assert_close(gradient, mask.unsqueeze(-2) * dy, 1e-6)
+    assert gradient.transpose(-2, -3).is_contiguous()
+
+
+def test_the_custom_operators_are_well_formed():
+    from bevatron.kernels.pair.add_dropped.triton import added, dropped
+
+    x, update = draw((2, 3, 8)).requires_grad_(), draw((2, 3, 8), seed=8).requires_grad_()
+    mask = mask_of((2, 3, 8), "rows")
+    torch.library.opcheck(added.op, (x, update, mask, False, False))
+    torch.library.opcheck(dropped.op, (update.detach(), None, True, True))
+
+
+def test_shapes_and_types_that_do_not_fit_are_told():
+    x = torch.zeros(2, 3, 4)
+    with pytest.raises((ValueError, TypeError)):
+        add_dropped(x, torch.zeros(2, 3, 5))
+    with pytest.raises((ValueError, TypeError)):
+        add_dropped(x, x, torch.zeros(2, 4))
+    with pytest.raises((ValueError, TypeError)):
+        add_dropped(x, x, torch.zeros(3, 4, dtype=torch.float64))

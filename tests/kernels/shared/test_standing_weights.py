@@ -1,0 +1,45 @@
+"""Weights that stand still are rounded and joined once; all others each time."""
+
+import torch
+
+from bevatron.kernels.shared.standing_weights import once, standing_weights
+
+
+def made(weight, to=torch.float64):
+    return once(lambda: weight.to(to, copy=True), weight, to=to)
+
+
+def test_within_and_without_gradients_it_is_made_once_for_each_type():
+    weight, other = torch.ones(3), torch.ones(3)
+    with standing_weights(), torch.no_grad():
+        assert made(weight) is made(weight)
+        assert made(weight) is not made(other)
+        assert made(weight, torch.float16).dtype == torch.float16
+
+
+def test_elsewhere_it_is_made_each_time():
+    weight = torch.ones(3, requires_grad=True)
+    with torch.no_grad():
+        assert made(weight) is not made(weight)
+    with standing_weights():
+        assert made(weight) is not made(weight)
+        assert made(weight).requires_grad
+
+
+def test_nothing_is_kept_behind_the_end():
+    weight = torch.ones(3)
+    with torch.no_grad():
+        with standing_weights():
+            before = made(weight)
+            with standing_weights():
+                assert made(weight) is before
+            assert made(weight) is before
+        weight.add_(1)
+        with standing_weights():
+            assert torch.equal(made(weight), torch.full((3,), 2.0, dtype=torch.float64))
+
+
+def test_memory_of_a_weight_that_is_gone_is_not_taken_for_another():
+    with standing_weights(), torch.no_grad():
+        for number in range(50):
+            assert float(made(torch.full((100,), float(number)))[0]) == number

@@ -1,0 +1,62 @@
+"""A run of AlphaFold3 whose processes share complexes: losses and measures of one process."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "distributed"))
+from graph_ranks import run_ranks
+
+from bevatron.errors import ConfigError
+from bevatron.parallel.traffic import count_traffic
+from bevatron.recipes.alphafold3.run import AlphaFold3Run, build
+from bevatron.recipes.staged_run import ParallelConfig
+from bevatron.train.logger import read_journal
+from bevatron.train.loop import fit
+
+
+@pytest.fixture
+def config(complexes, components, tiny_model, tmp_path):
+    step = {"copies": 3, "confidence_every": 1}
+    return AlphaFold3Run.from_values({
+        "output": str(tmp_path / "one"),
+        "preset": "small",
+        "model": json.loads((tiny_model / "model.json").read_text())["config"],
+        "data": {
+            "train": [str(complexes)], "valid": [str(complexes)], "components": components,
+        },
+        "stages": {"initial": {
+            "steps": 2, "samples_per_step": 1, "evaluate_every": 2, "crop": 13, "atoms": 300,
+            "rows": 3, "step": step,
+        }},
+        "train": {"device": "cpu", "threads": 1, "timeout_minutes": 2.0},
+        "validation_steps": 2,
+        "report": False,
+    })  # fmt: skip
+
+
+def test_two_processes_per_complex_have_the_losses_and_measures_of_one(config, tmp_path):
+    fit(build(config))
+    together = replace(config, output=tmp_path / "two", parallel=ParallelConfig(2))
+
+    def work(_):
+        with count_traffic() as traffic:
+            fit(build(together))
+        return traffic.total
+
+    assert all(run_ranks(2, work, tmp_path)), "complexes were shared"
+    one, two = ([r for r in read_journal(tmp_path / name / "metrics.jsonl")
+                 if r["kind"] in {"step", "epoch"}] for name in ("one", "two"))  # fmt: skip
+    assert len(one) == len(two) == 3
+    for expected, found in zip(one, two, strict=True):
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+        assert found["sizes"] == expected["sizes"]
+    assert two[-1]["valid"] == pytest.approx(one[-1]["valid"], rel=1e-3, abs=1e-4)
+
+
+def test_fewer_copies_than_processes_are_refused():
+    with pytest.raises(ConfigError, match=r"stages\.initial\.step\.copies: 8 noisy copies cannot"):
+        AlphaFold3Run.from_values({"preset": "small", "parallel": {"axial": 9}})

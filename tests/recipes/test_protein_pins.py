@@ -1,0 +1,152 @@
+"""Features and samples of proteins are those of their version, on any machine, of any size."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from xxhash import xxh3_64
+
+from bevatron.data.proteins.alignment_files import AlignmentReader
+from bevatron.data.proteins.alignments import (
+    ALIGNMENTS_VERSION,
+    merge_alignment,
+    prepare_alignments,
+)
+from bevatron.data.proteins.chain_samples import ChainSizes
+from bevatron.data.proteins.complexes import featurize
+from bevatron.data.proteins.crop import CropSizes
+from bevatron.data.proteins.poses import collected
+from bevatron.data.proteins.sample import SampleSizes, Sources, sample
+from bevatron.data.readers.proteins import open_components, read_structure
+from bevatron.recipes.alphafold2 import stores as chains
+from bevatron.recipes.alphafold2.data import ChainDataConfig, load_chains
+from bevatron.recipes.alphafold3 import stores as complexes
+
+sys.path.insert(0, str(Path(__file__).parent))
+import malformed_proteins as proteins
+
+# What changes the numbers of a version needs a new one, so that stores of the old are refused.
+PINNED = {
+    ("complexes", 1): "848582fc859cc290",
+    ("chains", 1): "2d39763feb50bbd0",
+    ("alignments", 1): "fa036d81e02ea4df",
+}
+SAMPLES = {"alphafold3": "5813886e0ddf7565", "alphafold2": "8a04204f858ec858"}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A protein, its alignment, a dictionary."""
+    root = tmp_path_factory.mktemp("pins")
+    (root / "a.cif").write_bytes(proteins.cif())
+    (root / "a.a3m").write_bytes(proteins.A3M)
+    (root / "components").mkdir()
+    (root / "components/components.cif").write_bytes(proteins.COMPONENTS)
+    return root
+
+
+@pytest.fixture(scope="module")
+def components(files):
+    return open_components(files / "components/components.cif")
+
+
+def digest(values):
+    """Hash names, types, shapes and values, numbers to 0.001: the last bits differ by machine."""
+    found = xxh3_64()
+    for name in sorted(values):
+        array = np.asarray(values[name])
+        if array.dtype.kind == "f":
+            array = np.nan_to_num(array.astype(np.float64), nan=-1e6)
+            array = np.floor(array * 1000 + 0.5).astype(np.int64)
+        found.update(f"{name} {array.dtype} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
+def test_features_are_those_of_their_version(files, components):
+    raw = {"path": np.frombuffer(str(files / "a.cif").encode(), np.uint8), "number": np.array(0)}
+    entry = complexes.ComplexFeaturizer(str(files / "components/components.cif"), strict=True)(raw)
+    of_file = chains.ChainFeaturizer(strict=True)(raw)
+    (rows,) = AlignmentReader([files / "a.a3m"]).read(0, 1)
+    found = {
+        ("complexes", complexes.FEATURES_VERSION): digest(entry),
+        ("chains", chains.FEATURES_VERSION): digest(of_file),
+        ("alignments", ALIGNMENTS_VERSION): digest(merge_alignment(rows)),
+    }
+    assert found == PINNED
+
+
+def test_a_seed_gives_the_same_sample_on_another_machine(files, components, tmp_path):
+    entry = featurize(read_structure(files / "a.cif").assembly("1"), components)
+    rng = np.random.default_rng(0)
+    keys = dict.fromkeys(entry["component"].tolist())
+    poses = collected({key: rng.normal(size=(2, 7, 3)).astype(np.float32) for key in keys})
+    alignments = prepare_alignments(
+        AlignmentReader([files / "a.a3m"]), tmp_path / "alignments", workers=0
+    )
+    sizes = SampleSizes(CropSizes(tokens=14, atoms=90), rows=8)
+    of_complex = sample(entry, 7, Sources(poses, alignments), sizes, [1])
+    chains.prepare_chains([files / "a.cif", files / "a.a3m"], tmp_path / "s", workers=0)
+    config = ChainDataConfig(train=(tmp_path / "s",), valid_fraction=0.0)
+    limits = ChainSizes(residues=8, msa_rows=4, extra_rows=6)
+    of_chain = load_chains(config, limits, 2).draws(limits, 0).sources[0].dataset.sample(0, 7)
+    assert {"alphafold3": digest(of_complex), "alphafold2": digest(of_chain)} == SAMPLES
+
+
+# ---- integer types hold what there is ----
+
+
+def test_more_residues_and_atoms_than_16_bits_hold(components, tmp_path):
+    number = 70_000
+    (tmp_path / "long.cif").write_bytes(proteins.calphas(("GLY",) * number))
+    entry = featurize(read_structure(tmp_path / "long.cif"), components)
+    np.testing.assert_array_equal(entry["residue_index"], np.arange(1, number + 1))
+    np.testing.assert_array_equal(entry["column"], np.arange(number))
+    np.testing.assert_array_equal(np.unique(entry["ref_space_uid"]), np.arange(number))
+    first = np.cumsum(entry["num_atoms"]) - entry["num_atoms"]
+    np.testing.assert_array_equal(entry["centre_atom"], first + 1)
+    np.testing.assert_array_equal(entry["frame_atoms"], first[:, None] + [0, 1, 2])
+    np.testing.assert_array_equal(entry["entity_atom"], np.arange(len(entry["entity_atom"])))
+    assert entry["bonds"].max() == len(entry["position"]) - 1 > 4 * 65_536
+    of_chain = chains.chains_of_file(tmp_path / "long.cif")
+    assert of_chain["residue_index"][-1] == number - 1
+    assert of_chain["chain_length"].tolist() == [number]
+
+
+def test_more_chains_and_copies_than_8_bits_hold(components, tmp_path):
+    tables = proteins.tables_of(("GLY", "ALA"))
+    numbers = [str(number) for number in range(1, 301)]
+    tables["pdbx_struct_oper_list"] = {
+        tag: numbers if tag == "id" else [column[0]] * 300
+        for tag, column in tables["pdbx_struct_oper_list"].items()
+    }
+    tables["pdbx_struct_oper_list"]["vector[1]"] = [40 * i for i in range(300)]
+    tables["pdbx_struct_assembly_gen"]["oper_expression"] = ["(1-300)"]
+    (tmp_path / "many.cif").write_bytes(proteins.cif(tables=tables))
+    entry = featurize(read_structure(tmp_path / "many.cif").assembly("1"), components)
+    expected = np.repeat(np.arange(1, 301), 2)
+    for name in ("asym_id", "sym_id"):
+        np.testing.assert_array_equal(entry[name], expected, name)
+    np.testing.assert_array_equal(entry["molecule_id"], np.arange(1, 301))
+    keys = dict.fromkeys(entry["component"].tolist())
+    poses = collected({key: np.ones((1, 6, 3), dtype=np.float32) for key in keys})
+    whole = sample(entry, 0, Sources(poses), SampleSizes(CropSizes(10_000, 100_000)), [300])
+    np.testing.assert_array_equal(whole["asym_id"], expected)
+    assert whole["molecule_copies"].tolist() == [300] * 300
+    np.testing.assert_array_equal(whole["molecule_copy"], np.arange(300))
+
+
+def test_more_rows_and_species_than_16_bits_hold(tmp_path):
+    rng = np.random.default_rng(1)
+    number = 70_000
+    rows = rng.integers(0, 20, (number, 8)).astype(np.int8)
+    raw = {
+        "rows": rows, "deletions": np.zeros(rows.shape, dtype=np.uint16),
+        "species": np.arange(number) + 2**31 - number, "files": np.array([0]),
+        "file_rows": np.array([number]),
+    }  # fmt: skip
+    merged = merge_alignment(raw)
+    assert int(merged["num_rows"]) == merged["file_rows"].sum() == number
+    assert merged["species"].max() == 2**31 - 1
+    np.testing.assert_array_equal(np.sort(merged["species_row"]), np.arange(number))
