@@ -41,7 +41,8 @@ from bevatron.files import write_text_atomically
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 SECTIONS = (
-    *("mace", "mace_accuracy", "mace_scaling", "gpspp", "graph", "alphafold3", "pair", "data"),
+    *("mace", "mace_accuracy", "mace_scaling", "gpspp", "graph", "alphafold2", "alphafold3"),
+    *("pair", "data"),
     "optimizer",
 )
 TABLE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", flags=re.DOTALL)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-AREAS = ("kernels", "mace", "gpspp", "graph", "alphafold2", "alphafold3", "data")
+AREAS = ("kernels", "mace", "gpspp", "graph", "alphafold2", "alphafold3", "data", "train")
 PICTURE = re.compile(r"\]\(([^()/\s]+\.png)\)")
 """A picture as a page shows it."""
 PACKAGES = (

@@ -4,7 +4,8 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, spawn
 from multiprocessing.process import BaseProcess
@@ -18,6 +19,12 @@ def usable_cpus() -> int:
     cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
     quota = cpu_quota()
     return cpus if quota >= cpus else max(math.ceil(quota), 1)
+
+
+def usable_cpu_set() -> set[int]:
+    """Return the CPUs of this process's affinity; none where the system has no such masks."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return set(affinity(0)) if affinity else set()
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
@@ -58,8 +65,21 @@ def _quota_of(folder: Path) -> float:
         return math.inf
 
 
+_taken: set[int] = set()
+"""CPUs that no other rank on this machine uses; none = they share all of them."""
+
+
+def take_cpus(cpus: Iterable[int], *, shared: bool) -> None:
+    """Keep this process to some CPUs, which other local ranks use too or do not."""
+    os.sched_setaffinity(0, cpus)
+    _taken.clear()
+    _taken.update(() if shared else cpus)
+
+
 def own_cpus() -> int:
     """Count the CPUs of this process, shared equally by the local ranks of torchrun."""
+    if _taken:
+        return min(len(_taken), usable_cpus())
     ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
     return max(usable_cpus() // ranks, 1)
 
@@ -122,6 +142,18 @@ def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> Non
     spawn.get_preparation_data = reduced
     try:
         with _without_stop_signals():
-            process.start()
+            _start(process)
     finally:
         spawn.get_preparation_data = original
+
+
+def _start(process: BaseProcess) -> None:
+    """Start a process, again where the fork server was killed and does not seem dead yet."""
+    for pause in (0.05, 0.2, 1.0):
+        try:
+            process.start()
+        except (ConnectionError, EOFError):
+            time.sleep(pause)
+        else:
+            return
+    process.start()

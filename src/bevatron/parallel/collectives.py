@@ -16,7 +16,7 @@ from bevatron.parallel.mesh import Mesh
 def sum_over_ranks(values: Tensor, mesh: Mesh) -> Tensor:
     """Add up a tensor over all ranks, in place, and return it."""
     if mesh.world > 1:
-        distributed.all_reduce(values)
+        distributed.all_reduce(values, group=mesh.group)
     return values
 
 
@@ -49,7 +49,7 @@ def sum_scalars(values: Mapping[str, Tensor | float], mesh: Mesh) -> dict[str, T
 def broadcast(values: Tensor, mesh: Mesh) -> Tensor:
     """Broadcast a tensor from rank 0, in place, and return it."""
     if mesh.world > 1:
-        distributed.broadcast(values, src=0)
+        distributed.broadcast(values, group=mesh.group, group_src=0)
     return values
 
 
@@ -63,7 +63,7 @@ def gather_bytes(data: bytes, mesh: Mesh) -> list[bytes]:
     padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
     padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
     parts = [torch.empty_like(padded) for _ in range(mesh.world)]
-    distributed.all_gather(parts, padded)
+    distributed.all_gather(parts, padded, group=mesh.group)
     return [
         part.numpy().tobytes()[:length]
         for part, length in zip(parts, lengths.tolist(), strict=True)

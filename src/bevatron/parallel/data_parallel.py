@@ -55,7 +55,7 @@ class GradientSums:
         self, parameters: Iterable[nn.Parameter], mesh: Mesh, flat: Tensor | None = None
     ) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._flat, self._open = flat, False
+        self._flat, self._open, self._group = flat, False, mesh.group
         self._buckets = [] if mesh.world == 1 else list(_buckets(self._parameters))[::-1]
         self._place: dict[Tensor, int] = {
             p: i for i, bucket in enumerate(self._buckets) for p in bucket
@@ -93,7 +93,8 @@ class GradientSums:
         else:
             end = gradients[-1].storage_offset() + gradients[-1].numel()
             piece = self._flat[gradients[0].storage_offset() : end]
-        self._running.append((distributed.all_reduce(piece, async_op=True), piece))
+        work = distributed.all_reduce(piece, group=self._group, async_op=True)
+        self._running.append((work, piece))
 
     def finish(self) -> None:
         """Sum what is left, and let all that follows on the device wait for the sums."""

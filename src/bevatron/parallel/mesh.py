@@ -10,8 +10,9 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import distributed
@@ -35,6 +36,8 @@ class Mesh:
         The same among the processes on this machine.
     device
         Where this process computes.
+    group
+        What collectives run in; None = that of all processes.
     """
 
     rank: int = 0
@@ -42,6 +45,7 @@ class Mesh:
     local_rank: int = 0
     local_world: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    group: Any = field(default=None, compare=False, repr=False)
 
     @property
     def is_main(self) -> bool:
@@ -195,6 +199,27 @@ def open_mesh(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterator
     distributed.barrier()
     watch.stop()
     distributed.destroy_process_group()
+
+
+def divide(mesh: Mesh, last: int, timeout_seconds: float) -> tuple[Mesh, Any]:
+    """Divide the processes into the first ones and the ``last``, each with collectives of its own.
+
+    Returns
+    -------
+    (mesh, group)
+        This process among its part, and the group, on the host, in which rank 0 speaks to the
+        last; the first have no business in it.
+    """
+    first = mesh.world - last
+    timeout = timedelta(seconds=timeout_seconds)
+    backend = "cpu:gloo,cuda:nccl" if mesh.device.type == "cuda" else "gloo"
+    own = mesh
+    for begin, end in ((0, first), (first, mesh.world)):
+        group = distributed.new_group(list(range(begin, end)), timeout=timeout, backend=backend)
+        if begin <= mesh.rank < end:
+            own = replace(mesh, rank=mesh.rank - begin, world=end - begin, group=group)
+    ranks = [0, *range(first, mesh.world)]
+    return own, distributed.new_group(ranks, timeout=timeout, backend="gloo")
 
 
 _stores: list[Store] = []

@@ -80,7 +80,9 @@ def _version(name: str) -> str | None:
 def _devices() -> Iterator[tuple[str, str]]:
     import torch
 
-    from bevatron.data.processes import usable_cpus
+    from bevatron.data.loader import default_workers
+    from bevatron.data.processes import usable_cpu_set, usable_cpus
+    from bevatron.parallel.affinity import cpus_near, list_cpus
 
     memory = _memory_gib()
     yield (
@@ -89,6 +91,9 @@ def _devices() -> Iterator[tuple[str, str]]:
         + (f", {memory:.1f} GiB of memory" if memory else ""),
     )
     yield "cpu threads", _threads()
+    yield "cpu affinity", list_cpus(usable_cpu_set()) or "any"
+    workers = f"{default_workers()} for each process that trains on a GPU"
+    yield "loader workers", f"{workers}, of 1 thread each, on the CPUs of their process"
     if torch.version.cuda is None and torch.version.hip is None:
         yield "gpu", "none: this build of torch is for CPUs only"
     elif not torch.cuda.is_available():
@@ -96,10 +101,9 @@ def _devices() -> Iterator[tuple[str, str]]:
     else:
         for index in range(torch.cuda.device_count()):
             gpu = torch.cuda.get_device_properties(index)
-            yield (
-                f"gpu {index}",
-                f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor}",
-            )
+            kind = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor}"
+            near = list_cpus(cpus_near(index)) or "not known"
+            yield f"gpu {index}", f"{kind}, nearest CPUs: {near}"
     backends = [
         name
         for name, there in (

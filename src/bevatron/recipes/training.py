@@ -193,7 +193,8 @@ def _describe(config: Any) -> None:
         gpu = parse_device(run.settings.train.device, "train.device").type == "cuda"
         with open_mesh(run.settings.train.device if torch.cuda.is_available() else "cpu") as mesh:
             if mesh.is_main:
-                _print_description(describe(run, mesh.world, gpu=gpu), run, mesh.world)
+                training = mesh.world - run.settings.train.evaluation_ranks
+                _print_description(describe(run, training, gpu=gpu), run, training)
             barrier(mesh)
     finally:
         if ranks_from_environment(os.environ)[0] == 0:

@@ -26,7 +26,7 @@ from bevatron.parallel.mesh import Mesh
 from bevatron.train.identity import flatten
 from bevatron.train.optim import load_optimizer_tensors
 from bevatron.train.settings import with_named_costs
-from bevatron.train.snapshot import SHARED_RANDOM, Snapshot
+from bevatron.train.snapshot import PENDING, SHARED_RANDOM, Snapshot
 from bevatron.train.state import Progress, TrainState, restore_random_state, seed_everything
 
 FORMAT = 1
@@ -220,6 +220,8 @@ def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: 
     if state.ema is not None:
         state.ema.load(_read(checkpoint, "ema.safetensors"), checkpoint.ema_updates or 0)
     state.progress = checkpoint.progress
+    if state.progress.pending is not None:
+        state.pending = _read(checkpoint, PENDING)
     if SHARED_RANDOM in checkpoint.checksums:  # older ones are without
         for name, saved in _read(checkpoint, SHARED_RANDOM).items():
             if name in state.generators:

@@ -48,8 +48,14 @@ class Course(Protocol):
     def monitor(self, progress: Progress) -> str:
         """Name the metric that decides, with a minus where larger is better."""
 
-    def end(self, progress: Progress, value: float | None) -> bool:
-        """Count an epoch, given what was monitored if it was validated; whether a stage begins."""
+    def judge(self, progress: Progress, value: float) -> None:
+        """Take note of what was monitored in a validation of this stage."""
+
+    def closes(self, progress: Progress) -> bool:
+        """Whether a stage or the run ends with this epoch, as far as is known."""
+
+    def end(self, progress: Progress) -> bool:
+        """Count an epoch; whether a stage begins."""
 
     def over(self, progress: Progress) -> str | None:
         """Return why the run is finished, None if it is not."""
@@ -161,21 +167,32 @@ class Epochs:
         of_stage = run.stage_two_monitor if later else None
         return run.settings.train.monitor or of_stage or run.monitor
 
-    def end(self, progress: Progress, value: float | None) -> bool:
+    def judge(self, progress: Progress, value: float) -> None:
+        """Decide nothing: patience counts validations by itself."""
+        del progress, value
+
+    def closes(self, progress: Progress) -> bool:
+        """Whether the stage or the run ends."""
+        number = progress.epoch + 1
+        last = number >= self.run.settings.train.epochs
+        return last or number == self.run.settings.schedule.stage_two_start or self._worn(progress)
+
+    def end(self, progress: Progress) -> bool:
         """Count the epoch."""
-        del value
         _next_epoch(progress)
         return False
 
     def over(self, progress: Progress) -> str | None:
         """Return ``epochs`` or ``patience``."""
-        settings = self.run.settings
-        stage_two, patience = settings.schedule.stage_two_start, settings.train.patience
+        stage_two = self.run.settings.schedule.stage_two_start
         last_stage = stage_two is None or progress.epoch > stage_two
-        worn_out = patience is not None and progress.decisions.without_improvement >= patience
-        if progress.epoch >= settings.train.epochs:
+        if progress.epoch >= self.run.settings.train.epochs:
             return "epochs"
-        return "patience" if worn_out and last_stage else None
+        return "patience" if self._worn(progress) and last_stage else None
+
+    def _worn(self, progress: Progress) -> bool:
+        patience = self.run.settings.train.patience
+        return patience is not None and progress.decisions.without_improvement >= patience
 
     def steps(self, progress: Progress) -> tuple[int, int] | None:
         """Count epochs, not steps."""
@@ -300,14 +317,21 @@ class Stages:
         del progress
         return self.run.settings.train.monitor or self.run.monitor
 
-    def end(self, progress: Progress, value: float | None) -> bool:
+    def judge(self, progress: Progress, value: float) -> None:
+        """Compare the metric with the target of the stage."""
+        target = self._stage(progress).config.target
+        if target is not None:
+            larger_is_better = self.monitor(progress).startswith("-")
+            progress.decisions.reached |= value <= (-target if larger_is_better else target)
+
+    def closes(self, progress: Progress) -> bool:
+        """Whether the stage ends, or patience does."""
+        return self._is_done(progress) or self._worn(progress)
+
+    def end(self, progress: Progress) -> bool:
         """Count the draws; go on to the next stage where this one is over."""
         progress.draw += _count(progress)
         _next_epoch(progress)
-        target = self._stage(progress).config.target
-        if target is not None and value is not None:
-            larger_is_better = self.monitor(progress).startswith("-")
-            progress.decisions.reached |= value <= (-target if larger_is_better else target)
         last = progress.stage + 1 == len(self.run.stages)
         if last or not self._is_done(progress) or self._missed(progress):
             return False
@@ -318,7 +342,6 @@ class Stages:
 
     def over(self, progress: Progress) -> str | None:
         """Return ``steps``, ``target``, ``target missed`` or ``patience``."""
-        patience, decisions = self.run.settings.train.patience, progress.decisions
         last = progress.stage + 1 == len(self.run.stages)
         if progress.step_in_epoch:
             return None
@@ -327,8 +350,11 @@ class Stages:
         if self._is_done(progress) and last:
             early = progress.step - progress.stage_began < self._stage(progress).config.steps
             return "target" if early else "steps"
-        worn_out = patience is not None and decisions.without_improvement >= patience
-        return "patience" if worn_out and last else None
+        return "patience" if self._worn(progress) and last else None
+
+    def _worn(self, progress: Progress) -> bool:
+        patience = self.run.settings.train.patience
+        return patience is not None and progress.decisions.without_improvement >= patience
 
     def _is_done(self, progress: Progress) -> bool:
         config = self._stage(progress).config

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bevatron.data.dataset import Dataset
 from bevatron.data.loader import LoadedBatch, Loader
+from bevatron.errors import OutOfMemoryError, ran_out_of_memory
 from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
 from bevatron.parallel.threads import few_threads
@@ -188,6 +189,20 @@ def make_loader(
         leave_out=config.leave_out > 0,
         pin_memory=pin,
     )
+
+
+@contextmanager
+def explained_memory(batch: object) -> Iterator[None]:
+    """Say what to lower where the device runs out of memory in the ``with`` block."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(
+            f"the device ran out of memory in validation; lower batch.capacity or batch.size "
+            f"(now {batch})"
+        ) from error
 
 
 @contextmanager

@@ -16,7 +16,8 @@ HARMLESS = frozenset(
     {
         "optim.lr", "optim.clip", "optim.clip_norm", "optim.accumulate", "optim.fused", "schedule",
         "batch", "loader", "checkpoint", "train.epochs", "train.device", "train.monitor",
-        "train.patience", "train.evaluate_every", "train.threads", "train.explode_factor",
+        "train.patience", "train.evaluate_every", "train.evaluation_ranks", "train.threads",
+        "train.affinity", "train.explode_factor",
         "train.deterministic", "train.tf32", "train.autocast", "train.compile",
         "train.cuda_graphs", "train.collect_every", "train.log_every", "train.tensorboard",
         "train.wandb", "train.wandb_project", "train.timeout_minutes",
@@ -24,7 +25,14 @@ HARMLESS = frozenset(
 )  # fmt: skip
 """Keys (or whole groups) that may differ when a run is resumed; all others belong to the run."""
 
-IDLE_KEYS = ("loader.", "checkpoint.", "train.log_every", "train.tensorboard", "train.wandb")
+IDLE_KEYS = (
+    "loader.",
+    "checkpoint.",
+    "train.log_every",
+    "train.tensorboard",
+    "train.wandb",
+    "train.affinity",
+)
 """Settings whose change cannot alter a number."""
 
 

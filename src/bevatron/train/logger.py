@@ -152,21 +152,13 @@ class Logger:
         if progress.step % self._log_every == 0:
             self.write(record)
 
-    def epoch(
-        self,
-        progress: Progress,
-        lr: float,
-        valid: Mapping[str, float],
-        validation_seconds: float,
-        *,
-        best: bool,
-    ) -> None:
-        """Log an epoch: averages over its steps and the metrics of its validation."""
+    def epoch_record(self, progress: Progress, lr: float) -> dict[str, Any]:
+        """Return the record of an epoch before its validation: averages over its steps."""
         sums = progress.sums
         steps = max(sums.get("steps", 0.0), 1.0)
         seconds = max(sums.get("time/seconds", 0.0), 1e-9)
         sizes = {k[6:]: int(v) for k, v in sums.items() if k.startswith("sizes/")}
-        record = {
+        return {
             "kind": "epoch",
             "epoch": progress.epoch,
             "step": progress.step,
@@ -177,17 +169,26 @@ class Logger:
             "grad_norm": sums.get("grad_norm", 0.0) / steps,
             "sizes": sizes,
             "samples": progress.samples,
-            "valid": dict(valid),
-            "best": best,
             "time": {
                 "seconds": seconds,
                 **_rates(sizes, seconds, sums.get("time/capture", 0.0)),
                 "wait_share": min(sums.get("time/waited", 0.0) / seconds, 1.0),
-                "validation_seconds": validation_seconds,
             },
         }
-        self.write(record)
-        self.console.epoch(record)
+
+    def epoch(
+        self,
+        record: Mapping[str, Any],
+        valid: Mapping[str, float],
+        validation_seconds: float,
+        *,
+        best: bool,
+    ) -> None:
+        """Log an epoch with the metrics of its validation."""
+        spent = {**record["time"], "validation_seconds": validation_seconds}
+        whole = {**record, "valid": dict(valid), "best": best, "time": spent}
+        self.write(whole)
+        self.console.epoch(whole)
 
 
 def _rates(sizes: Mapping[str, int], seconds: float, capture: float) -> dict[str, float]:

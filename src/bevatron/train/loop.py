@@ -10,15 +10,17 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bevatron.data.loader import LeftOut, Loader
 from bevatron.data.processes import own_cpus
-from bevatron.errors import ConfigError, LoaderError, OutOfMemoryError, ran_out_of_memory
+from bevatron.errors import ConfigError, LoaderError
+from bevatron.parallel.affinity import keep_near_gpu
 from bevatron.parallel.collectives import gather_json, sum_scalars
 from bevatron.parallel.data_parallel import equalise
 from bevatron.parallel.mesh import Mesh, open_mesh
@@ -33,8 +35,10 @@ from bevatron.train.evaluate import (
     Interrupted,
     evaluate_batches,
     evaluation_batches,
+    explained_memory,
     make_loader,
 )
+from bevatron.train.evaluators import Beside, divide_ranks, serve
 from bevatron.train.logger import Logger
 from bevatron.train.optim import (
     AveragedWeights,
@@ -79,7 +83,13 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
     config = run.settings.train
     with ExitStack() as stack:
         stops = stack.enter_context(StopRequests())
-        mesh = stack.enter_context(open_mesh(config.device, config.timeout_minutes * 60))
+        whole = stack.enter_context(open_mesh(config.device, config.timeout_minutes * 60))
+        near = keep_near_gpu(whole) if config.affinity else None
+        division = divide_ranks(run, whole)
+        mesh = whole if division is None else division.mesh
+        if division is not None and division.evaluates:
+            stack.enter_context(arithmetic(config, _threads(run, mesh)))
+            return serve(run, division, whole.rank)
         folder = RunFolder(run.folder)
         if mesh.is_main:
             stack.enter_context(folder.claimed())
@@ -101,11 +111,18 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
             logger.resumed(checkpoint, run, mesh)
             folder.settle(checkpoint, state.progress.decisions, mesh)
         saver = stack.enter_context(Saver(run, state, folder, logger, mesh))
+        if near is not None:
+            console.say(near)
         if mesh.device.type == "cpu":
             console.say(f"CPU threads: {torch.get_num_threads()} of {own_cpus()} usable cores")
         made = (trainer or Trainer)(run, mesh, state, logger, saver, stops)
         stack.callback(made.close)
-        return made.walk()
+        if division is None:
+            return made.walk()
+        made.beside = Beside(division)
+        result = made.walk()
+        made.beside.dismiss(result)
+        return result
 
 
 def _threads(run: Run, mesh: Mesh) -> int | None:
@@ -190,6 +207,7 @@ class Trainer:
         self.course = course_of(run, self.planner)
         self._open_loader()
         self.prefetched: tuple[int, EpochPlan | None] = (-1, None)
+        self.beside: Beside | None = None
         self.valid_loader: Loader | None = None
         if run.valid is not None:
             sizes = run.valid_sizes if run.valid_sizes is not None else {}
@@ -210,6 +228,8 @@ class Trainer:
         for line in self.run.notes:
             self.logger.console.say(line)
         self._warn_of_many_samples()
+        if progress.pending is not None:
+            self._resume_validation()
         while self.stopped_by is None and not self._is_over():
             begins = self.course.begin(progress)
             if begins is not None:
@@ -228,6 +248,19 @@ class Trainer:
             )
             return result
         return self.saver.finish(result)
+
+    def _resume_validation(self) -> None:
+        """Go on with the validation that a checkpoint found under way."""
+        progress = self.state.progress
+        if self.beside is not None:
+            self.beside.hand_over(lambda: self.state.pending or {})
+            return
+        assert progress.pending is not None
+        if progress.pending["epoch"] == progress.epoch:
+            progress.pending = None  # these weights are validated once more when the epoch ends
+            return
+        with suppress(Interrupted):
+            self._take_pending()
 
     def _warn_of_few_steps(self, epoch: EpochPlan) -> None:
         """Warn of batches so large that the weights hardly ever change."""
@@ -415,28 +448,12 @@ class Trainer:
         """Validate, decide, log the epoch and save."""
         progress, settings = self.state.progress, self.run.settings
         number = progress.epoch + 1
-        improved, began = False, time.monotonic()
-        valid: dict[str, float] = {}
-        value: float | None = None
-        if self.valid_loader is not None and self.course.validates(progress):
-            try:
-                valid = self._validate()
-            except Interrupted:
-                return  # what is saved now is the state before the validation, which is repeated
-            value = self._monitored(valid)
-            if not math.isfinite(value):
-                name = self.course.monitor(progress).removeprefix("-")
-                self.logger.console.say(
-                    f"epoch {number}: {name} is {value} in validation, so these weights cannot be "
-                    "the best ones; if this persists, lower optim.lr"
-                )
-            improved = progress.decisions.take(
-                value, progress.epoch, progress.step, settings.schedule
-            )
         lr = self.course.learning_rate(progress, progress.step, 1.0)
-        self.logger.epoch(progress, lr, valid, time.monotonic() - began, best=improved)
-        save = improved and self.saver.improved(valid)
-        if self.course.end(progress, value):
+        try:
+            save = self._validated(self.logger.epoch_record(progress, lr))
+        except Interrupted:
+            return  # what is saved now is the state before the validation, which is repeated
+        if self.course.end(progress):
             self.loader.close()
             self._open_loader()
             self.prefetched = (-1, None)
@@ -444,18 +461,94 @@ class Trainer:
         if self._is_over() or save or (every and number % every == 0):
             self.saver.checkpoint()
 
-    def _validate(self) -> dict[str, float]:
+    def _validated(self, record: dict[str, Any]) -> bool:
+        """Validate the epoch, or hand it over; take what a validation beside training has found.
+
+        Returns
+        -------
+        bool
+            Whether there is something to save.
+        """
+        progress, save = self.state.progress, False
+        before = progress.pending
+        if before is not None and before["epoch"] != progress.epoch:
+            save = self._take_pending()
+        if self.run.valid is None or not self.course.validates(progress):
+            self.logger.epoch(record, {}, 0.0, best=False)
+        elif self.beside is None:
+            began = time.monotonic()
+            save = self._decide(record, self._validate(), time.monotonic() - began)
+        elif progress.pending is None:
+            self.beside.hand_over(self._averaged_weights)
+            self._note_pending(record)
+        if progress.pending is not None and self.course.closes(progress):
+            save = self._take_pending() or save
+        return save
+
+    def _decide(
+        self,
+        record: Mapping[str, Any],
+        valid: Mapping[str, float],
+        seconds: float,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> bool:
+        """Take a validation into account and log its epoch; whether to save.
+
+        ``weights`` are those that were validated, None for the current ones.
+        """
+        progress, value = self.state.progress, self._monitored(valid)
+        epoch, step = record["epoch"], record["step"]
+        if not math.isfinite(value):
+            name = self.course.monitor(progress).removeprefix("-")
+            self.logger.console.say(
+                f"epoch {epoch + 1}: {name} is {value} in validation, so these weights cannot be "
+                "the best ones; if this persists, lower optim.lr"
+            )
+        improved = progress.decisions.take(value, epoch, step, self.run.settings.schedule)
+        self.course.judge(progress, value)
+        self.logger.epoch(record, valid, seconds, best=improved)
+        return improved and self.saver.improved(record, valid, weights)
+
+    def _averaged_weights(self) -> dict[str, Tensor]:
+        """Return the weights that are validated; they change with the next step."""
+        averages = {} if self.state.ema is None else self.state.ema.averages
+        return {**self.state.model.state_dict(), **averages}
+
+    def _note_pending(self, record: dict[str, Any]) -> None:
+        """Keep what a checkpoint needs of a validation that is not over."""
+        self.state.progress.pending = record
+        if self.beside is not None and self.beside.weights is not None:
+            self.state.pending = self.beside.weights.tensors
+
+    def _take_pending(self) -> bool:
+        """Wait for the validation beside training and decide; whether to save."""
+        progress, weights = self.state.progress, self.state.pending
+        record = progress.pending
+        assert record is not None
+        if self.beside is not None:
+            self.metrics, seconds = self.beside.result(self._agreed_to_stop)
+        else:  # a run that now has no ranks for it
+            began, kept = time.monotonic(), self.saver.weights(averages=False)
+            try:
+                self.state.model.load_state_dict(weights or {})
+                valid = self._validate(averages=False)
+            finally:
+                self.state.model.load_state_dict(kept)
+            self.metrics, seconds = valid, time.monotonic() - began
+        progress.pending = None
+        return self._decide(record, self.metrics, seconds, weights)
+
+    def _agreed_to_stop(self) -> bool:
+        totals = sum_scalars(self.stops.notes(), self.mesh)
+        self.stopped_by = self.stops.agreed({k: float(v) for k, v in totals.items()})
+        return self.stopped_by is not None
+
+    def _validate(self, *, averages: bool = True) -> dict[str, float]:
         """Compute the metrics of the (averaged) weights over all ranks."""
         settings = self.run.settings
-
-        def interrupted() -> bool:
-            totals = sum_scalars(self.stops.notes(), self.mesh)
-            self.stopped_by = self.stops.agreed({k: float(v) for k, v in totals.items()})
-            return self.stopped_by is not None
-
         with (
-            averaged(self.state.model, self.state.ema),
-            _explained_memory(settings.batch),
+            averaged(self.state.model, self.state.ema if averages else None),
+            explained_memory(settings.batch),
             autocast_context(settings.train, self.mesh.device),
         ):
             self.metrics = evaluate_batches(
@@ -464,7 +557,7 @@ class Trainer:
                 self.valid_loader or [],
                 self.mesh,
                 dtype_of(settings.train.dtype),
-                interrupted,
+                self._agreed_to_stop,
                 None if self.captured is None else self.captured.predict,
             )
         return self.metrics
@@ -483,19 +576,6 @@ class Trainer:
                 f"(known: {', '.join(sorted(metrics))})"
             )
         return metrics[name] if name == wanted else -metrics[name]
-
-
-@contextmanager
-def _explained_memory(batch: object) -> Iterator[None]:
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not ran_out_of_memory(error):
-            raise
-        raise OutOfMemoryError(
-            f"the device ran out of memory in validation; lower batch.capacity or batch.size "
-            f"(now {batch})"
-        ) from error
 
 
 @contextmanager

@@ -287,20 +287,32 @@ class Saver:
         improved_over = self._improved_waits and waited >= config.best_seconds
         return self.mesh.is_main and (minutes_over or improved_over)
 
-    def improved(self, metrics: Mapping[str, float]) -> bool:
-        """Keep the current (averaged) weights as the best; return on all ranks whether to save.
+    def improved(
+        self,
+        record: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        weights: Mapping[str, Tensor] | None,
+    ) -> bool:
+        """Keep the weights of an epoch as the best; return on all ranks whether to save.
 
         They are in memory until the next checkpoint.
+
+        Parameters
+        ----------
+        record, metrics
+            Of the epoch and its validation.
+        weights
+            None = the current (averaged) ones.
         """
-        progress = self.state.progress
         if self.mesh.is_main and self.run.settings.checkpoint.best:
             note = {
-                "epoch": progress.epoch,
-                "step": progress.step,
-                "value": progress.decisions.best,
+                "epoch": record["epoch"],
+                "step": record["step"],
+                "value": self.state.progress.decisions.best,
                 "metrics": {k: v for k, v in metrics.items() if math.isfinite(v)},
             }
-            self._improved = self.weights(), note
+            kept = {name: value.clone() for name, value in weights.items()} if weights else None
+            self._improved = kept or self.weights(), note
         self._improved_waits = True
         due = sum_scalars({"due": float(self.time_due())}, self.mesh)["due"]
         return bool(due)
@@ -374,9 +386,9 @@ class Saver:
                 "every_minutes)"
             )
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self, *, averages: bool = True) -> dict[str, Tensor]:
         """Return a copy of the current weights, averaged if the run averages them."""
-        with averaged(self.state.model, self.state.ema):
+        with averaged(self.state.model, self.state.ema if averages else None):
             return {k: v.detach().clone() for k, v in self.state.model.state_dict().items()}
 
     def finish(self, result: FitResult) -> FitResult:

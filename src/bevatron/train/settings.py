@@ -415,9 +415,16 @@ class TrainConfig:
         Validations without improvement after which the run ends; None = never.
     evaluate_every
         Epochs between validations; the last epoch is always validated.
+    evaluation_ranks
+        So many of the processes, the last ones, validate what the others train, without stopping
+        them. What a validation decides (best weights, patience, plateau, target) is decided where
+        the next one is due, at the same step on all ranks whenever it was ready; only the end of a
+        stage or of the run waits for its own. 0 = all processes stop training to validate.
     threads
         CPU threads of torch; None = as the checkpoint says, for a new run one for each 32 atoms or
         nodes of a batch, but no more than usable cores or OMP_NUM_THREADS.
+    affinity
+        Keep each process and its workers to its share of the CPU cores nearest to its GPU.
     explode_factor
         A loss this many times above its recent average stops the run; None = only NaN and
         infinity do.
@@ -456,7 +463,9 @@ class TrainConfig:
     monitor: str | None = None
     patience: int | None = None
     evaluate_every: int = 1
+    evaluation_ranks: int = 0
     threads: int | None = None
+    affinity: bool = True
     explode_factor: float | None = 1e4
     deterministic: bool = False
     tf32: bool = False
@@ -477,6 +486,8 @@ class TrainConfig:
         for name in ("evaluate_every", "log_every", "patience", "threads", "collect_every"):
             value = getattr(self, name)
             _expect(value is None or value >= 1, f"train.{name}", "1 or more", value)
+        ranks = self.evaluation_ranks
+        _expect(ranks >= 0, "train.evaluation_ranks", "0 or more", ranks)
         factor, minutes = self.explode_factor, self.timeout_minutes
         _expect(factor is None or factor > 1, "train.explode_factor", "more than 1", factor)
         _expect(minutes > 0, "train.timeout_minutes", "more than 0", minutes)

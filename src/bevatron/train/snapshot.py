@@ -21,6 +21,9 @@ from bevatron.train.state import TrainState, random_state
 SHARED_RANDOM = "rng-shared.safetensors"
 """States of the run's own generators, which are the same on all ranks."""
 
+PENDING = "pending.safetensors"
+"""Weights whose validation is not over."""
+
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -77,6 +80,11 @@ class HostFile:
         places = [self.tensors[name] for name in tensors]
         values = [value.detach() for value in tensors.values()]
         torch._foreach_copy_(places, values, non_blocking=True)
+
+    @property
+    def memory(self) -> Tensor:
+        """The bytes of all tensors, one after another."""
+        return self._memory
 
     @property
     def parts(self) -> tuple[memoryview, memoryview]:
@@ -137,6 +145,8 @@ class SnapshotMemory:
         }
         if state.ema is not None:
             tensors["ema.safetensors"] = state.ema.averages
+        if state.progress.pending is not None and state.pending is not None:
+            tensors[PENDING] = dict(state.pending)
         if state.generators:
             tensors[SHARED_RANDOM] = {n: g.get_state() for n, g in state.generators.items()}
         files: dict[str, tuple[memoryview, ...]] = {

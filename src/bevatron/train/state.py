@@ -50,6 +50,8 @@ class Progress:
         The factor of the loss, None unless matmuls are in float16.
     changes
         Where the number of ranks, batches or settings changed.
+    pending
+        Record of the epoch whose weights are being validated beside training, None if none are.
     finished
         Why the run is finished, see `bevatron.train.run.FitResult`; None if it is not.
     seconds
@@ -71,6 +73,7 @@ class Progress:
     decisions: Decisions = field(default_factory=Decisions)
     loss_scale: LossScale | None = None
     changes: list[dict[str, Any]] = field(default_factory=list)
+    pending: dict[str, Any] | None = None
     finished: str | None = None
     seconds: float = 0.0
 
@@ -110,6 +113,8 @@ class TrainState:
         What sums the gradients that the optimiser takes over ranks; made in the first step.
     generators
         Random number generators of the run's own, in the same state on all ranks.
+    pending
+        Weights that are being validated beside training, on the host of rank 0.
     """
 
     model: nn.Module
@@ -118,6 +123,7 @@ class TrainState:
     progress: Progress = field(default_factory=Progress)
     gradient_sums: GradientSums | None = None
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
+    pending: Mapping[str, Tensor] | None = None
 
 
 def seed_everything(seed: int, rank: int, step: int = 0) -> None:

@@ -57,6 +57,12 @@ class Unopenable(Numbers):
         raise OSError("the store moved")
 
 
+class SlowToOpen(Numbers):
+    def __setstate__(self, state):
+        time.sleep(0.3)
+        self.__dict__.update(state)
+
+
 def batches(count=40, size=4):
     return [(np.arange(i, i + size), np.ones(size)) for i in range(0, count, size)]
 

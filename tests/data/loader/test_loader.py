@@ -29,6 +29,7 @@ from loader_fakes import (
     KilledOnce,
     Numbers,
     Replaced,
+    SlowToOpen,
     Structures,
     Unopenable,
     batches,
@@ -175,6 +176,48 @@ def test_a_worker_that_dies_is_replaced_once_for_the_same_batch(tmp_path, caplog
     assert loaded[2].batch["x"][:, 0].tolist() == [8, 9, 10, 11]
     assert "SIGKILL" in caplog.text
     assert "train.xyz, frame 9" in caplog.text
+
+
+def test_workers_killed_before_they_begin_are_not_put_down_to_the_batch():
+    """Three fresh workers are killed while they open the data set."""
+    with Loader(SlowToOpen(), batches(), collate, workers=1) as loader:
+        iterator = iter(loader)
+        assert next(iterator).position == 0
+        for _ in range(3):
+            (before,) = loader.worker_pids
+            os.kill(before, signal.SIGKILL)
+            deadline = time.monotonic() + 20
+            while loader.worker_pids in ([before], []) and time.monotonic() < deadline:
+                time.sleep(0.001)
+        assert [loaded.position for loaded in iterator] == list(range(1, 10))
+
+
+def test_a_killed_fork_server_is_started_again_with_its_workers():
+    with Loader(Numbers(delay=0.003), batches(), collate, workers=2) as loader:
+        iterator = iter(loader)
+        assert next(iterator).position == 0
+        os.kill(psutil.Process(loader.worker_pids[0]).ppid(), signal.SIGKILL)
+        assert [loaded.position for loaded in iterator] == list(range(1, 10))
+
+
+@pytest.mark.parametrize("window", [1, 4])
+def test_slow_samples_and_killed_workers_lose_and_double_nothing(window):
+    """A sample 100 times slower than the others; every third batch a worker is killed."""
+    data = Numbers(80, slow={21: 0.3}, delay=0.003)
+    with Loader(data, batches(80), collate, workers=2, window=window) as loader:
+        order, samples, waited = [], [], []
+        for loaded in loader:
+            order.append(loaded.position)
+            samples += loaded.batch["x"][:, 0].tolist()
+            waited.append(loaded.waited_seconds)
+            if len(order) % 3 == 0 and loader.worker_pids:
+                os.kill(loader.worker_pids[-1], signal.SIGKILL)
+    assert sorted(samples) == list(range(80))
+    assert sorted(order) == list(range(20))
+    ahead = [place - order.index(place) for place in order]
+    assert max(ahead) == 0 if window == 1 else max(ahead) < window
+    if window == 1:
+        assert order == list(range(20))
 
 
 def test_a_batch_that_ends_two_workers_stops_the_run_and_names_its_samples():

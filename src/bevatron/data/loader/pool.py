@@ -24,20 +24,24 @@ import torch
 from bevatron.data.dataset import SampleSource
 from bevatron.data.loader import transfer
 from bevatron.data.loader.failures import LeftOut, exit_text, loader_error, name_of, named, names_of
-from bevatron.data.loader.worker import Failure, serve
-from bevatron.data.processes import PRELOADED, start_without_main
+from bevatron.data.loader.worker import IDLE, Failure, serve
+from bevatron.data.processes import PRELOADED, start_without_main, usable_cpu_set
 from bevatron.errors import LoaderError
 from bevatron.task import Collate
 from bevatron.typing import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)
 
+MOST_DEATHS = 4
+"""How many workers may die over a batch, each while it read another sample or had not begun."""
+
 
 @dataclass
 class Task:
     """A batch to load.
 
-    ``blamed`` counts the deaths while reading a sample; ``unreadable`` are those of two, and why,
+    ``deaths`` counts those of workers that had it, ``blamed`` those while reading a sample, or as
+    `IDLE` and `COLLATING`; ``unreadable`` are those of two, and why,
     None where such a sample is an error.
     """
 
@@ -225,7 +229,7 @@ class Pool:
         progress = self._context.RawArray("d", [-1.0, 0.0])
         process = self._context.Process(
             target=serve,
-            args=(theirs, self._payload, progress),
+            args=(theirs, self._payload, progress, usable_cpu_set()),
             name="bevatron-loader-worker",
             daemon=True,
         )
@@ -288,11 +292,13 @@ class Pool:
         worker.connection.close()
         tasks = worker.tasks
         if tasks:
+            sample = int(worker.progress[0]) if worker.overdue is None else worker.overdue
             tasks[0].deaths += 1
+            tasks[0].blamed[sample] += 1
             cause = self._cause_of_death(worker)
-            if self._leaves_out(tasks[0], worker):
+            if self._leaves_out(tasks[0], worker, sample):
                 logger.warning("a loader worker died: %s", cause)
-            elif tasks[0].deaths > 1:
+            elif _is_deadly(tasks[0], sample):
                 self._put(tasks[0].key, self._deadly(tasks.popleft(), worker, cause))
             else:
                 logger.warning("a loader worker died: %s; it is started again", cause)
@@ -303,12 +309,10 @@ class Pool:
             for task in current:
                 _send(fresh, task)
 
-    def _leaves_out(self, task: Task, worker: Worker) -> bool:
-        """Blame a death on the sample that was read; whether the batch can be tried again."""
-        sample = int(worker.progress[0]) if worker.overdue is None else worker.overdue
+    def _leaves_out(self, task: Task, worker: Worker, sample: int) -> bool:
+        """Leave out a sample that two workers died of; whether the batch can be tried again."""
         if task.unreadable is None or sample < 0:
             return False
-        task.blamed[sample] += 1
         if task.blamed[sample] > 1:
             exit_of = exit_text(worker.process.exitcode)
             slow = f"reading it took over {self._sample_timeout:g} s"
@@ -342,7 +346,8 @@ class Pool:
                 f"sample or raise the time limit of a sample"
             )
         return LoaderError(
-            f"batch {task.key[1]} ended two worker processes ({cause}); "
+            f"batch {task.key[1]} ended {'two' if task.deaths == 2 else task.deaths} worker "
+            f"processes ({cause}); "
             f"its samples: {self._names(task.indices)}"
         )
 
@@ -371,6 +376,12 @@ class Pool:
             self._ready.clear()
             self._closed = True
             self._changed.notify_all()
+
+
+def _is_deadly(task: Task, sample: int) -> bool:
+    """Whether a batch, not a kill from outside, is the likely cause of its workers' deaths."""
+    at_work = sample != IDLE
+    return (at_work and task.blamed[sample] > 1) or task.deaths > MOST_DEATHS
 
 
 def _pickled(dataset: SampleSource, collate: Collate) -> bytes:

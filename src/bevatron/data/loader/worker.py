@@ -1,10 +1,13 @@
 """The worker process: read the samples of a batch, collate them, send the batch."""
 
+import os
 import pickle
 import signal
 import time
 import traceback
 from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -150,8 +153,19 @@ def failure_of(error: SampleError) -> Failure:
     return Failure(error.sample, message.replace("\n", " "), text)
 
 
-def serve(connection: Connection, payload: bytes, progress: MutableSequence[float]) -> None:
-    """Load batches until the connection closes; the main function of a worker process."""
+def serve(
+    connection: Connection,
+    payload: bytes,
+    progress: MutableSequence[float],
+    cpus: AbstractSet[int] = frozenset(),
+) -> None:
+    """Load batches until the connection closes; the main function of a worker process.
+
+    ``cpus`` are those of the main process: the fork server began before it chose them.
+    """
+    if cpus:
+        with suppress(OSError):
+            os.sched_setaffinity(0, cpus)
     # Ctrl-C and scheduler signals reach all processes; the main process handles them, and this one
     # exits with it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
