@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from benchmarks.alphafold3 import arms, kernel_time, parts, train_step
+from benchmarks.alphafold3 import arms, kernel_time, memory, parts, train_step
 from benchmarks.common.arguments import read_all
 
 from bevatron.models.alphafold3 import config
@@ -127,6 +127,28 @@ def test_the_diffusion_runs(store):
 def test_an_error_of_a_part_is_relative_and_zeros_are_left_out():
     exact = [torch.tensor([4.0, 2.0]), torch.tensor([1e-9])]
     assert parts.worst([torch.tensor([4.0, 3.0]), torch.tensor([1.0])], exact) == 0.25
+
+
+def test_the_longest_that_fits_is_found_by_halving(monkeypatch):
+    tried = []
+
+    def fits(self, name, policy, tokens):
+        tried.append(tokens)
+        return tokens <= 600
+
+    monkeypatch.setattr(memory.Memory, "fits", fits)
+    found = memory.Memory(None, argparse.Namespace(longest=True))
+    assert found.longest("bevatron", "all", [256, 512, 768]) == 576
+    assert tried == [256, 512, 768, 640, 576, 608]
+    assert found.longest("bevatron", "all", [256, 512]) is None
+
+
+def test_memory_is_measured_by_a_step(store, tmp_path):
+    given = options(store, tmp_path, policies=["all"], arms=["bevatron"], longest=False)
+    memory.measure(given)
+    written = json.loads((tmp_path / "alphafold3" / "memory.json").read_text())
+    assert [row["N"] for row in written["rows"]] == [N]
+    assert written["extra"]["longest"] == {"bevatron, all": None}
 
 
 def test_kernels_are_told_apart_by_name():

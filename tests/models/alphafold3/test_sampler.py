@@ -34,6 +34,17 @@ def test_noise_levels_and_factors(shared):
         assert_close(value, tensor(golden[f"out__{name}"]), TOLERANCE, name)
 
 
+def test_steps_have_different_numbers_and_few_draws():
+    normal = SeededNormal(torch.tensor(3), torch.float64)
+    steps = list(sampler.draw_steps(45, (2, 7), normal))
+    assert len(steps) == 45
+    assert normal.calls == 2 * 3
+    assert {tuple(step.normal.shape) for step in steps} == {(2, 7, 3)}
+    assert {tuple(step.move.rotation.shape) for step in steps} == {(2, 3, 3)}
+    for part in (lambda s: s.normal, lambda s: s.move.rotation, lambda s: s.move.translation):
+        assert len({float(part(step).flatten()[0]) for step in steps}) == 45
+
+
 @pytest.mark.shared
 def test_sampling_with_given_draws(shared):
     golden = reference(shared, "sampler")

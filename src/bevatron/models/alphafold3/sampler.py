@@ -19,6 +19,8 @@ from bevatron.models.common.folding.normal import Normal
 GAMMA, SMALLEST_RAISED = 0.8, 1.0
 """A step to a level above the second (Å) first raises the noise by this share."""
 NOISE_SCALE, STEP_SCALE = 1.003, 1.5
+DRAWN_AT_ONCE = 20
+"""Steps whose numbers take one draw: a draw is some sixty launches, however many it is of."""
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]
 """Maps noisy coordinates [..., M, A, 3] and their levels [..., M] to denoised coordinates."""
@@ -40,9 +42,13 @@ class StepDraw(NamedTuple):
 
 
 def draw_steps(num_steps: int, shape: tuple[int, ...], normal: Normal) -> Iterator[StepDraw]:
-    """Draw each step's numbers when it is reached; shape is [..., M, A]."""
-    for _ in range(num_steps):
-        yield StepDraw(draw_moves(shape[:-1], normal), draw_noise(shape, normal))
+    """Draw the numbers of some steps at once when they are reached; shape is [..., M, A]."""
+    for first in range(0, num_steps, DRAWN_AT_ONCE):
+        count = min(DRAWN_AT_ONCE, num_steps - first)
+        moves = draw_moves((count, *shape[:-1]), normal)
+        noise = draw_noise((count, *shape), normal)
+        for rotation, translation, numbers in zip(*moves, noise, strict=True):
+            yield StepDraw(Move(rotation, translation), numbers)
 
 
 def sample(
