@@ -193,7 +193,7 @@ def test_all_shapes_of_batches_are_captured_before_steps_are_timed(run, monkeypa
     class Watched(ProfiledTrainer):
         def _now(self):
             if self._phase == "warm":
-                shapes = {shape for shape, _ in self.captured._graphs._replays}
+                shapes = {shape for shape, _ in self.captured._graphs._graphs}
                 seen.append((shapes, self.captured.buckets))
             return super()._now()
 

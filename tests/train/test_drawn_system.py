@@ -123,9 +123,9 @@ def test_workers_and_captured_steps_give_the_same_run(whole, tmp_path, monkeypat
     keys = []
     begin = captured_module.StepGraphs._capture
 
-    def capture(self, key, choice, batch):
+    def capture(self, key, choice):
         keys.append((key, choice))
-        begin(self, key, choice, batch)
+        begin(self, key, choice)
 
     monkeypatch.setattr(captured_module.StepGraphs, "_capture", capture)
     monkeypatch.setattr(captured_module.StepGraphs, "feed", feed_anew)
@@ -138,8 +138,9 @@ def test_workers_and_captured_steps_give_the_same_run(whole, tmp_path, monkeypat
 
 def feed_anew(self, batch, key, choice):
     """Hand over a batch that cannot be padded: a graph for each choice, a batch for each step."""
-    if (key, choice) not in self._replays:
-        self._capture(key, choice, batch)
+    if (key, choice) not in self._graphs:
+        self._make(key, choice, batch)
+        self._capture(key, choice)
     self._inputs[key].batch = batch.to("cpu")
 
 
@@ -319,7 +320,8 @@ def test_a_bad_sample_is_named_with_its_seed(tmp_path):
 def test_a_run_in_stages_is_described(tmp_path):
     found = describe(make_run(tmp_path), num_ranks=2)
     assert (found["batches_per_step"], found["steps"]) == (2, 12)
-    assert found["activation_bytes"] > 0
+    assert len(found["memory"]) == 2
+    assert all(plan.activations > 0 for plan in found["memory"].values())
     assert np.isnan(found["fill"])
 
 

@@ -8,7 +8,7 @@ import torch
 from bevatron.train.console import Console
 from bevatron.train.evaluate import evaluate, ordered_batches, predict
 from bevatron.train.logger import Journal, read_journal
-from bevatron.train.profiling.autograd_memory import saved_bytes
+from bevatron.train.profiling.autograd_memory import saved_bytes_by_module
 from bevatron.train.settings import BatchConfig, LoaderConfig
 
 
@@ -76,7 +76,8 @@ def test_memory_kept_for_the_backward_pass_is_counted_once_without_weights():
         y = x @ weight  # keeps x (weight is excluded)
         return (y.tanh() + y.sin()).sum()  # keeps tanh(y) and y
 
-    assert saved_bytes(compute, [weight]) == 3 * 4000
+    (found,) = saved_bytes_by_module(torch.nn.Identity(), compute, [weight]).values()
+    assert found.total == 3 * 4000
 
 
 def test_a_journal_is_cut_back_and_leaves_out_a_torn_line(tmp_path):

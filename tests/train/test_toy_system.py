@@ -329,7 +329,7 @@ def test_each_choice_has_graphs_of_its_own_for_every_shape(tmp_path):
     for choice in [(("passes", 1),), (("passes", 2),), (("passes", 1),)]:
         step([batch], lr=1e-3, choice=choice).result()
     assert len(step.buckets.shapes) == 2
-    assert set(step._graphs._replays) == {
+    assert set(step._graphs._graphs) == {
         (shape, (("passes", passes),)) for shape in step.buckets.shapes for passes in (1, 2)
     }
 
@@ -351,7 +351,7 @@ def test_all_its_shapes_are_captured_by_the_first_step(tmp_path):
     assert all(f"{shape.letters} letters" in line for shape in step.buckets.shapes)
     batch = collate([run.train[0]], few, [1.0])
     step([batch], lr=1e-3).result()
-    assert {key for key, _ in step._graphs._replays} == set(step.buckets.shapes)
+    assert {key for key, _ in step._graphs._graphs} == set(step.buckets.shapes)
 
 
 @pytest.mark.parametrize("captured", [False, True])

@@ -1,7 +1,6 @@
 """What runs in stages of drawn proteins share: their configuration, sizes and precision."""
 
 import dataclasses
-import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ import torch
 
 from bevatron.config import from_dict, merged, to_dict
 from bevatron.errors import ConfigError
-from bevatron.parallel.mesh import choose_device, ranks_from_environment
+from bevatron.parallel.mesh import parse_device
 from bevatron.recipes.run_config import RunConfig
 from bevatron.train.run import SamplesApart, SamplesInGroups, Sharing
 from bevatron.typing import IntArray
@@ -90,7 +89,7 @@ class StagedRun(RunConfig):
         ConfigError
             If bfloat16 is asked for with weights that are not float32.
         """
-        device = choose_device(self.train.device, ranks_from_environment(os.environ)[2])
+        device = parse_device(self.train.device, "train.device")
         chosen = self.precision
         if chosen == "auto":
             chosen = "bfloat16" if device.type == "cuda" else "float32"

@@ -9,18 +9,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from bevatron.config import load_yaml, merged, to_dict
 from bevatron.data.processes import own_cpus, start_fork_server
 from bevatron.errors import CheckpointError, ConfigError, DamagedError
 from bevatron.output import say
 from bevatron.parallel.collectives import barrier
-from bevatron.parallel.mesh import open_mesh, ranks_from_environment
+from bevatron.parallel.mesh import open_mesh, parse_device, ranks_from_environment
 from bevatron.recipes import DEFAULT, SYSTEMS, recipe
 from bevatron.recipes.starter import check_filled
 from bevatron.train.checkpoint import list_checkpoints, read_intact
+from bevatron.train.description import Planned, describe
 from bevatron.train.loop import fit
+from bevatron.train.memory_plan import MemoryPlan
 from bevatron.train.restarts import restarted
-from bevatron.train.run import FitResult, Run, describe
+from bevatron.train.run import FitResult, Run
 
 WORTH_A_FORK_SERVER = 4
 """CPUs from which on worker processes are expected, and one can import what they need meanwhile."""
@@ -185,9 +189,12 @@ def _describe(config: Any) -> None:
     _, build = recipe(config.recipe)
     try:
         run: Run = build(dataclasses.replace(config, output=scratch))
-        with open_mesh(run.settings.train.device) as mesh:
+        # A GPU that is named need not be there: its memory is planned.
+        gpu = parse_device(run.settings.train.device, "train.device").type == "cuda"
+        with open_mesh(run.settings.train.device if torch.cuda.is_available() else "cpu") as mesh:
             if mesh.is_main:
-                _print_description(run, mesh.world - run.settings.train.evaluation_ranks)
+                training = mesh.world - run.settings.train.evaluation_ranks
+                _print_description(describe(run, training, gpu=gpu), run, training)
             barrier(mesh)
     finally:
         if ranks_from_environment(os.environ)[0] == 0:
@@ -197,9 +204,8 @@ def _describe(config: Any) -> None:
                     path.rmdir()
 
 
-def _print_description(run: Run, num_ranks: int) -> None:
+def _print_description(found: Mapping[str, Any], run: Run, num_ranks: int) -> None:
     """Print a summary of a run without training."""
-    found = describe(run, num_ranks)
     rows = {
         "parameters": f"{found['parameters']:,} ({found['trained_parameters']:,} trained)",
         "training samples": f"{len(run.train):,}",
@@ -208,14 +214,26 @@ def _print_description(run: Run, num_ranks: int) -> None:
         **_described_steps(found),
         "fill of the batches": f"{found['fill']:.1%}",
         "largest over mean cost of a step": f"{found['imbalance']:.3f}",
-        "memory of weights and optimiser": f"{found['state_bytes'] / 2**20:,.0f} MiB",
-        "memory of activations": f"{found['activation_bytes'] / 2**20:,.0f} MiB (estimated)",
+        **dict(_described_memory(name, plan) for name, plan in found["memory"].items()),
     }
     if math.isnan(found["fill"]):  # batches of a fixed number of samples have no capacity to fill
         del rows["fill of the batches"]
     width = max(map(len, rows))
     for name, value in rows.items():
         say(f"{name:<{width}}  {value}")
+
+
+def _described_memory(stage: str, plan: Planned) -> tuple[str, str]:
+    """Say how much memory a step needs."""
+    title = f"peak memory of a step{f' of {stage}' if stage else ''}"
+    if not isinstance(plan, MemoryPlan):
+        return title, f"unknown: {plan}"
+    mib = [f"{number / 2**20:,.0f}" for number in (plan.peak, plan.weights, plan.optimizer)]
+    rest = f"{(plan.batch + plan.activations) / 2**20:,.0f}"
+    return (
+        title,
+        f"{mib[0]} MiB: weights {mib[1]}, optimiser {mib[2]}, the largest batch {rest}",
+    )
 
 
 def _described_steps(found: Mapping[str, Any]) -> dict[str, str]:

@@ -4,9 +4,10 @@
 use a trained model.
 """
 
+from bevatron.train.description import describe
 from bevatron.train.evaluate import evaluate, predict
 from bevatron.train.loop import fit
-from bevatron.train.run import FitResult, Run, Stage, describe
+from bevatron.train.run import FitResult, Run, Stage
 from bevatron.train.settings import (
     BatchConfig,
     CheckpointConfig,

@@ -1,6 +1,5 @@
 """A complete run: model, task, data and settings. Recipes make it, `fit` trains it."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -14,15 +13,10 @@ from torch import Tensor, nn
 
 from bevatron.data.dataset import Dataset
 from bevatron.data.packing.draws import Draws
-from bevatron.errors import BevatronError
 from bevatron.files import write_bytes_atomically
 from bevatron.parallel import axial
 from bevatron.parallel.mesh import Mesh
-from bevatron.task import Numbered, StepNumbers, Task, Unchanging
-from bevatron.train.epochs import Drawn, plan_epoch
-from bevatron.train.evaluate import ordered_batches
-from bevatron.train.precision import dtype_of
-from bevatron.train.profiling.autograd_memory import saved_bytes
+from bevatron.task import Task, Unchanging
 from bevatron.train.settings import Settings, StageConfig
 from bevatron.typing import IntArray
 
@@ -285,97 +279,3 @@ def example_batch(run: Run) -> Any:
 def one_unchanging_batch(run: Run) -> bool:
     """Whether every step is over the same batch, which can stay on the device."""
     return len(run.train) == 1 and isinstance(example_batch(run), Unchanging)
-
-
-def describe(run: Run, num_ranks: int = 1) -> dict[str, Any]:
-    """Describe a run without running it: parameters, memory, steps.
-
-    The memory of activations is measured: one small batch goes through the loss on the CPU while
-    the bytes kept for the backward pass are counted, and is scaled up to a full batch.
-
-    Returns
-    -------
-    dict
-        ``parameters``, ``trained_parameters``, ``batches_per_epoch`` and ``steps_per_epoch`` of
-        each rank (of a run in stages ``batches_per_step``), ``steps``, ``fill``, ``imbalance``,
-        ``largest_batch``, ``state_bytes`` (weights, gradients, moments, averages),
-        ``activation_bytes`` and ``memory_bytes`` of each rank.
-    """
-    settings, dtype = run.settings, dtype_of(run.settings.train.dtype)
-    mesh = run.sharing.planner(Mesh(world=num_ranks))
-    planned = _describe_stages(run, mesh) if run.stages else _describe_epochs(run, mesh)
-    parameters = list(run.model.parameters())
-    trained = sum(p.numel() for p in parameters if p.requires_grad)
-    moments = 3 if settings.optim.algorithm == "amsgrad" else 2
-    copies = 1 + moments + (settings.optim.ema is not None)
-    width = torch.finfo(dtype).bits // 8
-    state_bytes = (sum(p.numel() for p in parameters) + trained * copies) * width
-    return {
-        "parameters": sum(p.numel() for p in parameters),
-        "trained_parameters": trained,
-        **planned,
-        "state_bytes": state_bytes,
-        "memory_bytes": state_bytes + planned["activation_bytes"],
-    }
-
-
-def _describe_epochs(run: Run, mesh: Mesh) -> dict[str, Any]:
-    """Plan the first epoch; measure the activations of some samples."""
-    settings = run.settings
-    epoch = plan_epoch(
-        run.sizes,
-        settings.batch,
-        mesh,
-        seed=settings.train.seed,
-        epoch=0,
-        describe=run.train.describe,
-    )
-    if epoch.plan is None:
-        raise BevatronError("there is nothing to train on")
-    unit = next(iter(settings.batch.capacities(run.sizes)))
-    loads = [int(run.sizes[unit][indices].sum()) for indices, _ in epoch.batches]
-    largest = max(loads)
-    probe, _ = next(iter(ordered_batches(run.sizes, {unit: max(1, min(largest, 200))})))
-    share = int(run.sizes[unit][probe].sum())
-    steps = -(-epoch.num_batches // settings.optim.accumulate)
-    return {
-        "batches_per_epoch": epoch.num_batches,
-        "steps_per_epoch": steps,
-        "steps": steps * settings.train.epochs,
-        "fill": epoch.plan.fill,
-        "imbalance": epoch.plan.imbalance,
-        "largest_batch": {unit: largest},
-        "activation_bytes": int(_activation_bytes(run, probe) * largest / max(share, 1)),
-    }
-
-
-def _describe_stages(run: Run, mesh: Mesh) -> dict[str, Any]:
-    """Plan the first steps; measure the activations of the first batch."""
-    stage, size = run.stages[0], run.settings.batch.size
-    drawn = Drawn(0, 10 * stage.config.samples_per_step, stage.config.samples_per_step)
-    rows = stage.train.rows(0, drawn.count)
-    sizes = {name: values[rows] for name, values in stage.sizes.items()}
-    epoch = plan_epoch(sizes, run.settings.batch, mesh, seed=0, epoch=0, drawn=drawn)
-    unit, counts = next(iter(sizes.items()))
-    return {
-        "batches_per_step": epoch.accumulate,
-        "steps": sum(one.config.steps for one in run.stages),
-        "fill": math.nan,
-        "imbalance": epoch.plan.imbalance if epoch.plan is not None else 1.0,
-        "largest_batch": {unit: max(int(counts[b].sum()) for b, _ in epoch.batches)},
-        "activation_bytes": _activation_bytes(run, np.arange(size, dtype=np.int64)),
-    }
-
-
-def _activation_bytes(run: Run, indices: IntArray) -> int:
-    """Count the bytes that are kept for the backward pass of one batch."""
-    dtype = dtype_of(run.settings.train.dtype)
-    samples = [run.train[int(i)] for i in indices]
-    batch = run.task.collate(samples, indices, [1.0] * len(samples)).to("cpu", dtype)
-    model = run.model.to("cpu", dtype)
-    if isinstance(run.task, Numbered):
-        run.task.begin_step(StepNumbers(0, run.settings.train.seed))
-    return saved_bytes(
-        lambda: run.task.loss(model, batch, run.task.normalisers(batch)).total,
-        list(run.model.parameters()),
-    )

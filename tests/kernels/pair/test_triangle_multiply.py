@@ -84,6 +84,56 @@ def test_result_and_gradients_are_right(length, width, hidden, biases, outgoing,
     check(make(length, width, hidden, biases) | {"outgoing": outgoing})
 
 
+class OthersRows:
+    """A contraction of own rows with rows of another place, here of constant numbers."""
+
+    def __init__(self, rows, first):
+        self.rows, self.first = rows, first
+
+    def other(self, a):
+        """Rows of the other place, [N - R, N], alike for all channels."""
+        number = torch.arange(self.rows * a.shape[-1], device=a.device, dtype=a.dtype)
+        return (0.37 * number).sin().view(self.rows, -1).expand(*a.shape[:-2], -1, -1)
+
+    def contract(self, a, b, outgoing):
+        if outgoing:
+            return a @ torch.cat([b, self.other(a)], -2).mT
+        own = a[..., self.first : self.first + a.shape[-2]].mT @ b
+        return own + self.other(a).sum(-2, keepdim=True)
+
+    def contract_backward(self, a, b, dx, outgoing):
+        R = a.shape[-2]
+        if outgoing:
+            return dx @ torch.cat([b, self.other(a)], -2), dx[..., :R].mT @ a
+        da = torch.zeros_like(a)
+        da[..., self.first : self.first + R] = b @ dx.mT
+        return da, a[..., self.first : self.first + R] @ dx
+
+
+@pytest.mark.parametrize("outgoing", [True, False])
+@pytest.mark.parametrize(("length", "biases"), [(5, BIASES), (8, ())])
+def test_rows_of_a_pair_are_right_whose_others_are_elsewhere(
+    length, biases, outgoing, small_blocks
+):
+    inputs = make(length, 16, 24, biases, batch=(2,))
+    rows = slice(1, 4)
+    inputs["z"], inputs["mask"] = inputs["z"][:, rows].clone(), inputs["mask"][:, rows]
+    given = {"outgoing": outgoing, "contraction": OthersRows(length - 3, rows.start)}
+    results = []
+    for choice, dtype in (("triton", torch.float32), ("reference", torch.float64)):
+        leaves = {
+            name: value.to(dtype).requires_grad_()
+            for name, value in inputs.items()
+            if name != "mask"
+        }
+        with use(triangle_multiply=choice):
+            y = triangle_multiply(**leaves, mask=inputs["mask"], **given)
+        weight = torch.linspace(-1.0, 1.0, y.numel(), device=y.device).to(dtype).view(y.shape)
+        results.append((y, *torch.autograd.grad((weight * y).sum(), [*leaves.values()])))
+    for got, want in zip(*results, strict=True):
+        assert_close(got, want, 2e-5)
+
+
 def test_what_lies_behind_the_ends_of_lines_does_not_matter(small_blocks):
     torch.use_deterministic_algorithms(mode=True, warn_only=True)  # new memory is full of NaN
     try:

@@ -211,7 +211,12 @@ def test_metrics_of_the_truth_are_best_and_add_up(batch):
     )
     both = task.metrics()
     both.update(batch, {**outputs, "final_atom_positions": batch.all_atom_positions})
-    assert both.compute()["lddt_ca"] == 1.0
+    best = both.compute()
+    assert best["lddt_ca"] == 1.0
+    assert best["tm_score"] == pytest.approx(1.0, abs=1e-6)
+    assert best["rmsd"] == pytest.approx(0.0, abs=1e-4)
+    assert found["tm_score"] < 0.5
+    assert found["rmsd"] > 3
     both.load_sums(both.sums() + metrics.sums())
     assert both.compute()["lddt_ca"] == pytest.approx((1 + found["lddt_ca"]) / 2)
     ignored = task.metrics()

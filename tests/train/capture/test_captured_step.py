@@ -215,7 +215,7 @@ def test_all_shapes_are_captured_by_the_first_step_so_that_no_later_one_stalls(t
     step.plan([(small, np.ones(1)), (large, np.ones(120))])
     assert len(step.buckets.shapes) == 2
     step([tiny.batch_of(run, small)], lr=1e-9).result()
-    assert {key for key, _ in step._graphs._replays} == set(step.buckets.shapes)
+    assert {key for key, _ in step._graphs._graphs} == set(step.buckets.shapes)
     step._graphs._capture = pytest.fail
     step([tiny.batch_of(run, large)], lr=1e-9).result()
 
@@ -299,3 +299,86 @@ def test_a_run_that_diverges_keeps_the_weights_from_before(tmp_path, on_a_cpu):
 def test_asking_for_what_cannot_be_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"train.cuda_graphs: .* the device is cpu"):
         fit(make_run(tmp_path, train={"cuda_graphs": True}))
+
+
+LENGTHS = [(length,) for length in range(20)]
+
+
+class Growing(step_graphs.GraphPool):
+    """A pool that grows by a gigabyte with each capture."""
+
+    captured = 0
+
+    def capture(self, work, warm_up=None):
+        Growing.captured += 1
+        self.grown += 2**30
+        return super().capture(work, warm_up)
+
+
+@pytest.fixture
+def graphs(tmp_path, monkeypatch):
+    """Graphs of drawn batches whose pool grows, and what feeds them a batch of some length."""
+
+    def make(limit):
+        monkeypatch.setattr(step_graphs, "GraphPool", Growing)
+        monkeypatch.setattr(step_graphs, "memory_limit", lambda _: limit * 2**30)
+        run, state = prepared(tmp_path)
+        optimizer = CapturedStep(run, state, MESH)._update
+        made = step_graphs.StepGraphs(run, state, MESH, optimizer, 2, patience=1)
+        batch = tiny.batch_of(run, [0, 1])
+        made.begin(None, batch, run.task.normalisers(batch), lines.append)
+
+        def step(length):
+            made.feed(batch, length, ())
+            made.add_gradients(0, length, ())
+
+        Growing.captured = 0
+        return made, step
+
+    lines = []
+    make.lines = lines
+    return make
+
+
+def test_after_the_first_pass_over_twenty_lengths_all_steps_are_replayed(graphs):
+    made, step = graphs(limit=20)
+    random = np.random.default_rng(0)
+    for _ in range(4):
+        for place in random.permutation(20):
+            step(LENGTHS[place])
+    assert (made.num_launched, made.num_replayed, Growing.captured) == (20, 60, 20)
+    assert graphs.lines == []
+
+
+def test_a_length_that_is_seen_once_is_not_captured(graphs):
+    made, step = graphs(limit=20)
+    for length in (*LENGTHS, LENGTHS[3]):
+        step(length)
+    assert (made.num_launched, made.num_replayed, Growing.captured) == (20, 1, 1)
+
+
+def test_the_graph_least_recently_used_makes_room_for_another(graphs):
+    made, step = graphs(limit=2)
+    a, b, c = LENGTHS[:3]
+    for length in (a, a, b, b, a):
+        step(length)
+    for length in (c, c):  # b is dropped for it
+        step(length)
+    assert Growing.captured == 3
+    step(a)
+    assert Growing.captured == 3
+    step(b)  # as a new one
+    assert (Growing.captured, made.num_launched) == (3, 4)
+    assert len(graphs.lines) == 1
+    assert "hold more than 2.0 GiB" in graphs.lines[0]
+
+
+def test_a_pool_that_has_grown_through_graphs_since_dropped_is_given_back(graphs):
+    made, step = graphs(limit=2)
+    pools = set()
+    for length in LENGTHS:
+        for _ in range(2):
+            step(length)
+        pools.add(made._pool)
+        assert made._pool.grown <= 5 * 2**30
+    assert len(pools) == 4

@@ -55,7 +55,7 @@ class StaticBatch:
     ) -> None:
         self.shape = shape
         like = _no_structures() if like is None else like
-        layout = _layout(like, shape, dtype)
+        layout = layout_of(like, shape, dtype)
         offsets, start = {}, 0
         for name, (item, dims) in layout.items():
             offsets[name] = (start, start + prod(dims) * item.itemsize)
@@ -129,8 +129,8 @@ def fill_of(batch: Paddable, shape: BatchShape) -> dict[str, float]:
     return {name: batch.sizes[name] / length for name, length in shape.lengths if length}
 
 
-def _layout(like: Paddable, shape: BatchShape, dtype: torch.dtype | None) -> Layout:
-    """Type and shape of every tensor of a padded batch."""
+def layout_of(like: Paddable, shape: BatchShape, dtype: torch.dtype | None) -> Layout:
+    """Return type and shape of every tensor of a padded batch."""
     kept = getattr(like, "keeps_dtype", ())
     found = {}
     for name, ragged in like.ragged.items():

@@ -1,6 +1,5 @@
 """Atoms of residues in tensors: 37 slots by name, 14 by residue, and from one to the other."""
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -9,13 +8,13 @@ from torch import Tensor
 
 from bevatron.data.proteins import constants
 from bevatron.data.proteins.constants import CA, CB, RESIDUES
+from bevatron.maths.constants import computed_once
 
 
-@cache
+@computed_once
 def constant(name: str, device: torch.device) -> Tensor:
     """Return a table of `bevatron.data.proteins.constants` on a device, copied there once."""
-    with torch.inference_mode(False):
-        return torch.from_numpy(getattr(constants, name).copy()).to(device)
+    return torch.from_numpy(getattr(constants, name).copy()).to(device)
 
 
 def of_residues(name: str, aatype: Int[Tensor, "*residues"]) -> Tensor:

@@ -7,6 +7,7 @@ graph is a `WholeGraph`; its batches are made once, and `Graph.derived` remember
 builds from the edges, so that no step copies or sorts them again.
 """
 
+import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, TypeVar
@@ -163,6 +164,12 @@ class Graph:
     def __reduce__(self) -> tuple[Any, ...]:
         # What is remembered stays in the process that made it.
         return Graph, (self.edges, self.num_nodes, self.features, self.edge_values)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Graph":
+        parts: Any = self.edges, self.num_nodes, self.features, self.edge_values
+        made = Graph(*copy.deepcopy(parts, memo))
+        made._derived.update(copy.deepcopy(self._derived, memo))
+        return made
 
 
 @dataclass(frozen=True, eq=False)

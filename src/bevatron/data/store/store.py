@@ -13,10 +13,10 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from bevatron import config
 from bevatron.data.samples import Field
 from bevatron.data.store.shards import REBUILD, Shard, check_size
 from bevatron.errors import StoreError
+from bevatron.files import checksum
 from bevatron.typing import Array, IntArray
 
 MANIFEST = "manifest.json"
@@ -276,9 +276,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
         )
     described = {key: value for key, value in values.items() if key != "checksum"}
     # Stores of bevatron 0.1 have none.
-    if values.get("checksum", config.fingerprint(described)) != config.fingerprint(described):
+    if "checksum" in values and values["checksum"] != manifest_checksum(described):
         raise StoreError(f"{manifest}: is damaged, its checksum does not match; prepare it again")
     return described
+
+
+def manifest_checksum(values: Mapping[str, Any]) -> str:
+    """Hash a manifest as it was read, without its checksum."""
+    return checksum(json.dumps(values, sort_keys=True).encode())
 
 
 def _why_no_manifest(path: Path) -> str:

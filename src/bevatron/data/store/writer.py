@@ -21,6 +21,7 @@ from bevatron.data.store.store import (
     STORE_FORMAT,
     STORE_KIND,
     fields_to_plain,
+    manifest_checksum,
     read_manifest,
 )
 from bevatron.data.summary import structures as summary
@@ -232,7 +233,8 @@ class StoreWriter:
             "inputs": self.inputs,
             "shards": shards,
         }
-        manifest["checksum"] = config.fingerprint(manifest)
+        # As it will be read: keys are text then.
+        manifest["checksum"] = manifest_checksum(json.loads(json.dumps(manifest)))
         with self._unless_complete():
             files.write_json_atomically(self.out / MANIFEST, manifest, StoreError)
         self.tidy()

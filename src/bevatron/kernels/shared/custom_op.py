@@ -206,13 +206,11 @@ def _is_used(ctx: Any, tensor: int) -> bool:
     node = ctx.next_functions[tensor][0]
     if node is None:
         return False
-    # Of a leaf the engine says nothing, but with an error that takes it long.
-    if type(node).__name__ == "AccumulateGrad":
-        return True
     try:
         return bool(torch._C._will_engine_execute_node(node))  # noqa: SLF001
     except (AttributeError, RuntimeError):
-        return True  # a torch without this feature
+        # A leaf that autograd.grad was asked for, or a torch without this feature.
+        return True
 
 
 class _Wiring:

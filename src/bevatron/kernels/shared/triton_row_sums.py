@@ -9,6 +9,7 @@ from torch import Tensor
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
 from bevatron.kernels.shared.launch import num_sms
+from bevatron.kernels.shared.triton_launch import launch
 from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
 BLOCK_M, LARGEST_BLOCK_C = 8, 256
@@ -31,8 +32,11 @@ def sum_rows(rows: Tensor) -> Tensor:
     most = -(-PROGRAMS_PER_SM * num_sms(rows.device) // columns)
     programs = min(-(-count // BLOCK_M), most)
     parts = rows.new_empty((programs, width), dtype=wide)
-    sum_rows_kernel[(programs, columns)](
-        *(rows, parts, count, rows.stride(0)),
+    launch(
+        sum_rows_kernel,
+        (programs, columns),
+        (rows, parts),
+        (count, rows.stride(0)),
         C=width,
         BLOCK=BLOCK_M,
         BLOCK_C=block,

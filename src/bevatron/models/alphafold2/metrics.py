@@ -14,6 +14,8 @@ from bevatron.models.common.folding.metrics import (
     contact_precision,
     contact_probability,
     expected_lddt,
+    rmsd,
+    tm_score,
 )
 
 DISTOGRAM_ENDS = 2.3125, 21.6875
@@ -26,16 +28,17 @@ TERMS = (
 """Of the loss."""
 
 NAMES = (
-    "loss", *(f"loss_{name}" for name in TERMS), "lddt_ca", "plddt", "distogram",
-    "contact_precision",
+    "loss", *(f"loss_{name}" for name in TERMS), "lddt_ca", "tm_score", "rmsd", "plddt",
+    "distogram", "contact_precision",
 )  # fmt: skip
 
 
 class ChainMetrics:
     """Means over chains.
 
-    Names: ``loss`` and its weighted terms ``loss_fape`` and so on; ``lddt_ca``, 0 to 1; ``plddt``,
-    what the model expects of it, 0 to 100; ``distogram``, cross entropy; ``contact_precision`` of
+    Names: ``loss`` and its weighted terms ``loss_fape`` and so on; ``lddt_ca``, 0 to 1, and of the
+    superposed chains ``tm_score``, 0 to 1, and ``rmsd`` of CA, Å; ``plddt``, what the model expects
+    of the lDDT, 0 to 100; ``distogram``, cross entropy; ``contact_precision`` of
     the surest L long-range contacts. What no chain has is left out.
     """
 
@@ -48,8 +51,13 @@ class ChainMetrics:
         known = given["all_atom_mask"].bool() & given["seq_mask"][:, None]
         found = {name: value for name, value in outputs.items() if name in NAMES}
         found["loss"] = torch.stack([*found.values()]).sum()
-        predicted = outputs["final_atom_positions"][:, CA]
-        found["lddt_ca"] = ca_lddt(predicted, given["all_atom_positions"][:, CA], known[:, CA])
+        backbone = (
+            outputs["final_atom_positions"][:, CA],
+            given["all_atom_positions"][:, CA],
+            known[:, CA],
+        )
+        found |= {"lddt_ca": ca_lddt(*backbone), "rmsd": rmsd(*backbone)}
+        found["tm_score"] = tm_score(*backbone)
         surest = expected_lddt(outputs["lddt_logits"])
         real = given["seq_mask"].to(surest.dtype)
         found["plddt"] = (surest * real).sum() / real.sum().clamp(min=1.0)

@@ -5,7 +5,6 @@ that are not bonded.
 """
 
 from collections.abc import Mapping
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from bevatron.data.proteins.stereochemistry import (
     PEPTIDE_BOND_PROLINE,
     distance_bounds,
 )
+from bevatron.maths.constants import computed_once
 from bevatron.models.alphafold2.naming import distances
 
 DEVIATIONS = 12.0
@@ -156,9 +156,8 @@ def _within(position: Tensor, exists: Tensor, aatype: Tensor) -> tuple[Tensor, T
     return each, (each.amax(-1) > 0).to(exists.dtype)
 
 
-@cache
+@computed_once
 def _bounds(device: torch.device) -> tuple[Tensor, Tensor]:
     bounds = distance_bounds(OVERLAP, DEVIATIONS)
-    with torch.inference_mode(False):
-        lower, upper = (torch.from_numpy(x).to(device) for x in bounds)
+    lower, upper = (torch.from_numpy(x).to(device) for x in bounds)
     return lower, upper

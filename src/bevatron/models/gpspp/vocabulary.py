@@ -1,19 +1,19 @@
 """Vocabularies of features as tensors on a device, copied there once."""
 
-from functools import lru_cache
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bevatron.maths.constants import computed_once
 
-@lru_cache(maxsize=64)
+
+@computed_once
 def sizes_on(sizes: tuple[int, ...], device: torch.device) -> Int[Tensor, " F"]:
     """Return the number of values of every feature."""
     return torch.tensor(sizes, device=device)
 
 
-@lru_cache(maxsize=64)
+@computed_once
 def starts_on(sizes: tuple[int, ...], device: torch.device) -> Int[Tensor, " F"]:
     """Return the offset of every feature if their values are concatenated.
 
@@ -26,7 +26,7 @@ def starts_on(sizes: tuple[int, ...], device: torch.device) -> Int[Tensor, " F"]
     return (numbers.cumsum(0) - numbers).to(device)
 
 
-@lru_cache(maxsize=64)
+@computed_once
 def membership_on(sizes: tuple[int, ...], device: torch.device) -> Float[Tensor, "V F"]:
     """Return 1 where a value is one of a feature, else 0, in float32.
 

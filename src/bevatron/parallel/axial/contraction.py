@@ -17,29 +17,40 @@ from bevatron.parallel.axial.collectives import lengths
 from bevatron.parallel.groups import Group
 
 
-def contract(a: Tensor, b: Tensor, outgoing: bool, group: Group) -> Tensor:
-    """Return own rows of x."""
-    if not outgoing:
-        columns = a.split(lengths(a.shape[-1], group.size), -1)
-        return _collected(lambda target: columns[target].mT @ b, group)
-    found = {source: a @ block.mT for source, block in _passing(b, group)}
-    return cat([found[source] for source in range(group.size)], -1)
+class Rings:
+    """The contraction of `bevatron.kernels.triangle_multiply` over the rows of a group.
 
+    Parameters
+    ----------
+    group
+        Processes that have the rows.
+    """
 
-def contract_backward(
-    a: Tensor, b: Tensor, dx: Tensor, outgoing: bool, group: Group
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of own rows of a and b."""
-    each = lengths(a.shape[-1], group.size)
-    if outgoing:
-        columns = dx.split(each, -1)
-        db = _collected(lambda target: columns[target].mT @ a, group)
-        return _sum(columns[source] @ block for source, block in _passing(b, group)), db
-    columns, da, parts = a.split(each, -1), {}, []
-    for source, block in _passing(dx, group):
-        da[source] = b @ block.mT
-        parts.append(columns[source] @ block)
-    return cat([da[source] for source in range(group.size)], -1), _sum(parts)
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def contract(self, a: Tensor, b: Tensor, outgoing: bool) -> Tensor:
+        """Return own rows of x."""
+        if not outgoing:
+            columns = a.split(lengths(a.shape[-1], self.group.size), -1)
+            return _collected(lambda target: columns[target].mT @ b, self.group)
+        found = {source: a @ block.mT for source, block in _passing(b, self.group)}
+        return cat([found[source] for source in range(self.group.size)], -1)
+
+    def contract_backward(
+        self, a: Tensor, b: Tensor, dx: Tensor, outgoing: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradients of own rows of a and b."""
+        each = lengths(a.shape[-1], self.group.size)
+        if outgoing:
+            columns = dx.split(each, -1)
+            db = _collected(lambda target: columns[target].mT @ a, self.group)
+            return _sum(columns[source] @ block for source, block in _passing(b, self.group)), db
+        columns, da, parts = a.split(each, -1), {}, []
+        for source, block in _passing(dx, self.group):
+            da[source] = b @ block.mT
+            parts.append(columns[source] @ block)
+        return cat([da[source] for source in range(self.group.size)], -1), _sum(parts)
 
 
 def _passing(own: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:

@@ -13,6 +13,8 @@ METRICS = [
     Metric(title, title, {"validation": name}, logarithmic=False)
     for name, title in (
         ("lddt_ca", "lDDT of CA atoms"),
+        ("tm_score", "TM-score"),
+        ("rmsd", "RMSD of CA atoms (Å)"),
         ("loss_fape", "frame-aligned point error"),
         ("distogram", "cross entropy of the distogram"),
         ("contact_precision", "precision of contacts"),

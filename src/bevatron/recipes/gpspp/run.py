@@ -22,7 +22,7 @@ from bevatron.models.gpspp import (
     LossConfig,
     Mode,
 )
-from bevatron.parallel.mesh import choose_device, ranks_from_environment
+from bevatron.parallel.mesh import parse_device, ranks_from_environment
 from bevatron.recipes.frozen import freeze
 from bevatron.recipes.gpspp import SYSTEM
 from bevatron.recipes.gpspp.data import (
@@ -302,7 +302,7 @@ def _shown(model: GPSPlusPlusConfig, modes: tuple[Mode, ...]) -> list[str]:
 def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]]:
     """Fill in capacities, precision, warm-up and workers, which depend on data and device."""
     settings, notes = config.settings, []
-    device = choose_device(config.train.device, ranks_from_environment(os.environ)[2])
+    device = parse_device(config.train.device, "train.device")
     train, schedule = settings.train, settings.schedule
     on_gpu = device.type == "cuda"
     train = dataclasses.replace(train, autocast=_matmul_dtype(config, on_gpu=on_gpu))

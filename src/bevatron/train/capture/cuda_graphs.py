@@ -37,6 +37,11 @@ class GraphPool:
     device
         Where the work runs.
 
+    Attributes
+    ----------
+    grown
+        Bytes of the GPU that captures have taken so far, for the pool and for the graphs.
+
     Examples
     --------
     >>> total = torch.zeros(())
@@ -46,7 +51,7 @@ class GraphPool:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self.grown = device, 0
         self._on_gpu = device.type == "cuda"
         if self._on_gpu:
             self._pool = torch.cuda.graph_pool_handle()
@@ -95,11 +100,15 @@ class GraphPool:
             self._try_without_waiting(warm_up)
         present.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()  # what the warm-up has left is not the graph's
+        free, _ = torch.cuda.mem_get_info(self.device)
         # Other threads, such as one that pins memory, may use the device meanwhile.
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         ):
             work()
+        self.grown += max(free - torch.cuda.mem_get_info(self.device)[0], 0)
         return graph.replay
 
     @staticmethod

@@ -98,6 +98,13 @@ def _counted(run: Run, rule: PaddingRule, name: str) -> bool:
     return name in run.sizes or name == rule.samples
 
 
+def sizes_of_batches(run: Run, rule: PaddingRule, batches: Sequence[IndexedBatch]) -> IntArray:
+    """Return the lengths of batches along the axes of a rule, [B, axes]."""
+    ones = np.ones(len(run.train), dtype=np.int64)
+    counted = [run.sizes.get(name, ones) for name in rule.names]
+    return np.array([[values[i].sum() for values in counted] for i, _ in batches])
+
+
 def captured_step(
     run: Run, state: TrainState, mesh: Mesh, say: Callable[[str], None]
 ) -> "CapturedStep | None":
@@ -191,10 +198,7 @@ class CapturedStep:
         if not len(batches) or self._unchanging or self.run.stages:
             return None
         rule: PaddingRule = example_batch(self.run).padding
-        counts = self.run.sizes
-        ones = np.ones(len(self.run.train), dtype=np.int64)
-        counted = [counts.get(name, ones) for name in rule.names]
-        sizes = np.array([[values[i].sum() for values in counted] for i, _ in batches])
+        sizes = sizes_of_batches(self.run, rule, batches)
         shapes = self.buckets.shapes
         if all(smallest_shape(rule, shapes, size) for size in sizes.tolist()):
             self.buckets, self._sizes = SizeBuckets(shapes, waste(rule, sizes, shapes)), sizes
@@ -312,7 +316,11 @@ class CapturedStep:
         wanted = (constants, self._rows)
         if self._graphs is None or (self._graphs.constants, self._graphs.rows) != wanted:
             self._graphs = None  # frees its memory first
-            self._graphs = StepGraphs(self.run, self.state, self.mesh, self._update, self._rows)
+            # The shapes of drawn samples are not known beforehand, and some never come again.
+            patience = 1 if self.run.stages else 0
+            self._graphs = StepGraphs(
+                self.run, self.state, self.mesh, self._update, self._rows, patience
+            )
             key = self._key_of(batch)
             if isinstance(key, BatchShape) and isinstance(batch, Paddable):
                 batch = pad(batch, key)

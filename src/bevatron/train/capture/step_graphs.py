@@ -1,7 +1,14 @@
-"""The CUDA graphs of a captured step: one per shape of a batch, and one for the update."""
+"""The CUDA graphs of a captured step: one per shape of a batch, and one for the update.
+
+They share one pool of memory: a graph grows it by what it needs beyond the others. Together they
+hold at most a share of the GPU's memory (`memory_limit`); beyond it the least recently used graph
+is dropped, and the next finds room where that was.
+"""
 
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,13 +34,51 @@ Choice = Hashable
 """What else it is for: a task's choice for the step (`bevatron.task.Numbered`)."""
 
 
+MEMORY_SHARE = 0.5
+"""Share of a GPU's memory that graphs may hold."""
+
+
+def memory_limit(device: torch.device) -> int:
+    """Return how many bytes graphs may hold; a single one may hold more."""
+    if device.type != "cuda":
+        return 0
+    return int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[1])
+
+
+@dataclass
+class _Graph:
+    """What adds the gradients of a batch, launched until it is captured.
+
+    Attributes
+    ----------
+    work, warm_up
+        As `GraphPool.capture` takes them.
+    run
+        The work, or what replays it.
+    size
+        Bytes by which it has grown the pool; None = it is not captured.
+    """
+
+    work: Work
+    warm_up: Work
+    run: Work
+    size: int | None = None
+
+
 class StepGraphs:
     """The CUDA graphs for one set of the loss's constants, and the memory they work on.
+
+    Parameters
+    ----------
+    patience
+        How often a batch of one kind is launched before that kind is captured.
 
     Attributes
     ----------
     counts
         What the losses are divided by.
+    num_launched, num_replayed
+        Batches whose gradients were launched kernel by kernel, and replayed.
     rows
         Most batches of this rank in a step.
     whole_steps
@@ -43,7 +88,13 @@ class StepGraphs:
     counts: NumberFeed
 
     def __init__(
-        self, run: Run, state: TrainState, mesh: Mesh, update: FusedAdamEMA, rows: int
+        self,
+        run: Run,
+        state: TrainState,
+        mesh: Mesh,
+        update: FusedAdamEMA,
+        rows: int,
+        patience: int = 0,
     ) -> None:
         self._task, self._model, self._update = run.task, state.model, update
         self._config = run.settings.train
@@ -52,7 +103,11 @@ class StepGraphs:
         self.whole_steps = rows == 1 and mesh.world == 1
         self._pool = GraphPool(mesh.device)
         self._inputs: dict[Key, Feed] = {}
-        self._replays: dict[tuple[Key, Choice], Work] = {}
+        self._graphs: OrderedDict[tuple[Key, Choice], _Graph] = OrderedDict()
+        self._limit = memory_limit(mesh.device)
+        self._say: Callable[[str], None] = lambda _: None
+        self._patience, self._seen = patience, Counter[tuple[Key, Choice]]()
+        self.num_launched = self.num_replayed = 0
         self._seconds = 0.0
 
     def begin(
@@ -67,7 +122,7 @@ class StepGraphs:
         The batch is padded, as kernels are compiled anew for sizes of other divisibility.
         """
         began = time.monotonic()
-        self.constants = constants
+        self.constants, self._say = constants, say
         self.counts = NumberFeed(len(counts), self._device)
         self._normalisers = dict(zip(counts, self.counts.values.unbind(), strict=True))
         moved = batch.to(self._device, self._dtype)
@@ -83,7 +138,10 @@ class StepGraphs:
         self._figures = zeros((rows + 1) * width + 2)
         self._readings = [Reading(self._figures), Reading(self._figures)]
         if not self.whole_steps:
-            self._replay_update = self._pool.capture(self._finish, self._update.warm_up)
+            # In a pool of its own, so that the others' can be given back.
+            self._replay_update = GraphPool(self._device).capture(
+                self._finish, self._update.warm_up
+            )
         self._seconds += time.monotonic() - began
 
     def _rehearse(self, batch: Batch) -> None:
@@ -96,11 +154,9 @@ class StepGraphs:
 
     def keep(self, shapes: Sequence[BatchShape]) -> None:
         """Drop the graphs of other shapes."""
-        for key in set(self._inputs) - set(shapes):
-            del self._inputs[key]
-        for key, choice in [*self._replays]:
-            if key not in self._inputs:
-                del self._replays[key, choice]
+        for key, choice in [*self._graphs]:
+            if key not in shapes:
+                self._drop(key, choice)
 
     def capture_all(
         self,
@@ -112,31 +168,39 @@ class StepGraphs:
 
         The largest first: smaller ones then find room in the memory that it has left.
         """
-        missing = [shape for shape in {*shapes} if (shape, choice) not in self._replays]
+        missing = [shape for shape in {*shapes} if (shape, choice) not in self._seen]
         if missing:
             batch = some_batch()
             for shape in sorted(missing, reverse=True):
-                self._capture(shape, choice, batch)
+                self._seen[shape, choice] = 0
+                self._make(shape, choice, batch)
+                self._capture(shape, choice)
 
     def feed(self, batch: Batch, key: Key, choice: Choice) -> None:
-        """Hand a batch to its graph; capture it if this is the first of its kind."""
-        if (key, choice) not in self._replays:
-            self._capture(key, choice, batch)
-        else:
+        """Hand a batch to its graph; capture it once enough of its kind were seen."""
+        if (key, choice) in self._graphs:
             self._inputs[key].send(batch)
+        else:
+            self._make(key, choice, batch)
+        self._graphs.move_to_end((key, choice))
+        captured = self._graphs[key, choice].size is not None
+        if not captured and self._seen[key, choice] >= self._patience:
+            self._capture(key, choice)
+        self._seen[key, choice] += 1
 
     def add_gradients(self, place: int, key: Key, choice: Choice) -> None:
         """Add the gradients of the batch that was fed; if that is a whole step, also update."""
-        self._replays[key, choice]()
+        graph = self._graphs[key, choice]
+        graph.run()
+        self.num_launched += graph.size is None
+        self.num_replayed += graph.size is not None
         if not self.whole_steps:
             self._parts[place].copy_(self._terms)
 
-    def _capture(self, key: Key, choice: Choice, batch: Batch) -> None:
-        """Capture what adds the gradients of a batch; the gradients stay as they are."""
-        began = time.monotonic()
+    def _make(self, key: Key, choice: Choice, batch: Batch) -> None:
+        """Make what adds the gradients of a batch, and hand it the batch."""
         inputs = self._inputs[key] if key in self._inputs else self._feed(key, batch)
         inputs.send(batch)
-        before = self._update.gradient.clone()
 
         def gradients() -> None:
             self._gradients(inputs.batch)
@@ -151,10 +215,60 @@ class StepGraphs:
             gradients()
             self._update.warm_up()
 
-        replay = self._pool.capture(*((step, warm_up) if self.whole_steps else (gradients,)))
+        work, warm_up = (step, warm_up) if self.whole_steps else (gradients, gradients)
+        self._inputs[key], self._graphs[key, choice] = inputs, _Graph(work, warm_up, work)
+
+    def _capture(self, key: Key, choice: Choice) -> None:
+        """Capture what was made, if need be in place of others; the gradients stay as they are."""
+        began, graph = time.monotonic(), self._graphs[key, choice]
+        before = self._update.gradient.clone()
+        if self._limit and self._pool.grown > 2 * self._limit:
+            self._begin_again(key, choice)  # what was dropped has left gaps that nothing fits in
+        grown = self._pool.grown
+        try:
+            graph.run = self._pool.capture(graph.work, graph.warm_up)
+        except torch.OutOfMemoryError:
+            if len(self._graphs) == 1:
+                raise
+            self._begin_again(key, choice)
+            grown = 0
+            graph.run = self._pool.capture(graph.work, graph.warm_up)
         self._update.gradient.copy_(before)
-        self._inputs[key], self._replays[key, choice] = inputs, replay
+        graph.size = self._pool.grown - grown
+        self._make_room(key, choice)
         self._seconds += time.monotonic() - began
+
+    def _make_room(self, key: Key, choice: Choice) -> None:
+        """Drop the least recently used graphs while all together hold too much."""
+        if not self._limit:
+            return
+        held = sum(graph.size or 0 for graph in self._graphs.values())
+        if held > self._limit:
+            self._say(
+                f"CUDA graphs hold more than {self._limit / 2**30:.1f} GiB: those least recently "
+                "used are dropped"
+            )
+        for other, graph in [*self._graphs.items()]:
+            if held <= self._limit or other == (key, choice):
+                break
+            held -= graph.size or 0
+            self._drop(*other)
+
+    def _drop(self, key: Key, choice: Choice) -> None:
+        """Forget a graph, and its batch if no other reads it; it must be seen anew."""
+        del self._graphs[key, choice]
+        self._seen[key, choice] = 0
+        if not any(other == key for other, _ in self._graphs):
+            del self._inputs[key]
+
+    def _begin_again(self, key: Key, choice: Choice) -> None:
+        """Forget all graphs but one that is not captured, and give back the memory they shared."""
+        for other in [*self._graphs]:
+            if other != (key, choice):
+                self._drop(*other)
+        self._pool = GraphPool(self._device)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def take_seconds(self) -> float:
         """Return the seconds spent on capturing since the last call."""

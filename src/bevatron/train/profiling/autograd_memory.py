@@ -1,4 +1,4 @@
-"""Bytes that autograd saves for a backward pass, in total and by module."""
+"""Bytes that autograd saves for a backward pass, by module."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
@@ -10,24 +10,6 @@ import torch
 from torch import Tensor, nn
 
 OUTSIDE = "(outside of modules)"
-
-
-def saved_bytes(compute: Callable[[], Tensor], excluded: Iterable[Tensor] = ()) -> int:
-    """Count the memory that a computation keeps until its backward pass.
-
-    Storage that several operations keep is counted once; that of ``excluded`` tensors (weights)
-    not at all.
-
-    Examples
-    --------
-    >>> x = torch.ones(10, requires_grad=True)
-    >>> saved_bytes(lambda: (x * 2).exp().sum())
-    40
-    """
-    kept: list[int] = []
-    with _watched(kept.append, excluded):
-        compute()
-    return sum(kept)
 
 
 @dataclass
@@ -56,7 +38,8 @@ def saved_bytes_by_module(
 ) -> dict[str, SavedBytes]:
     """Count what each module keeps until the backward pass, most first.
 
-    What a submodule keeps is not counted again for the module around it. Operations of an inner
+    Storage that several operations keep is counted once. What a submodule keeps is not counted
+    again for the module around it. Operations of an inner
     gradient belong to the module whose forward pass they go back through.
 
     Parameters

@@ -1,10 +1,10 @@
 """The non-zero coefficients of a channelwise product, path by path: what its kernels unroll."""
 
 from dataclasses import dataclass
-from functools import cache
 from math import sqrt
 
 from bevatron.kernels.equivariant.channelwise_tensor_product.paths import Path, path_table
+from bevatron.maths.constants import computed_once
 from bevatron.maths.irreps import Irrep, Irreps, Layout, as_layout
 from bevatron.maths.so3 import wigner_3j
 
@@ -47,7 +47,7 @@ class Product:
         return [coupling for *_, group in self.pairs for coupling in group]
 
 
-@cache
+@computed_once
 def product_of(
     irreps_in: str, irreps_harmonics: str, irreps_out: str, layout: Layout = "mul_ir"
 ) -> Product:

@@ -1,7 +1,6 @@
 """The specification of the channelwise tensor product, block of x by block of x."""
 
 from collections.abc import Sequence
-from functools import cache
 from math import sqrt
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from bevatron.kernels.equivariant.channelwise_tensor_product.paths import Path, PathTable
 from bevatron.kernels.equivariant.edge_order import EdgeOrder
+from bevatron.maths.constants import computed_once
 from bevatron.maths.irreps import Irreps, Layout
 from bevatron.maths.so3 import wigner_3j
 
@@ -78,7 +78,7 @@ def _matrices(harmonics: Tensor, paths: Sequence[Path], irreps_harmonics: Irreps
     return matrices
 
 
-@cache
+@computed_once
 def _coefficients(
     couplings: tuple[tuple[int, int, int, int], ...],
     num_harmonics: int,

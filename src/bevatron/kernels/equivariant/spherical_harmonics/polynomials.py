@@ -6,11 +6,11 @@ component by component and writes the components of the result, without shared m
 """
 
 from collections.abc import Iterable, Iterator
-from functools import cache
 
 import numpy as np
 import torch
 
+from bevatron.maths.constants import computed_once
 from bevatron.maths.so3 import spherical_harmonics
 
 Monomial = tuple[int, int, int]
@@ -19,7 +19,7 @@ Monomial = tuple[int, int, int]
 AXES = "xyz"
 
 
-@cache
+@computed_once
 def polynomials(l_max: int) -> tuple[dict[Monomial, float], ...]:
     """Return every component as coefficients of the monomials of its own degree.
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bevatron.maths.constants import computed_once
 from bevatron.maths.irreps import Layout, as_layout
 from bevatron.maths.symmetric_product import CouplingTensor, known_coupling
 from bevatron.typing import FloatArray
@@ -145,8 +146,6 @@ def polynomial_of(couplings: tuple[tuple[CouplingTensor, ...], ...]) -> Polynomi
     )
 
 
-@lru_cache(maxsize=64)
+@computed_once
 def _mixing(polynomial: Polynomial, dtype: torch.dtype, device: torch.device) -> Tensor:
-    # Kept for calls that take gradients, so it may not be born in inference mode.
-    with torch.inference_mode(mode=False):
-        return torch.from_numpy(polynomial.mixing).to(device, dtype)
+    return torch.from_numpy(polynomial.mixing).to(device, dtype)

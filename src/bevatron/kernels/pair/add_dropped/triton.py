@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_launch import launch
 
 ELEMENTS, LARGEST_BLOCK_C = 4096, 1024
 """Of a block: its elements, and upper bound of its channels."""
@@ -67,9 +68,11 @@ def _launch(
     rows = (ELEMENTS // block_c).bit_length() - 1
     block_r, block_n = 1 << rows // 2, 1 << (rows + 1) // 2
     grid = (-(-N // block_n) * -(-R // block_r), -(-C // block_c), len(y))
-    kernel[grid](
-        *(y if x is None else x, update, y if mask is None else mask.contiguous(), y),
-        *(R, N, *update.stride()[:3], *y.stride()[:3]),
+    launch(
+        kernel,
+        grid,
+        (y if x is None else x, update, y if mask is None else mask.contiguous(), y),
+        (R, N, *update.stride()[:3], *y.stride()[:3]),
         C=C,
         BLOCK_R=block_r,
         BLOCK_N=block_n,

@@ -19,18 +19,17 @@ def pair_attention(
     """
     if layout == "BSNHD":
         q, k, v = (tensor.transpose(2, 3) for tensor in (q, k, v))
-    logits = scale * (q @ k.transpose(-1, -2))
+    logits = (scale * q) @ k.transpose(-1, -2)
     if bias is not None:
         logits = logits + bias.to(logits.dtype)
     if mask is None:
-        weights = logits.softmax(-1)
+        result = logits.softmax(-1) @ v
     else:
-        keep = mask[:, :, None, None, :]
-        empty = ~mask.any(-1)[:, :, None, None, None]
-        # A row without keys: any finite logits, since softmax of minus infinity is NaN.
-        logits = logits.masked_fill(~keep, float("-inf")).masked_fill(empty, 0.0)
-        weights = logits.softmax(-1).masked_fill(~keep, 0.0)
-    result = weights @ v
+        empty = ~mask.any(-1, keepdim=True)
+        # A row without keys keeps its logits: softmax of minus infinities is NaN.
+        dropped = ~(mask | empty)[:, :, None, None, :]
+        result = logits.masked_fill(dropped, float("-inf")).softmax(-1) @ v
+        result = result.masked_fill(empty[:, :, None, None], 0.0)
     if layout == "BSNHD":
         result = result.transpose(2, 3)
     return result if gate is None else gate.to(result.dtype).sigmoid() * result

@@ -4,16 +4,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.pair.triangle_multiply.contraction import Contraction
 from bevatron.kernels.shared import support
 
-__all__ = ["triangle_multiply"]
+__all__ = ["Contraction", "triangle_multiply"]
 
 _operator = registry.operator("triangle_multiply", __name__, takes=support.up_to_float32)
 
 
 def triangle_multiply(
-    z: Float[Tensor, "*batch N N C"],
-    mask: Float[Tensor, "*batch N N"] | Bool[Tensor, "*batch N N"] | None,
+    z: Float[Tensor, "*batch R N C"],
+    mask: Float[Tensor, "*batch R N"] | Bool[Tensor, "*batch R N"] | None,
     norm_in_weight: Float[Tensor, "C"],
     norm_in_bias: Float[Tensor, "C"],
     a_weight: Float[Tensor, "H C"],
@@ -33,7 +34,8 @@ def triangle_multiply(
     *,
     outgoing: bool = True,
     eps: float = 1e-5,
-) -> Float[Tensor, "*batch N N C"]:
+    contraction: Contraction | None = None,
+) -> Float[Tensor, "*batch R N C"]:
     r"""Update every edge of the pair from the other two edges of all triangles it is in.
 
     .. math::
@@ -70,6 +72,8 @@ def triangle_multiply(
         Whether outgoing edges are multiplied, or incoming ones.
     eps
         Of both norms.
+    contraction
+        Computes x where z is R rows of a pair whose other rows are elsewhere.
 
     Returns
     -------
@@ -98,7 +102,7 @@ def triangle_multiply(
     """
     C, H = z.shape[-1], a_weight.shape[0]
     wanted = {
-        "z": (z, (*z.shape[:-3], z.shape[-2], z.shape[-2], C)),
+        "z": (z, (*z.shape[:-3], z.shape[-2 if contraction is None else -3], z.shape[-2], C)),
         "mask": (mask, tuple(z.shape[:-1])),
         "norm_in_weight": (norm_in_weight, (C,)),
         "norm_in_bias": (norm_in_bias, (C,)),
@@ -124,5 +128,5 @@ def triangle_multiply(
                 f"go with z {tuple(z.shape)} and {H} hidden channels"
             )
     run = _operator.dispatch(z)
-    result: Tensor = run(*(tensor for tensor, _ in wanted.values()), outgoing, eps)
+    result: Tensor = run(*(tensor for tensor, _ in wanted.values()), outgoing, eps, contraction)
     return result

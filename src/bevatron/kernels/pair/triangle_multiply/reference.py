@@ -1,10 +1,14 @@
 """The triangle multiplication in plain PyTorch: the specification."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.pair.layer_norm.reference import layer_norm
+from bevatron.kernels.pair.triangle_multiply.contraction import Contraction
 
 
 def triangle_multiply(
@@ -28,6 +32,7 @@ def triangle_multiply(
     out_gate_bias: Tensor | None,
     outgoing: bool,
     eps: float,
+    contraction: Contraction | None,
 ) -> Tensor:
     """Compute ``sigmoid(gate(n)) * out(LayerNorm(sum_k a_ik b_jk))`` of the normalised pair n."""
     n = layer_norm(z, norm_in_weight, norm_in_bias, None, None, eps, False)
@@ -36,11 +41,31 @@ def triangle_multiply(
     if mask is not None:
         kept = mask.to(z.dtype)[..., None]
         a, b = a * kept, b * kept
-    equation = "...ikc,...jkc->...ijc" if outgoing else "...kic,...kjc->...ijc"
-    x = torch.einsum(equation, a, b)
+    if contraction is None:
+        equation = "...ikc,...jkc->...ijc" if outgoing else "...kic,...kjc->...ijc"
+        x = torch.einsum(equation, a, b)
+    else:
+        planes = (rows.movedim(-1, -3) for rows in (a, b))
+        x = _Contracted.apply(contraction, outgoing, *planes).movedim(-3, -1)
     x = layer_norm(x, norm_out_weight, norm_out_bias, None, None, eps, False)
     gate = linear(n, out_gate_weight, out_gate_bias).sigmoid()
     return gate * linear(x, out_weight, out_bias)
+
+
+class _Contracted(torch.autograd.Function):
+    """A contraction that was given."""
+
+    @staticmethod
+    def forward(ctx: Any, contraction: Contraction, outgoing: bool, a: Tensor, b: Tensor) -> Tensor:
+        ctx.how = contraction, outgoing
+        ctx.save_for_backward(a, b)
+        return contraction.contract(a, b, outgoing)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
+        contraction, outgoing = ctx.how
+        return None, None, *contraction.contract_backward(*ctx.saved_tensors, dx, outgoing)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

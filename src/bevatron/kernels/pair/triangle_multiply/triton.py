@@ -4,12 +4,14 @@ Projections, norms and gates are kernels (`triton_launch`); the contraction is a
 library's matrix products, one for every channel.
 """
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from bevatron.errors import KernelError
+from bevatron.kernels.pair.triangle_multiply.contraction import Contraction
 from bevatron.kernels.pair.triangle_multiply.triton_launch import (
     LARGEST_WIDTH,
     Multiplication,
@@ -18,6 +20,7 @@ from bevatron.kernels.pair.triangle_multiply.triton_launch import (
 )
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_device
 
 Ten = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -43,6 +46,7 @@ def triangle_multiply(
     out_gate_bias: Tensor | None,
     outgoing: bool,
     eps: float,
+    contraction: Contraction | None,
 ) -> Tensor:
     """Compute the same as the reference; see `bevatron.kernels.pair.triangle_multiply`."""
     width = max(out_weight.shape)
@@ -54,19 +58,23 @@ def triangle_multiply(
     joint = torch.cat([a_weight, a_gate_weight, b_weight, b_gate_weight])
     joint_bias = _joint((a_bias, a_gate_bias, b_bias, b_gate_bias), norm_out_bias)
     out_biases = _joint((out_bias, out_gate_bias), norm_in_bias)
-    y: Tensor = multiply(
+    given = (
         *(z, None if mask is None else mask.detach().to(z.dtype), norm_in_weight, norm_in_bias),
         *(joint, joint_bias, norm_out_weight, norm_out_bias, out_weight, out_gate_weight),
-        *(out_biases, outgoing, eps),
-    )[0]
+        out_biases,
+    )
+    if contraction is None:
+        y: Tensor = multiply(*given, outgoing, eps)[0]
+    else:
+        y = _Contracted.apply(contraction, outgoing, eps, *given)
     return y
 
 
 def _new_outputs(z: Tensor, norm_out_weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    N = z.shape[-2]
+    R, N = z.shape[-3:-1]
     matrices = norm_out_weight.shape[0] * z.shape[:-3].numel()
     statistics = z.new_empty((4, z.shape[:-1].numel()), dtype=torch.float32)
-    return z.new_empty(z.shape), z.new_empty((matrices, N, padded(N))), statistics
+    return z.new_empty(z.shape), z.new_empty((matrices, R, padded(N))), statistics
 
 
 @custom_op(
@@ -94,6 +102,27 @@ def multiply(
     ``joint_weight`` is [4 H, C], of a, its gates, b and its gates, ``out_bias`` [2 C], of result
     and gate.
     """
+    return _multiply(
+        *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
+        *(norm_out_bias, out_weight, gate_weight, out_bias, eps, _Products(outgoing)),
+    )
+
+
+def _multiply(
+    z: Tensor,
+    mask: Tensor | None,
+    norm_in_weight: Tensor,
+    norm_in_bias: Tensor,
+    joint_weight: Tensor,
+    joint_bias: Tensor | None,
+    norm_out_weight: Tensor,
+    norm_out_bias: Tensor,
+    out_weight: Tensor,
+    gate_weight: Tensor,
+    out_bias: Tensor | None,
+    eps: float,
+    products: "_Products",
+) -> tuple[Tensor, Tensor, Tensor]:
     run = Multiplication(
         *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
         *(norm_out_bias, out_weight, gate_weight, out_bias, eps),
@@ -104,7 +133,7 @@ def multiply(
         ab = pair.planes(z, 2 * pair.H)
         run.project(ab, of_rows[:2])
         a, b = ab.chunk(2)
-        _contract(pair, a, b, x, outgoing)
+        products.contract(pair, a, b, x)
         del ab, a, b
         run.output(x, y, of_rows)
     return y, x, statistics
@@ -132,7 +161,33 @@ def multiply_backward(
     outgoing: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of all tensors but the mask, without elements for biases not given.
+    """Return gradients of all tensors but the mask, without elements for biases not given."""
+    return _multiply_backward(
+        *(dy, z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
+        *(norm_out_bias, out_weight, gate_weight, out_bias, x, statistics, eps),
+        _Products(outgoing),
+    )
+
+
+def _multiply_backward(
+    dy: Tensor,
+    z: Tensor,
+    mask: Tensor | None,
+    norm_in_weight: Tensor,
+    norm_in_bias: Tensor,
+    joint_weight: Tensor,
+    joint_bias: Tensor | None,
+    norm_out_weight: Tensor,
+    norm_out_bias: Tensor,
+    out_weight: Tensor,
+    gate_weight: Tensor,
+    out_bias: Tensor | None,
+    x: Tensor,
+    statistics: Tensor,
+    eps: float,
+    products: "_Products",
+) -> Ten:
+    """Return the gradients of `multiply_backward`.
 
     Four tensors of the contraction's size take turns: the gradient of x lies in the last until
     those of a and b have been made from it, that of b takes the place of b, and then those of
@@ -159,30 +214,75 @@ def multiply_backward(
     del spare
     again = d.narrow(0, H * pair.batch, 2 * H * pair.batch)
     run.project(again, torch.empty_like(statistics[:2]).unbind())
-    _contract_backward(pair, dx, a, b, da, outgoing)
+    products.contract_backward(pair, dx, a, b, da)
     run.project_backward(d, of_rows[:2], dz, before, found[1:5])
     return found
 
 
-def _contract(pair: Pair, a: Tensor, b: Tensor, x: Tensor, outgoing: bool) -> None:
-    a, b, x = (pair.matrices(tensor) for tensor in (a, b, x))
-    if outgoing:
-        torch.bmm(a, b.mT, out=x)
-    else:
-        torch.bmm(a.mT, b, out=x)
+class _Products:
+    """The contraction by the device library, between buffers that exist."""
+
+    def __init__(self, outgoing: bool) -> None:
+        self.outgoing = outgoing
+
+    def contract(self, pair: Pair, a: Tensor, b: Tensor, x: Tensor) -> None:
+        """Write x."""
+        a, b, x = (pair.matrices(tensor) for tensor in (a, b, x))
+        if self.outgoing:
+            torch.bmm(a, b.mT, out=x)
+        else:
+            torch.bmm(a.mT, b, out=x)
+
+    def contract_backward(self, pair: Pair, dx: Tensor, a: Tensor, b: Tensor, da: Tensor) -> None:
+        """Write the gradients of a, and that of b on b."""
+        dx, a, b, da = (pair.matrices(tensor) for tensor in (dx, a, b, da))
+        if self.outgoing:
+            torch.bmm(dx, b, out=da)
+            torch.bmm(dx.mT, a, out=b)
+        else:
+            torch.bmm(b, dx.mT, out=da)
+            torch.bmm(a, dx, out=b)
 
 
-def _contract_backward(
-    pair: Pair, dx: Tensor, a: Tensor, b: Tensor, da: Tensor, outgoing: bool
-) -> None:
-    """Write the gradient of b on b."""
-    dx, a, b, da = (pair.matrices(tensor) for tensor in (dx, a, b, da))
-    if outgoing:
-        torch.bmm(dx, b, out=da)
-        torch.bmm(dx.mT, a, out=b)
-    else:
-        torch.bmm(b, dx.mT, out=da)
-        torch.bmm(a, dx, out=b)
+class _GivenProducts(_Products):
+    """A contraction that was given."""
+
+    def __init__(self, outgoing: bool, contraction: Contraction) -> None:
+        super().__init__(outgoing)
+        self.contraction = contraction
+
+    def contract(self, pair: Pair, a: Tensor, b: Tensor, x: Tensor) -> None:
+        a, b, x = (pair.matrices(tensor) for tensor in (a, b, x))
+        x.copy_(self.contraction.contract(a, b, self.outgoing))
+
+    def contract_backward(self, pair: Pair, dx: Tensor, a: Tensor, b: Tensor, da: Tensor) -> None:
+        dx, a, b, da = (pair.matrices(tensor) for tensor in (dx, a, b, da))
+        found = self.contraction.contract_backward(a, b, dx, self.outgoing)
+        da.copy_(found[0])
+        b.copy_(found[1])
+
+
+class _Contracted(torch.autograd.Function):
+    """The operator with a contraction that was given, which torch cannot trace."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, contraction: Contraction, outgoing: bool, eps: float, *given: Any
+    ) -> Tensor:
+        ctx.how = eps, _GivenProducts(outgoing, contraction)
+        with on_device(given[0]):
+            y, x, statistics = _multiply(*given, *ctx.how)
+        ctx.save_for_backward(*given, x, statistics)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        given = ctx.saved_tensors
+        with on_device(dy):
+            dz, *rest = _multiply_backward(dy, *given, *ctx.how)
+        weights = [None if w is None else dw for dw, w in zip(rest, given[2:], strict=False)]
+        return None, None, None, dz, None, *weights
 
 
 def _joint(biases: tuple[Tensor | None, ...], like: Tensor) -> Tensor | None:

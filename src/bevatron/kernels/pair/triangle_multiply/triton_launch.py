@@ -58,8 +58,8 @@ class Pair:
         Sizes and strides of the axes of rows.
     axes
         How many of these axes there are.
-    length, padded
-        N, and N rounded up to what is aligned.
+    lines, length, padded
+        R, N, and N rounded up to what is aligned.
     tf32
         Whether products of float32 numbers are rounded to TF32.
     """
@@ -73,6 +73,7 @@ class Pair:
     H: int
     geometry: tuple[int, int, int, int, int]
     axes: int
+    lines: int
     length: int
     padded: int
     tf32: bool
@@ -94,23 +95,24 @@ class Pair:
             H=len(norm_out_weight),
             geometry=(*rows.sizes, s0, s1, s2),
             axes=rows.axes,
+            lines=z.shape[-3],
             length=N,
             padded=padded(N),
             tf32=tf32,
         )
 
     def planes(self, z: Tensor, channels: int) -> Tensor:
-        """Allocate a tensor with channels outermost, as matrices [channels batch, N, N padded]."""
-        return z.new_empty((channels * self.batch, self.length, self.padded))
+        """Allocate a tensor with channels outermost, as matrices [channels batch, R, N padded]."""
+        return z.new_empty((channels * self.batch, self.lines, self.padded))
 
     def matrices(self, planes: Tensor) -> Tensor:
-        """View a tensor with channels outermost as [channels batch, N, N]."""
+        """View a tensor with channels outermost as [channels batch, R, N]."""
         return planes if self.length == self.padded else planes[:, :, : self.length]
 
     @property
     def places(self) -> tuple[int, int, int]:
         """N, N padded and the elements of a channel."""
-        return self.length, self.padded, self.batch * self.length * self.padded
+        return self.length, self.padded, self.batch * self.lines * self.padded
 
     def tiles(self, kernel: str) -> Tiles:
         """Look up the tiles of a kernel."""

@@ -1,0 +1,258 @@
+"""Compares the planned peak memory of training steps with that of torch's allocator on a GPU.
+
+    python -m benchmarks.train.memory_plan DATA plan planned.json     # anywhere, without a GPU
+    python -m benchmarks.train.memory_plan DATA measure planned.json  # on a GPU
+
+DATA holds stores named complexes, chains, molecules and structures, and components.cif.gz. Steps of
+all systems allocate what they do in training, captured as CUDA graphs or launched, but no Triton
+kernel is compiled: what a kernel writes is not looked at.
+"""
+
+import argparse
+import dataclasses
+import gc
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.common.arguments import add_out
+from benchmarks.common.report import write_result
+
+from bevatron.data.padding import BatchShape
+from bevatron.data.padding.size_buckets import SizeBuckets, choose_shapes
+from bevatron.errors import DivergenceError
+from bevatron.kernels.shared.triton_compile import nothing_launched
+from bevatron.parallel.mesh import Mesh
+from bevatron.recipes import recipe
+from bevatron.task import Numbered, StepNumbers
+from bevatron.train.capture.step import CapturedStep
+from bevatron.train.loop import begin_state
+from bevatron.train.memory_plan import plan_memory
+from bevatron.train.run import Run, example_batch
+from bevatron.train.step import train_step
+
+MIB = 2**20
+Built = tuple[Run, Any, BatchShape | None]
+
+
+def built(name: str, values: dict[str, Any], folder: Path) -> Run:
+    """Build a run of a recipe."""
+    cls, build = recipe(name)
+    given = {"output": str(folder / f".run-{name}"), "report": False, **values}
+    run: Run = build(cls.from_values(given))
+    return run
+
+
+def repeated(run: Run, count: int) -> Any:
+    """Collate so many samples, each as often as it takes."""
+    indices = np.arange(count) % len(run.train)
+    return run.task.collate([run.train[int(i)] for i in indices], indices, [1.0] * count)
+
+
+def mace(folder: Path) -> Built:
+    """Build a batch of small molecules for the default model."""
+    data = {"train": [str(folder / "structures")], "valid_fraction": 0.2}
+    run = built("mace", {"data": data, "batch": {"capacity": 100}}, folder)
+    return covered(run, repeated(run, 400))
+
+
+def gpspp(folder: Path) -> Built:
+    """Build a batch of molecules for the published model."""
+    data = {"train": [str(folder / "molecules")], "split": "random", "valid_size": 6}
+    values = {"data": data, "precision": "bfloat16", "molecules": 5}
+    run = built("gpspp", values, folder)
+    return covered(run, repeated(run, 900))
+
+
+def covered(run: Run, batch: Any) -> Built:
+    """Choose the shape for a batch."""
+    sizes = np.array([batch.padding.size_of(batch.sizes)])
+    return run, batch, choose_shapes(batch.padding, sizes).shapes[0]
+
+
+def graph(folder: Path) -> Built:
+    """Draw a graph of 100,000 nodes and a million edges."""
+    random, path = np.random.default_rng(0), folder / "graph.npz"
+    nodes, edges = 100_000, 1_000_000
+    pairs = np.unique(random.integers(nodes, size=(edges, 2)), axis=0).T
+    masks = {name: np.arange(nodes) % 3 == i for i, name in enumerate(("train", "val", "test"))}
+    np.savez(
+        path,
+        edge_index=pairs,
+        x=random.standard_normal((nodes, 128)).astype(np.float32),
+        y=random.integers(10, size=nodes),
+        **{f"{name}_mask": mask for name, mask in masks.items()},
+    )
+    run = built("graph", {"data": {"train": [str(path)]}}, folder)
+    return run, example_batch(run), None
+
+
+def alphafold2(folder: Path) -> Built:
+    """Pad a small chain to the crop of the first published stage."""
+    values = {"data": {"train": [str(folder / "chains")]}, "precision": "bfloat16"}
+    run = built("alphafold2", values, folder)
+    return enlarged(run, {"tokens": 256, "rows": 128, "extra_rows": 1024})
+
+
+def alphafold3(kind: Any, tokens: int) -> Callable[[Path], Built]:
+    """Pad a small complex to a crop, with a policy of checkpointing."""
+
+    def build(folder: Path) -> Built:
+        data = {
+            "train": [str(folder / "complexes")],
+            "components": str(folder / "components.cif.gz"),
+        }
+        policy = {"checkpointing": {"kind": kind}}
+        values = {
+            "data": data,
+            "precision": "bfloat16",
+            "model": {**policy, "diffusion": policy},
+            "stages": {"initial": {"crop": tokens}},
+        }
+        run = built("alphafold3", values, folder)
+        return enlarged(run, {"tokens": tokens, "atoms": 6 * tokens, "rows": 1024})
+
+    return build
+
+
+def enlarged(run: Run, wanted: dict[str, int]) -> Built:
+    """Take the shape that a sample of these sizes is padded to."""
+    batch = example_batch(run)
+    rule = batch.padding
+    sizes = [wanted.get(name, batch.sizes[name]) for name in rule.names]
+    return run, batch, rule.rounded(sizes)
+
+
+CASES: dict[str, Callable[[Path], Built]] = {
+    "MACE, default": mace,
+    "GPS++": gpspp,
+    "graph attention": graph,
+    "AlphaFold2, 256 residues": alphafold2,
+    **{
+        f"AlphaFold3, {tokens} tokens, {kind}": alphafold3(kind, tokens)
+        for tokens, kinds in (
+            (384, ("all", "none", "pair", "segments", "paper")),
+            (768, ("all", "pair")),
+        )
+        for kind in kinds
+    },
+}
+LAUNCHED = ("none", "pair", "segments", "paper", "768")
+"""Cases that are not captured, which takes long."""
+
+
+def is_captured(name: str) -> bool:
+    """Whether the step of a case is captured as a CUDA graph."""
+    return not any(word in name for word in LAUNCHED)
+
+
+def plan(folder: Path, out: Path, only: str) -> None:
+    """Plan all cases, and write what was planned."""
+    found = json.loads(out.read_text()) if out.exists() else {}
+    for name, build in CASES.items():
+        if only not in name or name in found:
+            continue
+        run, batch, shape = build(folder)
+        began = time.process_time()
+        planned = plan_memory(run, batch, shape=shape, captured=is_captured(name))
+        seconds = time.process_time() - began
+        found[name] = {**dataclasses.asdict(planned), "seconds": seconds}
+        print(name, {k: round(v / MIB, 1) for k, v in found[name].items() if k != "seconds"},
+              f"{seconds:.1f} s", flush=True)  # fmt: skip
+        out.write_text(json.dumps(found, indent=1))
+        del run, batch
+
+
+def measured(run: Run, batch: Any, shape: BatchShape | None, captured: bool) -> int:
+    """Return the peak of a second step."""
+    mesh = Mesh(device=torch.device("cuda"))
+    torch.cuda.reset_peak_memory_stats()
+    state = begin_state(run, mesh, None)
+    if isinstance(run.task, Numbered):
+        run.task.begin_step(StepNumbers(0, run.settings.train.seed))
+    step: Any = None
+    with nothing_launched():
+        for _ in range(2):
+            gc.collect()
+            torch.cuda.synchronize()
+            if not captured:
+                torch.cuda.reset_peak_memory_stats()
+            with suppress(DivergenceError):
+                if captured:
+                    step = step or CapturedStep(run, state, mesh)
+                    if shape is not None:
+                        step.buckets = SizeBuckets((shape,))
+                    step([batch], lr=1e-6)
+                else:
+                    train_step(run, state, state.model, [padded(batch, shape)], lr=1e-6, mesh=mesh)
+            torch.cuda.synchronize()
+            if captured:
+                break
+    return torch.cuda.max_memory_allocated()
+
+
+def padded(batch: Any, shape: BatchShape | None) -> Any:
+    """Pad a batch, if there is a shape to pad it to."""
+    from bevatron.data.padding import pad
+
+    return batch if shape is None else pad(batch, shape)
+
+
+def measure(folder: Path, planned: Path, out: Path | None, only: str) -> None:
+    """Measure what was planned, and write both."""
+    found, rows = json.loads(planned.read_text()), []
+    for name, of in found.items():
+        if only not in name:
+            continue
+        run, batch, shape = CASES[name](folder)
+        try:
+            peak = measured(run, batch, shape, is_captured(name))
+        except Exception as error:  # noqa: BLE001  the others are measured all the same
+            print(name, type(error).__name__, str(error)[:300], flush=True)
+            continue
+        finally:
+            del run, batch
+            gc.collect()
+            torch.cuda.empty_cache()
+        rows.append(
+            {
+                "step": name,
+                "captured": is_captured(name),
+                "weights MiB": of["weights"] / MIB,
+                "optimiser MiB": of["optimizer"] / MIB,
+                "planned MiB": of["peak"] / MIB,
+                "measured MiB": peak / MIB,
+                "planned/measured": of["peak"] / peak,
+                "s to plan": of["seconds"],
+            }
+        )
+        print(rows[-1], flush=True)
+    notes = (
+        "Planned on a CPU; measured: torch.cuda.max_memory_allocated of a step whose Triton "
+        "kernels are not compiled."
+    )
+    write_result("train/memory_plan", rows, notes, device="cuda", folder=out)
+
+
+def main() -> None:
+    """Plan or measure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("what", choices=("plan", "measure"))
+    parser.add_argument("planned", type=Path)
+    parser.add_argument("--only", default="")
+    add_out(parser)
+    options = parser.parse_args()
+    if options.what == "plan":
+        plan(options.data, options.planned, options.only)
+    else:
+        measure(options.data, options.planned, options.out, options.only)
+
+
+if __name__ == "__main__":
+    main()

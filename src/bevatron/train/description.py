@@ -1,0 +1,146 @@
+"""What a run would be, without running it: parameters, batches, steps, memory."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bevatron.data.padding import BatchShape, Paddable
+from bevatron.data.padding.size_buckets import choose_shapes
+from bevatron.errors import BevatronError
+from bevatron.parallel.mesh import Mesh
+from bevatron.task import StepNumbers
+from bevatron.train.capture.step import sizes_of_batches
+from bevatron.train.epochs import Drawn, EpochPlan, IndexedBatch, plan_epoch
+from bevatron.train.memory_plan import (
+    MemoryPlan,
+    NotPlannableError,
+    plan_memory,
+    would_be_captured,
+)
+from bevatron.train.run import Run, Stage
+from bevatron.typing import IntArray
+
+Planned = MemoryPlan | NotPlannableError
+
+
+def describe(run: Run, num_ranks: int = 1, *, gpu: bool = False) -> dict[str, Any]:
+    """Describe a run without running it: parameters, memory, steps.
+
+    Parameters
+    ----------
+    run
+        Nothing of it changes.
+    num_ranks
+        Number of processes.
+    gpu
+        Plan the memory of a GPU, which need not be there; else that of a CPU.
+
+    Returns
+    -------
+    dict
+        ``parameters``, ``trained_parameters``, ``batches_per_epoch`` and ``steps_per_epoch`` of
+        each rank (of a run in stages ``batches_per_step``), ``steps``, ``fill``, ``imbalance``,
+        ``largest_batch``, and ``memory``: a `bevatron.train.memory_plan.MemoryPlan` of the largest
+        step of each stage by its name, of a run in epochs under ``""``; or why there is none.
+    """
+    mesh = run.sharing.planner(Mesh(world=num_ranks))
+    planned = _describe_stages(run, mesh, gpu) if run.stages else _describe_epochs(run, mesh, gpu)
+    parameters = list(run.model.parameters())
+    return {
+        "parameters": sum(p.numel() for p in parameters),
+        "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+        **planned,
+    }
+
+
+def _describe_epochs(run: Run, mesh: Mesh, gpu: bool) -> dict[str, Any]:
+    """Plan the first epoch and its largest batch."""
+    settings = run.settings
+    epoch = plan_epoch(
+        run.sizes,
+        settings.batch,
+        mesh,
+        seed=settings.train.seed,
+        epoch=0,
+        describe=run.train.describe,
+    )
+    if epoch.plan is None:
+        raise BevatronError("there is nothing to train on")
+    unit = next(iter(settings.batch.capacities(run.sizes)))
+    steps = -(-epoch.num_batches // settings.optim.accumulate)
+    return {
+        "batches_per_epoch": epoch.num_batches,
+        "steps_per_epoch": steps,
+        "steps": steps * settings.train.epochs,
+        "fill": epoch.plan.fill,
+        "imbalance": epoch.plan.imbalance,
+        "largest_batch": {unit: _largest(run.sizes, unit, epoch)[1]},
+        "memory": {"": _memory_of_epoch(run, epoch, unit, gpu)},
+    }
+
+
+def _largest(sizes: Mapping[str, Any], unit: str, epoch: EpochPlan) -> tuple[IndexedBatch, int]:
+    """Return the largest batch of all ranks, and its size."""
+    batches = epoch.of_all_ranks()
+    loads = [int(sizes[unit][indices].sum()) for indices, _ in batches]
+    place = int(np.argmax(loads))
+    return batches[place], loads[place]
+
+
+def _memory_of_epoch(run: Run, epoch: EpochPlan, unit: str, gpu: bool) -> Planned:
+    batch = _collated(run, run.train, *_largest(run.sizes, unit, epoch)[0])
+    captured, shape = gpu and would_be_captured(run), None
+    if captured and isinstance(batch, Paddable):
+        sizes = sizes_of_batches(run, batch.padding, epoch.of_all_ranks())
+        shape = choose_shapes(batch.padding, sizes).shapes[-1]
+    return _planned(run, batch, shape, gpu, captured, StepNumbers(0, run.settings.train.seed))
+
+
+def _planned(
+    run: Run, batch: Any, shape: BatchShape | None, gpu: bool, captured: bool, numbers: StepNumbers
+) -> Planned:
+    try:
+        return plan_memory(run, batch, shape=shape, gpu=gpu, captured=captured, numbers=numbers)
+    except NotPlannableError as error:
+        return error
+
+
+def _collated(run: Run, data: Any, indices: IntArray, weights: Any) -> Any:
+    return run.task.collate([data[int(i)] for i in indices], np.asarray(indices), list(weights))
+
+
+def _describe_stages(run: Run, mesh: Mesh, gpu: bool) -> dict[str, Any]:
+    """Plan the first steps, and the largest sample that the first steps of each stage draw."""
+    stage = run.stages[0]
+    drawn = Drawn(0, 10 * stage.config.samples_per_step, stage.config.samples_per_step)
+    rows = stage.train.rows(0, drawn.count)
+    sizes = {name: values[rows] for name, values in stage.sizes.items()}
+    epoch = plan_epoch(sizes, run.settings.batch, mesh, seed=0, epoch=0, drawn=drawn)
+    unit, counts = next(iter(sizes.items()))
+    return {
+        "batches_per_step": epoch.accumulate,
+        "steps": sum(one.config.steps for one in run.stages),
+        "fill": math.nan,
+        "imbalance": epoch.plan.imbalance if epoch.plan is not None else 1.0,
+        "largest_batch": {unit: max(int(counts[b].sum()) for b, _ in epoch.batches)},
+        "memory": {
+            one.name: _memory_of_stage(run, number, one, unit, gpu)
+            for number, one in enumerate(run.stages)
+        },
+    }
+
+
+def _memory_of_stage(run: Run, number: int, stage: Stage, unit: str, gpu: bool) -> Planned:
+    """Plan a step over the largest of the samples that are drawn first."""
+    size = run.settings.batch.size
+    counts = stage.sizes[unit][stage.train.rows(0, 10 * stage.config.samples_per_step)]
+    largest = np.argsort(-counts, kind="stable")[:size]
+    batch = _collated(run, stage.train, largest, [1.0] * len(largest))
+    captured = gpu and would_be_captured(run)
+    shape: BatchShape | None = None
+    if captured and isinstance(batch, Paddable):
+        shape = batch.padding.rounded(batch.padding.size_of(batch.sizes))
+    numbers = StepNumbers(0, run.settings.train.seed, number)
+    return _planned(run, batch, shape, gpu, captured, numbers)

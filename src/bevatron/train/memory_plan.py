@@ -1,0 +1,341 @@
+"""The peak memory of a training step, planned without a GPU and without the memory.
+
+Model, task and batch are copied as tensors without storage (torch's fake tensors), and one step of
+the trainer runs on them. Whatever it allocates is counted until it is freed: activations that
+autograd keeps or computes again, gradients, moments, averages, and the workspaces of operators,
+whose functions run with their launches left out.
+"""
+
+import copy
+import dataclasses
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from bevatron.data.padding import BatchShape, Paddable
+from bevatron.data.padding.static_batch import layout_of
+from bevatron.errors import BevatronError
+from bevatron.kernels.shared.custom_op import bodies
+from bevatron.kernels.shared.launch import planned_for_gpu
+from bevatron.parallel.data_parallel import GradientSums
+from bevatron.parallel.mesh import Mesh
+from bevatron.task import Batch, Numbered, StepNumbers, Unchanging
+from bevatron.train.capture.step import obstacle
+from bevatron.train.optim import (
+    AveragedWeights,
+    FusedAdamEMA,
+    clip_gradients,
+    make_optimizer,
+    trained_parameters,
+)
+from bevatron.train.precision import autocast_context, dtype_of
+from bevatron.train.run import Run
+from bevatron.train.state import TrainState
+
+
+class NotPlannableError(BevatronError):
+    """What a step allocates depends on values of its batch."""
+
+
+BLOCK_BYTES = 512
+"""torch's allocator on a GPU rounds up to it."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of a training step on one device.
+
+    Attributes
+    ----------
+    weights
+        Parameters and buffers.
+    optimizer
+        Gradients, moments and averages, as far as they stay.
+    batch
+        The batch, with the copy of it that is under way while a captured step runs.
+    peak
+        Most that is in use at a time, all of it together.
+    """
+
+    weights: int
+    optimizer: int
+    batch: int
+    peak: int
+
+    @property
+    def activations(self) -> int:
+        """What the step needs beyond what stays."""
+        return self.peak - self.weights - self.optimizer - self.batch
+
+
+def plan_memory(
+    run: Run,
+    batch: Batch,
+    *,
+    shape: BatchShape | None = None,
+    gpu: bool = True,
+    captured: bool = True,
+    numbers: StepNumbers | None = None,
+) -> MemoryPlan:
+    """Plan the memory of a step over one batch.
+
+    Parameters
+    ----------
+    run
+        Model, task and settings; nothing of it changes.
+    batch
+        On the CPU.
+    shape
+        To which the batch is padded, if it is.
+    gpu
+        Plan for a GPU, whether there is one or not; else for a CPU.
+    captured
+        The step is captured as a CUDA graph, see `would_be_captured`.
+    numbers
+        Of the step, for tasks whose steps differ; those of the first by default.
+
+    Raises
+    ------
+    NotPlannableError
+        If a step on a GPU looks at values. On a CPU such a step is carried out and counted.
+    """
+    # Imported here: it takes a second, which no other command should wait for.
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeCopyMode,
+        FakeTensorMode,
+    )
+
+    if isinstance(batch, Unchanging):
+        batch = _with_what_is_derived(run, batch)
+    numbers = numbers or StepNumbers(0, run.settings.train.seed)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with warnings.catch_warnings(), FakeCopyMode(fake):
+        warnings.simplefilter("ignore")
+        copied = copy.deepcopy((run.model, run.task, batch))
+    try:
+        with _planning(fake, gpu=gpu) as live:
+            return _plan(run, *copied, shape, live, numbers, captured=gpu and captured)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        if gpu:
+            raise NotPlannableError(
+                f"the memory of a step depends on values of its batch ({error.func})"
+            ) from error
+    copied = copy.deepcopy((run.model, run.task, batch))
+    with LiveBytes() as live:  # references may look at values: they have to have some
+        return _plan(run, *copied, shape, live, numbers, captured=False)
+
+
+def _plan(
+    run: Run,
+    model: nn.Module,
+    task: Any,
+    batch: Any,
+    shape: BatchShape | None,
+    live: "LiveBytes",
+    numbers: StepNumbers,
+    *,
+    captured: bool,
+) -> MemoryPlan:
+    """Plan a step of copies that may be changed."""
+    if isinstance(task, Numbered):
+        task.begin_step(numbers)
+    step = _Step(dataclasses.replace(run, model=model, task=task), live, captured=captured)
+    return step.planned(batch, shape)
+
+
+def _with_what_is_derived(run: Run, batch: Any) -> Any:
+    """Let a model derive from a batch what is kept with it, such as orders of edges.
+
+    That depends on values, which a copy without memory does not have.
+    """
+    dtype = dtype_of(run.settings.train.dtype)
+    model, batch = copy.deepcopy(run.model).to("cpu", dtype), batch.to("cpu", dtype)
+    run.task.loss(model, batch, run.task.normalisers(batch)).total.backward()
+    return batch
+
+
+@contextmanager
+def _planning(fake: Any, *, gpu: bool) -> Iterator["LiveBytes"]:
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # kernels look at the addresses of tensors without memory
+        if gpu:
+            stack.enter_context(planned_for_gpu())
+        if gpu and find_spec("triton") is not None:
+            from bevatron.kernels.shared.triton_compile import nothing_launched
+
+            stack.enter_context(nothing_launched())
+        stack.enter_context(torch.random.fork_rng([]))
+        stack.enter_context(fake)
+        yield stack.enter_context(LiveBytes())
+
+
+def would_be_captured(run: Run) -> bool:
+    """Whether the steps of a run would be captured as CUDA graphs on a GPU."""
+    if run.settings.train.cuda_graphs is False:
+        return False
+    state: Any = TrainState(run.model, torch.optim.Adam(run.model.parameters()), None)
+    return obstacle(run, state, Mesh(device=torch.device("cuda"))) is None
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all storages that are allocated in a ``with`` block and still in use.
+
+    Operators of bevatron run as what they are made of, so that their workspaces count too.
+
+    Attributes
+    ----------
+    now, peak
+        Bytes in use, and most so far.
+
+    Examples
+    --------
+    >>> with LiveBytes() as live:
+    ...     x = torch.zeros(256, dtype=torch.float32)
+    ...     x = x + 1
+    >>> live.now, live.peak
+    (1024, 2048)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def note(self, tensors: Iterable[Any]) -> None:
+        """Count the storages of tensors that were made elsewhere."""
+        for tensor in tensors:
+            if isinstance(tensor, Tensor):
+                self._note(tensor)
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata  # noqa: SLF001  torch has no other name for a storage without memory
+        if key in self._known:
+            return
+        size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+
+        def freed(_: object) -> None:
+            del self._known[key]
+            self.now -= size
+
+        self._known[key] = weakref.ref(storage, freed)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation and count what it has allocated."""
+        del types
+        if func is torch.ops.prim.device.default:
+            return func(*args)
+        body = bodies.get(func.name())
+        if body is None:
+            found = func(*args, **(kwargs or {}))
+        else:
+            with self:
+                found = body(*args, **(kwargs or {}))
+        self.note(tree_leaves(found))
+        return found
+
+
+class _Step:
+    """A step of the trainer on tensors without memory."""
+
+    def __init__(self, run: Run, live: LiveBytes, *, captured: bool) -> None:
+        self._run, self._live, self._captured = run, live, captured
+        self._config, self._optim = run.settings.train, run.settings.optim
+        self._dtype = dtype_of(self._config.dtype)
+        model = _cast(run.model, self._dtype).train()
+        live.note([*model.parameters(), *model.buffers()])
+        self._weights = live.now
+        self._ema = None if self._optim.ema is None else AveragedWeights(model, self._optim.ema)
+        self._optimizer = make_optimizer(model, self._optim, self._ema)
+        self._sums = GradientSums(trained_parameters(model).values(), Mesh())
+        live.note(parameter.grad for parameter in model.parameters())
+
+    def planned(self, batch: Any, shape: BatchShape | None) -> MemoryPlan:
+        """Run the step and return what it took."""
+        live, task = self._live, self._run.task
+        counts = task.normalisers(batch)
+        before = live.now
+        batch, _staging = self._on_device(batch, shape)
+        size = live.now - before
+        if not isinstance(self._optimizer, FusedAdamEMA):
+            self._take_step(batch, counts)  # torch's make their moments in the first
+        live.peak = live.now
+        kept = live.now - size - self._weights
+        self._take_step(batch, counts)
+        return MemoryPlan(self._weights, kept, size, live.peak)
+
+    def _on_device(self, batch: Any, shape: BatchShape | None) -> tuple[Any, list[Any]]:
+        """Return the batch as it is on the device, with the copy of it that is under way."""
+        if not isinstance(batch, Paddable):
+            moved = batch if isinstance(batch, Unchanging) else batch.to("cpu", self._dtype)
+            self._live.note(vars(moved).values())
+            return moved, []
+        shape = BatchShape(**dict(batch.sizes)) if shape is None else shape
+        layout = layout_of(batch, shape, self._dtype)
+        copies = [
+            {name: torch.empty(dims, dtype=kind) for name, (kind, dims) in layout.items()}
+            for _ in range(2 if self._captured else 1)
+        ]
+        if dict(shape.lengths).items() <= batch.sizes.items():  # it may have values that count
+            for name, tensor in copies[0].items():
+                tensor.copy_(getattr(batch, name))
+        return batch.over(copies[0]), copies[1:]
+
+    def _take_step(self, batch: Any, counts: Mapping[str, Tensor]) -> None:
+        task, model, optimizer = self._run.task, self._run.model, self._optimizer
+        with autocast_context(self._config, torch.device("cpu")):
+            loss = task.loss(model, batch, counts).total
+        if self._captured and isinstance(optimizer, FusedAdamEMA):
+            before = optimizer.gradient.clone()
+            found = torch.autograd.grad(
+                loss, optimizer.parameters, allow_unused=True, materialize_grads=True
+            )
+            torch._foreach_add_(optimizer.gradients, list(found))
+            optimizer.gradient.copy_(before)
+            del before, found, loss
+        else:
+            loss.backward()
+            del loss
+            self._sums.finish()
+        if isinstance(optimizer, FusedAdamEMA):
+            optimizer.step()
+            return
+        parameters = list(trained_parameters(model).values())
+        clip_gradients(parameters, self._optim.clip, self._optim.clip_norm == "tensor")
+        optimizer.step()
+        optimizer.zero_grad()
+        if self._ema is not None:
+            self._ema.update(model)
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert a model whose tensors have no memory, which `torch.nn.Module.to` cannot."""
+    made: dict[Tensor, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_floating_point() and parameter.dtype != dtype:
+                if parameter not in made:
+                    made[parameter] = nn.Parameter(
+                        parameter.detach().to(dtype), requires_grad=parameter.requires_grad
+                    )
+                setattr(module, name, made[parameter])
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point() and buffer.dtype != dtype:
+                setattr(module, name, buffer.to(dtype))
+    return model

@@ -1,0 +1,120 @@
+"""The planned memory of a step is what the step allocates."""
+
+import copy
+
+import pytest
+import tiny
+import torch
+from test_mace import make_run
+from torch import nn
+
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.parallel.mesh import Mesh
+from bevatron.task import Loss, StepNumbers
+from bevatron.train import memory_plan
+from bevatron.train.loop import begin_state
+from bevatron.train.memory_plan import LiveBytes, NotPlannableError, plan_memory
+from bevatron.train.step import train_step
+
+NUMBERS = StepNumbers(0, 0)
+
+
+class Wide(nn.Module):
+    """Layers of a width; perhaps each is computed again in the backward pass."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.again = again
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(4)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            if self.again:
+                x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+            else:
+                x = layer(x)
+        return x
+
+
+class WideTask(tiny.TinyTask):
+    def loss(self, model, batch, normalisers):
+        x = batch.points.float().repeat(1, 86)[:, :256]
+        return Loss(model(x).square().mean(), {})
+
+
+def wide_run(folder, again, fused):
+    return tiny.make_run(
+        folder,
+        model=Wide(again),
+        task=WideTask(),
+        train={"dtype": "float32"},
+        optim={"clip": 1.0, "ema": 0.9, "fused": fused},
+    )
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_the_plan_is_what_a_real_step_allocates(tmp_path, again, fused):
+    run = wide_run(tmp_path, again, fused)
+    batch = tiny.batch_of(run, list(range(30)) * 8)
+    planned = plan_memory(run, batch, gpu=False)
+    copied = copy.deepcopy((run.model, run.task, batch))
+    with LiveBytes() as live:
+        real = memory_plan._plan(run, *copied, None, live, NUMBERS, captured=False)
+    assert planned == real
+    weights = sum(p.numel() for p in run.model.parameters()) * 4
+    assert planned.weights == weights
+    rows = len(batch.points)
+    if again:  # of all layers the inputs, of one what is inside
+        assert planned.activations < 3 * rows * 4 * (4 * 256 + 2 * 1024) + 2 * weights
+    else:
+        assert planned.activations > rows * 4 * 4 * 2 * 1024
+
+
+@custom_op("test_scratch", fake="x")
+def scratch(x: torch.Tensor) -> torch.Tensor:
+    return (x.new_empty(100 * x.numel()).zero_()[: x.numel()] + x).contiguous()
+
+
+def test_what_an_operator_allocates_inside_counts():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(), LiveBytes() as live:
+        x = torch.zeros(256)
+        scratch(x)
+    assert live.peak == 1024 * (1 + 100 + 1)
+    assert live.now == 1024
+
+
+def test_a_plan_for_a_gpu_changes_nothing_here(tmp_path):
+    def losses(run):
+        state = begin_state(run, Mesh(), None)
+        batch = tiny.batch_of(run, [0, 1, 2])
+        return [
+            train_step(run, state, state.model, [batch], lr=0.01, mesh=Mesh()).loss
+            for _ in range(2)
+        ]
+
+    expected = losses(make_run(tmp_path / "one"))
+    run = make_run(tmp_path / "two")
+    batch = tiny.batch_of(run, [0, 1, 2])
+    launched = plan_memory(run, batch, gpu=True, captured=False)
+    captured = plan_memory(run, batch, gpu=True, captured=True)
+    larger = plan_memory(run, tiny.batch_of(run, [0, 1, 2] * 4), gpu=True, captured=True)
+    assert captured.batch == 2 * launched.batch
+    assert larger.activations > 2 * captured.activations
+    assert losses(run) == expected
+
+
+def test_a_step_on_a_gpu_that_looks_at_values_is_told(tmp_path):
+    class Looking(WideTask):
+        def loss(self, model, batch, normalisers):
+            assert float(batch.points.sum()) != 1.0
+            return super().loss(model, batch, normalisers)
+
+    run = wide_run(tmp_path, again=False, fused=None)
+    run.task = Looking()
+    with pytest.raises(NotPlannableError, match="depends on values of its batch"):
+        plan_memory(run, tiny.batch_of(run, [0, 1]), gpu=True)
