@@ -15,9 +15,6 @@ data           a prepared store and the file it was prepared from, or graphs as 
                ``mace-moved`` those of the stopped run, resumed with `MOVED`
 ``predicted``  what ``bevatron predict`` wrote with the finished model
 =============  ====================================================================================
-
-and, next to the cases, ``arithmetic.json``: a hash by which a test knows whether its machine
-computes the same last digits.
 """
 
 import argparse
@@ -42,19 +39,16 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "tests/fixtures/0.1.0"
-sys.path.insert(0, str(ROOT / "tests/fixtures"))
 
-from arithmetic import arithmetic  # noqa: E402
-
-from bevatron.cli import main as bevatron  # noqa: E402
-from bevatron.data.dataset import Dataset  # noqa: E402
-from bevatron.parallel.mesh import Mesh  # noqa: E402
-from bevatron.recipes import recipe  # noqa: E402
-from bevatron.recipes.training import configuration  # noqa: E402
-from bevatron.train.epochs import plan_epoch  # noqa: E402
-from bevatron.train.logger import Logger  # noqa: E402
-from bevatron.train.loop import fit  # noqa: E402
-from bevatron.typing import Arrays, IntArray  # noqa: E402
+from bevatron.cli import main as bevatron
+from bevatron.data.dataset import Dataset
+from bevatron.parallel.mesh import Mesh
+from bevatron.recipes import recipe
+from bevatron.recipes.training import configuration
+from bevatron.train.epochs import plan_epoch
+from bevatron.train.logger import Logger
+from bevatron.train.loop import fit
+from bevatron.typing import Arrays, IntArray
 
 DEMO = files("bevatron.recipes") / "demo_data"
 CUTOFF = "3.0"
@@ -260,8 +254,6 @@ def main() -> None:
         return
     for case in options.cases:
         make(case)
-    note = {"torch": str(torch.__version__), "hash": arithmetic()}
-    (OUT / "arithmetic.json").write_text(json.dumps(note, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def changes_since(before: Mapping[str, Any], run: Run, mesh: Mesh) -> list[tuple
     return [
         change
         for change in differences(before, harmless_settings(run, mesh))
-        if change[1:] not in {("absent", "null"), ("absent", "false")}
+        if change[1:] not in {("absent", "null"), ("absent", "false"), ("absent", "0")}
     ]
 
 
