@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from benchmarks.common import trace
 from benchmarks.common.arguments import add_out
-from benchmarks.common.arms import compiled_blocks, free, peak_gib, start_from_nothing_zero
+from benchmarks.common.arms import compiled_blocks, drawn, free, peak_gib
 from benchmarks.common.report import write_result
 from benchmarks.common.timing import captured, median_ms
 from torch import Tensor
@@ -51,7 +51,7 @@ class Case:
             self.block = EvoformerBlock(
                 config.c_m, config.c_z, config.evoformer, MSAColumnAttention, Checkpointing("none")
             )
-            start_from_nothing_zero(self.block)
+            drawn(self.block)
             self.m = torch.randn(rows, residues, config.c_m)
             self.z = torch.randn(residues, residues, config.c_z)
             self.masks = (
@@ -107,6 +107,7 @@ def measured(case: Case, who: str, exact: Sequence[Tensor], repeats: int) -> dic
         run = case.call(torch.bfloat16)
         row |= errors(run(), exact)
         if case.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
             replay = captured(run)
             row["ms"] = median_ms(replay, repeats)
             row["peak GiB"] = peak_gib()

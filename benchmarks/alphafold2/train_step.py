@@ -30,10 +30,10 @@ from benchmarks.common.arms import (
     Training,
     compiled_blocks,
     difference,
+    drawn,
     free,
     or_out_of_memory,
     peak_gib,
-    start_from_nothing_zero,
 )
 from benchmarks.common.report import write_result
 
@@ -117,7 +117,7 @@ def run_of(given: argparse.Namespace) -> Run:
     torch.manual_seed(0)
     with torch.device(given.device):
         model = AlphaFold2(AlphaFold2Config.preset(given.preset))
-    start_from_nothing_zero(model)
+    drawn(model)
     config = AlphaFold2Run.from_values({"train": {"device": given.device}})
     stage = ChainStage(steps=1, samples_per_step=1)
     return Run(
@@ -169,6 +169,8 @@ def measured(
         return steps
 
     free()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
     with compiled_blocks(blocks) if arm.compiled else nullcontext():
         steps = or_out_of_memory(measure)
     if steps is None:

@@ -5,25 +5,23 @@ losses and gradients can be compared. Layers that training starts from zero are 
 front of them would count. The learning rate is 0: weights stay as they are.
 """
 
-import gc
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
+from benchmarks.common import arms
+from benchmarks.common.arms import GIB, drawn, free, set_policy
 
 from bevatron import kernels
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.complex_batch import ComplexBatch, collate_complex
 from bevatron.data.proteins.crop import CropSizes
 from bevatron.data.proteins.sample import SampleSizes
-from bevatron.errors import OutOfMemoryError
-from bevatron.kernels import registry
 from bevatron.models.alphafold3.config import AlphaFold3Config
 from bevatron.models.alphafold3.diffusion_transformer import DiffusionBlock
 from bevatron.models.alphafold3.model import AlphaFold3
@@ -31,7 +29,6 @@ from bevatron.models.alphafold3.msa import MsaBlock
 from bevatron.models.alphafold3.pairformer import PairformerBlock
 from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
 from bevatron.models.alphafold3.templates import TemplateEmbedder
-from bevatron.models.common.folding import Checkpointing
 from bevatron.models.common.folding.checkpointing import Kind
 from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.alphafold3.data import ComplexDataset
@@ -46,12 +43,9 @@ from bevatron.train.settings import LoaderConfig
 from bevatron.train.step import LaunchedStep, StepResult, train_step
 from bevatron.typing import Arrays, IntArray
 
-GIB = 2**30
 ROWS, ATOMS_PER_TOKEN = 1024, 24
 TRIED = 48
 """Crops that are looked at for some of one padded shape."""
-STARTED = 0.02
-"""Standard deviation of the weights that would start from zero."""
 
 
 class Crops:
@@ -139,40 +133,14 @@ def built(preset: str, device: torch.device, **changes: Any) -> AlphaFold3:
     return model
 
 
-def drawn(module: torch.nn.Module) -> None:
-    """Draw the weights that start from zero."""
-    with torch.no_grad():
-        for weight in module.parameters():
-            if weight.ndim > 1 and not weight.any():
-                weight.normal_(std=STARTED)
-
-
-def set_policy(model: AlphaFold3, kind: Kind) -> None:
-    """Set what the backward pass computes again, in all stacks."""
-    for module in model.modules():
-        if isinstance(getattr(module, "checkpointing", None), Checkpointing):
-            module.checkpointing = Checkpointing(kind)
-
-
-@contextmanager
-def compiled_blocks(model: torch.nn.Module) -> Iterator[None]:
-    """Pass every block of the model through torch.compile: equal blocks are compiled once."""
-    torch.compiler.reset()
-    for operator in kernels.implementations():
-        registry.load(operator, "reference")  # an import would break the graphs
+def compiled_blocks(model: torch.nn.Module) -> AbstractContextManager[None]:
+    """Pass every block of the model through torch.compile."""
     kinds = (PairformerBlock, MsaBlock, DiffusionBlock)
     blocks = [module for module in model.modules() if isinstance(module, kinds)]
     for module in model.modules():
         if isinstance(module, TemplateEmbedder):
             blocks += list(module.blocks)
-    for block in blocks:
-        block.compile(dynamic=False)
-    try:
-        yield
-    finally:
-        for block in blocks:
-            block._compiled_call_impl = None  # noqa: SLF001  there is no public way back
-        torch.compiler.reset()
+    return arms.compiled_blocks(blocks)
 
 
 def state_bytes(model: torch.nn.Module, *, ema: bool) -> int:
@@ -301,23 +269,6 @@ class Training:
         free()
 
 
-def free() -> None:
-    """Collect garbage and give unused memory back to the device."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 def peak_gib(model: torch.nn.Module) -> float:
     """Return the peak of the memory in use less weights, gradients and optimiser, GiB."""
     return (torch.cuda.max_memory_allocated() - state_bytes(model, ema=True)) / GIB
-
-
-def or_out_of_memory(call: Callable[[], Any]) -> Any:
-    """Return what a call gives, or None where the GPU has too little memory."""
-    try:
-        return call()
-    except (OutOfMemoryError, torch.OutOfMemoryError):
-        pass
-    free()
-    return None

@@ -17,10 +17,10 @@ from benchmarks.alphafold3.arms import (
     Crops,
     Training,
     built,
-    or_out_of_memory,
     peak_gib,
 )
 from benchmarks.common.arguments import add_out
+from benchmarks.common.arms import or_out_of_memory
 from benchmarks.common.report import write_result
 
 from bevatron.models.alphafold3.model import AlphaFold3

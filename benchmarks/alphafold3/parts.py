@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.alphafold3.arms import Crops, compiled_blocks, drawn, free, or_out_of_memory
+from benchmarks.alphafold3.arms import Crops, compiled_blocks
 from benchmarks.common.arguments import add_out
+from benchmarks.common.arms import drawn, free, or_out_of_memory
 from benchmarks.common.report import write_result
 from benchmarks.common.timing import captured, median_ms, peak_mib
 from torch import Tensor, nn

@@ -20,18 +20,16 @@ from typing import Any
 
 import torch
 from benchmarks.alphafold3.arms import (
-    GIB,
     Arm,
     Crops,
     Training,
     built,
     compiled_blocks,
-    free,
-    or_out_of_memory,
     peak_gib,
     state_bytes,
 )
 from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.arms import GIB, free, or_out_of_memory
 from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.common.timing import memory_with_graphs
 

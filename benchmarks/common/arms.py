@@ -18,6 +18,7 @@ from benchmarks.common.timing import memory_with_graphs
 
 from bevatron import kernels
 from bevatron.errors import OutOfMemoryError
+from bevatron.kernels import registry
 from bevatron.models.common.folding import Checkpointing
 from bevatron.models.common.folding.checkpointing import Kind
 from bevatron.parallel.mesh import Mesh
@@ -159,10 +160,10 @@ class Training:
         free()
 
 
-def start_from_nothing_zero(model: torch.nn.Module) -> None:
-    """Draw the weights that are zero."""
+def drawn(module: torch.nn.Module) -> None:
+    """Draw the weights that start from zero."""
     with torch.no_grad():
-        for weight in model.parameters():
+        for weight in module.parameters():
             if weight.ndim > 1 and not weight.any():
                 weight.normal_(std=STARTED)
 
@@ -178,6 +179,8 @@ def set_policy(model: torch.nn.Module, kind: Kind) -> None:
 def compiled_blocks(blocks: Sequence[torch.nn.Module]) -> Iterator[None]:
     """Pass blocks through torch.compile, static shapes; equal ones are compiled once."""
     torch.compiler.reset()
+    for operator in kernels.implementations():
+        registry.load(operator, "reference")  # an import would break the graphs
     for block in blocks:
         block.compile(dynamic=False)
     try:
@@ -193,11 +196,10 @@ def free() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
 
 
 def peak_gib() -> float:
-    """Return the most memory in use since `free`, with what CUDA graphs hold, GiB."""
+    """Return the peak of the memory in use, with what CUDA graphs hold, GiB."""
     return memory_with_graphs(torch.cuda.max_memory_allocated()) / GIB
 
 

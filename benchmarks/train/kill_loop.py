@@ -69,7 +69,9 @@ def main() -> None:
             "ranks": kill.ranks,
             "victim": kill.victim,
             "in step": kill.step,
-            "s until all ranks ended": _rounded(kill.seconds_to_end),
+            "s until all ranks ended": (
+                "" if kill.seconds_to_end is None else round(kill.seconds_to_end, 2)
+            ),
         }
         for number, kill in enumerate([*same, *other], 1)
     ]
@@ -91,10 +93,6 @@ def main() -> None:
             "goes on."
         ),
     )
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 2)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 """Who is who among the processes, and collectives on one process."""
 
+from datetime import timedelta
+
 import pytest
 import torch
 
 from bevatron.errors import ConfigError
 from bevatron.parallel import collectives
+from bevatron.parallel import mesh as mesh_module
 from bevatron.parallel.data_parallel import GradientSums, _buckets
+from bevatron.parallel.failures import FAILURE_KEY
 from bevatron.parallel.mesh import (
     Mesh,
     choose_device,
@@ -46,6 +50,17 @@ def test_an_incomplete_environment_is_named():
 )
 def test_the_first_node_of_a_slurm_list(nodes, first):
     assert first_node(nodes) == first
+
+
+def test_a_restart_finds_nothing_of_the_start_before_in_the_store_of_torchrun(monkeypatch):
+    """The agent's store goes on, with the message of the rank that has failed."""
+    agents = torch.distributed.HashStore()
+    for restarts, there in (("0", False), ("0", True), ("1", False)):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+        monkeypatch.setattr(mesh_module, "_stores", [agents])
+        store = mesh_module._fresh_store(0, 2, timedelta(seconds=1))
+        assert store.check([FAILURE_KEY]) == there
+        store.set(FAILURE_KEY, "rank 1 failed")
 
 
 def test_a_device_that_is_not_there_is_refused():

@@ -365,7 +365,7 @@ def alignments():
         "structure.a3m": (cif(), "line 1"),
         "stockholm.a3m": (STO, "line"),
         "latin.a3m": (A3M.replace(b"row3", b"r\xf6w3"), None),
-        "insertion_only.a3m": (b">q\nGAS\n>b\ngas\n", "line 3"),
+        "insertion_only.a3m": (A3M[: A3M.index(b">", 1)] + b">b\ngas\n", "line 3"),
         "a3m.sto": (A3M, "not a Stockholm"),
         "unequal.sto": (STO.replace(b"c/1-12   A", b"c/1-12   AA"), "row 'c/1-12'"),
         "second.sto": (STO * 2, "a second alignment"),

@@ -19,12 +19,13 @@ from killing import killed_at_each_step
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A protein, its alignment, and a damaged file of both kinds."""
+    """A protein, its alignment and template hits, and damaged files."""
     root = tmp_path_factory.mktemp("proteins")
     (root / "a.cif").write_bytes(proteins.cif())
     (root / "bad.cif").write_bytes(b"nothing")
     (root / "a.a3m").write_bytes(proteins.A3M)
     (root / "bad.a3m").write_bytes(b"nothing")
+    (root / "a_A.m8").write_text("q\ta_A\t1\t12\t0\t0\t1\t12\t1\t12\t0\t9\t12M\n")
     (root.parent / "components.cif").write_bytes(proteins.COMPONENTS)
     return root
 
@@ -59,6 +60,7 @@ def test_killed_at_every_step_it_ends_the_same(system, tmp_path):
     expected = tmp_path / "whole" / "s"
     expected.parent.mkdir()
     prepare(expected)
+    assert (expected / "templates").is_dir()
     expected = contents(expected)
     unfinished = 0
     for out in killed_at_each_step(prepare, tmp_path):

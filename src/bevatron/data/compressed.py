@@ -5,7 +5,7 @@ import gzip
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
-from io import BufferedIOBase
+from io import BufferedIOBase, BytesIO
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,13 +26,14 @@ _BLOCK = 1 << 20
 _SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 
 
-def _open_zstd(path: Path) -> Any:
+def _open_zstd(source: Path | BytesIO) -> Any:
     import pyarrow as pa
 
-    return pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
+    whole = pa.OSFile(str(source)) if isinstance(source, Path) else pa.PythonFile(source)
+    return pa.CompressedInputStream(whole, "zstd")
 
 
-_OPENERS: dict[bytes, Callable[[Path], Any]] = {
+_OPENERS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
     b"\xfd7zXZ\x00": lzma.open,
@@ -41,21 +42,40 @@ _OPENERS: dict[bytes, Callable[[Path], Any]] = {
 
 
 def open_compressed(path: Path) -> BufferedIOBase:
-    """Open a file for reading as if it were not compressed.
+    """Open a file for reading as if it were not compressed; also one in an archive.
 
-    A Zstandard stream cannot seek.
+    See `bevatron.data.archives`. A Zstandard stream cannot seek.
 
     Raises
     ------
     OSError
         If the file cannot be opened.
+    DataError
+        If there is no such file, also in an archive.
     """
-    with path.open("rb") as file:
-        start = file.read(6)
+    return _opened(_source(path))
+
+
+def _source(path: Path) -> Path | BytesIO:
+    """Return a file, or what an archive holds under its path."""
+    if path.exists():
+        return path
+    # An archive may itself be compressed, so its reader imports this one.
+    from bevatron.data.archives import read_member
+
+    return BytesIO(read_member(path))
+
+
+def _opened(source: Path | BytesIO) -> BufferedIOBase:
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            start = file.read(6)
+    else:
+        start = source.getvalue()[:6]
     for magic, opener in _OPENERS.items():
         if start.startswith(magic):
-            return cast("BufferedIOBase", opener(path))
-    return path.open("rb")
+            return cast("BufferedIOBase", opener(source))
+    return source.open("rb") if isinstance(source, Path) else source
 
 
 def format_suffix(path: Path) -> str:
@@ -99,12 +119,19 @@ def read_whole(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
     return b"".join(read_blocks(path, max_bytes))
 
 
+def largest(stored: int) -> int:
+    """Return how many bytes so many compressed ones may be."""
+    return max(MAX_RATIO * stored, _UNSUSPECTED)
+
+
 def read_blocks(path: str | Path, max_bytes: int = MAX_BYTES) -> Iterator[bytes]:
     """Read what `read_whole` does block by block."""
     path = Path(path)
     try:
-        stream = open_compressed(path)
-        max_bytes = min(max_bytes, max(MAX_RATIO * path.stat().st_size, _UNSUSPECTED))
+        source = _source(path)
+        stored = source.stat().st_size if isinstance(source, Path) else len(source.getbuffer())
+        stream = _opened(source)
+        max_bytes = min(max_bytes, largest(stored))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot be read ({reason}); check the path") from None

@@ -234,7 +234,9 @@ def _fresh_store(rank: int, world: int, timeout: timedelta) -> Store:
     if not _stores:
         store, _, _ = next(rendezvous("env://", rank, world, timeout=timeout))
         _stores.append(store)
-    _stores.append(PrefixStore(f"bevatron-{len(_stores)}", _stores[0]))
+    # The store of torchrun outlives a restart, and what the start before has left in it.
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    _stores.append(PrefixStore(f"bevatron-{start}-{len(_stores)}", _stores[0]))
     return _stores[-1]
 
 

@@ -3,15 +3,21 @@
 import csv
 import io
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bevatron.data.proteins.alignment_files import AlignmentReader
-from bevatron.data.proteins.alignments import prepare_alignments
+from bevatron.data.proteins.alignments import Alignments, prepare_alignments
 from bevatron.data.proteins.clusters import cluster_proteins
+from bevatron.data.proteins.hit_files import NamedChain, entry_code, template_queries
+from bevatron.data.proteins.places import ChainSequences
+from bevatron.data.proteins.template_store import StoredTemplates, prepare_templates
+from bevatron.data.readers.proteins import read_duplicate_chains
 from bevatron.data.readers.proteins.folders import ProteinFiles, find_protein_files, is_rna
+from bevatron.data.readers.proteins.openfold import read_obsolete
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import rank_and_world
 from bevatron.data.store.store import MANIFEST, Store
@@ -20,7 +26,7 @@ from bevatron.files import TEMPORARY, remove_folder, write_text_atomically
 from bevatron.output import say
 from bevatron.typing import Array, Arrays
 
-ALIGNMENTS, CLUSTERS = "alignments", "clusters.txt"
+ALIGNMENTS, TEMPLATES, CLUSTERS = "alignments", "templates", "clusters.txt"
 """Inside the folder of a store; clusters are written last."""
 
 MOST_CLUSTERED = 4000
@@ -125,35 +131,113 @@ def write_clusters(sequences: Mapping[int, str], folder: Path) -> list[str]:
     return warning
 
 
-def prepare_found_alignments(
+def prepare_searches(
     found: ProteinFiles,
-    out: Path,
-    workers: int | None,
+    store: Store,
+    chains: Sequence[NamedChain],
     *,
     strict: bool,
+    workers: int | None,
     overwrite: bool,
-    rna: bool = True,
-) -> list[tuple[str, str]]:
-    """Prepare the alignments, if there are any; return (file, reason) of what was left out.
+    progress: bool | None = None,
+    rna: Sequence[bytes] = (),
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Prepare the alignments and the templates of the chains of a store, if there are any.
 
     Parameters
     ----------
-    overwrite
-        Whether alignments of other files may be replaced; if there are none now, they are removed.
+    found
+        The files.
+    store
+        Of the structures.
+    chains
+        The proteins in it.
+    strict
+        An unusable file is an error.
+    workers, overwrite, progress
+        As in `bevatron.data.store.prepare.prepare`; with ``overwrite`` also alignments and
+        templates of which there are none any more are removed.
     rna
-        Whether alignments of RNA are taken; else they are passed over.
+        Classes of the RNA in it.
+
+    Returns
+    -------
+    Lines for the user, and (file, reason) of what was left out.
     """
-    if overwrite and not found.alignments and (out / ALIGNMENTS).exists():
-        remove_folder(out / ALIGNMENTS)
+    sequences = ChainSequences([*(chain.classes for chain in chains), *rna])
+    options: dict[str, Any] = {"workers": workers, "overwrite": overwrite, "progress": progress}
+    reader, rejects = _read_alignments(found, sequences, rna=bool(rna), strict=strict)
+    lines = [f"{len(found.alignments)} files of alignments"]
+    if reader is not None:
+        lines[0] += f" of {reader.num_samples} sequences, {reader.partial} of parts of chains"
+    if reader is not None and reader.num_samples:
+        rejects += prepare_alignments(reader, store.path / ALIGNMENTS, **options).rejects()
+    elif overwrite and (store.path / ALIGNMENTS).exists():
+        remove_folder(store.path / ALIGNMENTS)
+    duplicates = [
+        group for groups in _tables(found.duplicates, read_duplicate_chains, rejects, strict=strict)
+        for group in groups
+    ]  # fmt: skip
+    known = {} if reader is None else reader.queries
+    queries, of_none = template_queries(
+        found.hits, chains, sequences, known, duplicates, strict=strict
+    )
+    rejects += [*found.refused, *of_none]
+    folder = store.path / TEMPLATES
+    if not queries:
+        if overwrite and folder.exists():
+            remove_folder(folder)
+        return [*lines, f"{len(found.hits)} files of template hits"], rejects
+    structures = {entry_code(path): path for path in reversed(found.structures)}
+    for renamed in _tables(found.obsolete, read_obsolete, rejects, strict=strict):
+        structures |= {
+            old: structures[new] for old, new in renamed.items()
+            if old not in structures and new in structures
+        }  # fmt: skip
+    made = prepare_templates(
+        queries,
+        structures,
+        folder,
+        dates={chain.entry: chain.released for chain in chains},
+        fingerprint=str(store.manifest["fingerprint"]),
+        strict=strict,
+        **options,
+    )
+    counts = made.counts()
+    lines.append(
+        f"{len(found.hits)} files of template hits: {int(counts.sum())} templates of "
+        f"{np.count_nonzero(counts)} sequences"
+    )
+    return lines, [*rejects, *made.rejects()]
+
+
+def _tables(
+    paths: Sequence[Path],
+    read: Callable[[Path], Any],
+    rejects: list[tuple[str, str]],
+    *,
+    strict: bool,
+) -> Iterator[Any]:
+    """Read files about all chains; one that is damaged is left out."""
+    for path in paths:
+        try:
+            yield read(path)
+        except DataError as error:
+            if strict:
+                raise
+            rejects.append((str(path), str(error).removeprefix(f"{path}: ")))
+
+
+def _read_alignments(
+    found: ProteinFiles, sequences: ChainSequences, *, rna: bool, strict: bool
+) -> tuple[AlignmentReader | None, list[tuple[str, str]]]:
+    """Read whose the alignments are; those of RNA are passed over if there is none."""
     rnas = {path for path in found.alignments if is_rna(path)}
     proteins = [path for path in found.alignments if path not in rnas]
     if not proteins and not (rna and rnas):
-        return []
-    reader = AlignmentReader(proteins, sorted(rnas) if rna else (), strict=strict)
-    if not reader.num_samples:
-        return reader.rejects
-    made = prepare_alignments(reader, out / ALIGNMENTS, workers=workers, overwrite=overwrite)
-    return [*reader.rejects, *made.rejects()]
+        return None, []
+    reader = AlignmentReader(proteins, sorted(rnas) if rna else (), chains=sequences, strict=strict)
+    return reader, reader.rejects
 
 
 def unusable(store: Store) -> list[tuple[str, str]]:
@@ -167,6 +251,15 @@ def unusable(store: Store) -> list[tuple[str, str]]:
 def rejects_file(store: Store) -> Path:
     """Name the file that lists what was left out."""
     return store.path.with_name(f"{store.path.name}-rejects.csv")
+
+
+def opened_searches(path: Path) -> tuple[Alignments | None, StoredTemplates | None]:
+    """Open the alignments and the templates of a store, where it has them."""
+    alignments, templates = path / ALIGNMENTS, path / TEMPLATES
+    return (
+        Alignments.open(alignments) if alignments.exists() else None,
+        StoredTemplates.open(templates) if templates.exists() else None,
+    )
 
 
 def list_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> None:

@@ -14,6 +14,7 @@ from bevatron.data.proteins.complexes import describe, featurize
 from bevatron.data.proteins.crop import CropSizes
 from bevatron.data.proteins.poses import make_pools
 from bevatron.data.proteins.sample import SampleSizes, Sources, sample, sequence_classes
+from bevatron.data.proteins.template_store import TemplatesInMemory
 from bevatron.data.proteins.templates import NUM_TEMPLATES, Templates
 from bevatron.data.readers.proteins.alignments import read_alignment
 from bevatron.data.readers.proteins.alphabet import GAP
@@ -49,18 +50,20 @@ def entries(shared, dictionary):
 
 def made_up_templates(entry, seed=0):
     rng = np.random.default_rng(seed)
-    found = {}
+    found = TemplatesInMemory()
     for chain in describe(entry)["chains"]:
         if chain["kind"] == "protein":
             classes = sequence_classes("protein", chain["sequence"])
-            shape = (int(rng.integers(0, 8)), len(classes))
-            found[sequence_key(classes)] = Templates(
-                rng.integers(0, 20, shape).astype(np.int8),
-                rng.normal(size=(*shape, 3)).astype(np.float32),
-                rng.random(shape) < 0.8,
-                rng.normal(size=(*shape, 3, 3)).astype(np.float32),
-                rng.random(shape) < 0.8,
-            )
+            number = int(rng.integers(0, 8))
+            rows = number * len(classes)
+            found[sequence_key(classes)] = {
+                "template_aatype": rng.integers(0, 20, rows).astype(np.int8),
+                "template_positions": rng.normal(size=(rows, 4, 3)).astype(np.float32),
+                "template_atom_mask": rng.random((rows, 4)) < 0.8,
+                "template_torsions": np.zeros((rows, 7, 2), dtype=np.float32),
+                "template_torsions_mask": np.zeros((rows, 7), dtype=bool),
+                "template_released": np.zeros(number, dtype=np.int32),
+            }
     return found
 
 
@@ -74,9 +77,9 @@ def sources(shared, entries, dictionary, tmp_path_factory):
     ]
     out = tmp_path_factory.mktemp("alignments") / "store"
     alignments = prepare_alignments(AlignmentReader(files), out, workers=0)
-    templates = {}
+    templates = TemplatesInMemory()
     for entry in entries.values():
-        templates |= made_up_templates(entry)
+        templates.update(made_up_templates(entry))
     return Sources(make_pools([dictionary[c] for c in codes], 2), alignments, templates)
 
 
@@ -285,11 +288,12 @@ def test_rows_and_profiles_are_those_of_the_chains(entries, sources):
 def test_templates_are_drawn_for_each_sequence(entries, sources):
     entry = entries["721p"]
     classes = sequence_classes("protein", describe(entry)["chains"][0]["sequence"])
-    templates = made_up_templates(entry, seed=1)[sequence_key(classes)]
+    source = made_up_templates(entry, seed=1)
+    templates = Templates.of(source[sequence_key(classes)], len(classes))
     assert len(templates.restype) > NUM_TEMPLATES
     numbers = set()
     for seed in range(40):
-        own = dataclasses.replace(sources, templates={sequence_key(classes): templates})
+        own = dataclasses.replace(sources, templates=source)
         found = sample(entry, seed, own, sizes(200, rows=2))
         shown = (found["template_restype"] != GAP).any(axis=1)
         number = int(shown.sum())
@@ -310,6 +314,10 @@ def test_templates_are_drawn_for_each_sequence(entries, sources):
         others = np.flatnonzero(found["molecule_type"] != 0)
         assert not found["template_pseudo_beta_mask"][:, others].any()
     assert numbers == {0, 1, 2, 3, 4}
+    best = sample(entry, 0, own, dataclasses.replace(sizes(200, rows=2), best_templates=True))
+    shown = best["template_restype"][:, best["molecule_type"] == 0]
+    column = entry["column"][best["token_index"][best["molecule_type"] == 0]]
+    np.testing.assert_array_equal(shown, templates.restype[:NUM_TEMPLATES, column])
 
 
 def test_without_alignments_every_chain_has_its_own_sequence(entries, sources):

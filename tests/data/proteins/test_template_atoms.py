@@ -1,142 +1,100 @@
-"""Templates of a sequence: which hits are taken, and the atoms at the aligned residues."""
+"""Templates of a chain: where their atoms are and what is stored."""
 
 import datetime as dt
-from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
 
-from bevatron.data.proteins.template_atoms import find_templates
-from bevatron.data.readers.proteins.alphabet import CLASSES, GAP
-from bevatron.data.readers.proteins.hits import parse_hits, read_hits
-from bevatron.data.readers.proteins.structures import read_structure
-
-pytestmark = pytest.mark.shared
-COLUMNS = ["query", "target", "qstart", "qend", "tstart", "tend", "evalue", "bits", "qaln", "taln"]
-
-
-@pytest.fixture
-def entries(shared):
-    """Function that opens an entry, None if it is not among the shared ones."""
-
-    @cache
-    def opened(code):
-        for folder in ("proteins", "complexes"):
-            path = shared / f"data/{folder}/mmcif/{code}.cif.gz"
-            if path.exists():
-                return read_structure(path)
-        return None
-
-    return opened
+from bevatron.data.proteins.chains import atoms37
+from bevatron.data.proteins.template_atoms import (
+    TEMPLATE_FIELDS,
+    Template,
+    chain_templates,
+    place_template,
+    stored_templates,
+)
+from bevatron.data.readers.proteins import parse_hits, read_hits, read_structure
 
 
-def hits_of(*rows):
-    text = "\n".join("\t".join(str(row[key]) for key in COLUMNS) for row in rows)
-    return parse_hits(("\t".join(COLUMNS) + "\n" + text).encode(), "hits.tsv", "m8")
+@pytest.fixture(scope="module")
+def haemoglobin(shared):
+    return read_structure(shared / "data/proteins/mmcif/4hhb.cif.gz")
 
 
-def row(target, sequence, first=1, query=None):
-    query = query or sequence
-    ends = {"qstart": 1, "qend": len(query), "tstart": first, "tend": first + len(sequence) - 1}
-    return {"query": "q", "target": target, "evalue": 1e-9, "bits": 99, **ends} | {
-        "qaln": query,
-        "taln": sequence,
-    }
+def test_atoms_lie_at_the_residues_that_they_are_aligned_to(haemoglobin):
+    chain = int(np.flatnonzero(haemoglobin.chains.author == "B")[0])
+    pairs = np.array([[2, 10], [3, 11], [21, 29], [24, 30], [53, 59]])
+    found = place_template(haemoglobin, chain, pairs, 60)
+    positions, mask = atoms37(haemoglobin, chain)
+    centre = positions[mask].mean(0)
+    sequence = haemoglobin.sequence(chain)
+    for query, target in pairs.tolist():
+        known = mask[target]
+        assert np.array_equal(found.mask[query], known)
+        assert np.allclose(found.positions[query][known], positions[target][known] - centre)
+        assert not found.positions[query][~known].any()
+        assert "ARNDCQEGHILKMFPSTWYV"[found.aatype[query]] == sequence[target]
+    others = np.setdiff1d(np.arange(60), pairs[:, 0])
+    assert (found.aatype[others] == 21).all()
+    assert not found.mask[others].any()
 
 
-def test_atoms_of_hits_stand_at_the_aligned_residues(shared, entries):
+def test_hits_of_a_search_become_templates(shared, haemoglobin):
     hits = read_hits(shared / "data/proteins/templates/template_hits.tsv.gz")
     number = hits.queries.index("102m_A")
-    sequence = entries("102m").sequence(0)
-    found = find_templates(sequence, hits, entries)
-    structure = entries("4hhb")
-    pairs = hits.pairs_of(number)
-    restype = found.restype[0]
-    aligned = np.isin(np.arange(len(sequence)), pairs[:, 0])
-    assert (restype[~aligned] == GAP).all()
-    assert not found.backbone_mask[0][~aligned].any()
-    letters = "".join(CLASSES[i] for i in restype[pairs[:, 0]])
-    assert letters == "".join(structure.sequence(0)[j] for j in pairs[:, 1])
-    for place, target in pairs[::17].tolist():
-        atoms = slice(*structure.residues.atom_ptr[target : target + 2])
-        named = dict(zip(structure.atoms.name[atoms], structure.atoms.position[atoms], strict=True))
-        expected = np.stack([named[name] for name in ("N", "CA", "C")])
-        np.testing.assert_array_equal(found.backbone[0, place], expected)
-        beta = "CA" if structure.residues.component[target] == "GLY" else "CB"
-        np.testing.assert_array_equal(found.pseudo_beta[0, place], named[beta])
-        assert found.backbone_mask[0, place]
-        assert found.pseudo_beta_mask[0, place]
-
-
-def test_hits_of_a_real_search_are_placed_in_their_chains(shared, entries):
-    hits = read_hits(shared / "data/proteins/format_samples/1a2y_B.pdb70_hits.hhr.gz")
-    sequence = "X" * int(hits.query_ranges.max())
-    found = find_templates(sequence, hits, entries)
-    places = [hits.targets.index(target) for target in ("1IGY_D", "1NCB_H")]
-    sizes = [len(hits.pairs_of(place)) for place in places]
-    assert (found.restype != GAP).sum(axis=1).tolist() == sizes
-    assert (found.backbone_mask.sum(axis=1) > 0.9 * np.array(sizes)).all()
-    # N, CA and C of a residue are as far apart as in any protein.
-    known = found.backbone[found.backbone_mask]
-    assert np.linalg.norm(known[:, 1] - known[:, 0], axis=1) == pytest.approx(1.46, abs=0.1)
-    assert np.linalg.norm(known[:, 2] - known[:, 1], axis=1) == pytest.approx(1.52, abs=0.1)
-
-
-def test_copies_of_the_query_and_short_hits_are_no_templates(entries):
-    sequence = entries("4hhb").sequence(0)
-    whole, part = row("4hhb_A", sequence), row("4hhb_A", sequence[20:60], 21)
-    part |= {"qstart": 21, "qend": 60}
-    tiny = row("4hhb_A", sequence[:9])
-    found = find_templates(sequence, hits_of(whole, tiny, part), entries)
-    assert found.backbone_mask.sum(axis=1).tolist() == [40]
-
-
-def test_only_entries_released_before_a_day_are_templates(entries):
-    sequence = entries("4hhb").sequence(0)
-    hits = hits_of(row("4hhb_A", sequence[:100]))
-    released = entries("4hhb").released
-    for days, number in ((0, 0), (1, 1)):
-        day = released + dt.timedelta(days=days)
-        assert len(find_templates(sequence, hits, entries, before=day).restype) == number
-
-    def undated(code):
-        return replace(entries(code), released=None)
-
-    assert not len(find_templates(sequence, hits, undated, before=dt.date.max).restype)
-    assert len(find_templates(sequence, hits, undated).restype) == 1
-
-
-def test_a_hit_that_is_numbered_otherwise_is_found_by_its_sequence(entries):
-    sequence = entries("4hhb").sequence(0)
-    shifted = row("4hhb_A", sequence[30:90], 1)
-    found = find_templates(sequence[30:100], hits_of(shifted), entries)
-    expected = find_templates(
-        sequence[30:100], hits_of(row("4hhb_A", sequence[30:90], 31)), entries
-    )
-    assert found.backbone_mask.sum() == 60
-    for name, values in vars(expected).items():
-        np.testing.assert_array_equal(getattr(found, name), values, name)
-
-
-def test_a_hit_of_another_chain_or_without_a_structure_is_left_out(entries):
-    sequence = entries("4hhb").sequence(0)
-    strange = row("4hhb_A", "W" * 60, query=sequence[:60])
-    missing, no_chain = row("0xyz_A", sequence[:60]), row("4hhb_Q", sequence[:60])
-    found = find_templates(sequence, hits_of(strange, missing, no_chain), entries)
-    shapes = {name: values.shape for name, values in vars(found).items()}
+    sequence = read_structure(shared / "data/proteins/mmcif/102m.cif.gz").sequence(0)
     length = len(sequence)
-    assert shapes == {
-        "restype": (0, length),
-        "pseudo_beta": (0, length, 3),
-        "pseudo_beta_mask": (0, length),
-        "backbone": (0, length, 3, 3),
-        "backbone_mask": (0, length),
-    }
+
+    def opened(code):
+        return haemoglobin if code == "4hhb" else None
+
+    found = chain_templates(sequence, hits, opened)
+    for field in TEMPLATE_FIELDS:
+        field.check(found[field.name])
+    aligned = np.isin(np.arange(length), hits.pairs_of(number)[:, 0])
+    assert np.array_equal(found["template_aatype"][:length] != 21, aligned)
+    assert found["template_torsions_mask"][:length][aligned, 2].mean() > 0.95
+    # Neighbours in the chain are neighbours in space.
+    ca, known = found["template_positions"][:length, 1], found["template_atom_mask"][:length, 1]
+    step = np.linalg.norm(np.diff(ca, axis=0), axis=-1)[known[1:] & known[:-1]]
+    assert abs(np.median(step) - 3.8) < 0.05
 
 
-def test_no_more_are_kept_than_asked_for(entries):
-    sequence = entries("4hhb").sequence(0)
-    hits = hits_of(*(row("4hhb_A", sequence[: 60 + i]) for i in range(5)))
-    found = find_templates(sequence, hits, entries, most=3)
-    assert found.backbone_mask.sum(axis=1).tolist() == [60, 61, 62]
+@pytest.mark.parametrize(("days", "expected"), [(60, True), (59, False)])
+def test_templates_are_at_least_sixty_days_older_than_the_chain(
+    shared, haemoglobin, days, expected
+):
+    hits = read_hits(shared / "data/proteins/templates/template_hits.tsv.gz")
+    released = haemoglobin.released + dt.timedelta(days=days)
+    found = chain_templates("A" * 153, hits, lambda code: haemoglobin, [released])
+    assert bool(len(found["template_aatype"])) == expected
+
+
+@pytest.mark.parametrize("chain", ["1ckb_A", "1d66_A"])
+def test_stored_templates_are_those_of_the_reference(shared, chain):
+    stored = np.load(shared / f"golden/alphafold2/features_nonensembled_{chain}.npz")
+    templates = [
+        Template(aatype.astype(np.int8), positions, mask > 0)
+        for aatype, positions, mask in zip(
+            stored["template_aatype"],
+            stored["in__template_all_atom_positions"],
+            stored["in__template_all_atom_mask"],
+            strict=True,
+        )
+    ]
+    length = stored["template_aatype"].shape[1]
+    found = stored_templates(templates, length)
+    mask = stored["template_torsion_angles_mask"].reshape(-1, 7)
+    assert np.array_equal(found["template_torsions_mask"], mask > 0)
+    torsions = stored["template_torsion_angles_sin_cos"].reshape(-1, 7, 2) * mask[..., None]
+    # The reference is 5e-5 from exact arithmetic.
+    assert np.abs(found["template_torsions"] * mask[..., None] - torsions).max() < 1e-4
+    positions = stored["template_all_atom_positions"][:, :, :4].reshape(-1, 4, 3)
+    assert np.array_equal(found["template_positions"], positions)
+
+
+def test_a_chain_without_hits_has_no_templates():
+    found = chain_templates("A" * 30, parse_hits(b"", "hits.m8", "m8"), lambda code: None)
+    for field in TEMPLATE_FIELDS:
+        field.check(found[field.name])
+        assert len(found[field.name]) == 0

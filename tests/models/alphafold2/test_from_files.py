@@ -7,9 +7,9 @@ import torch
 
 from bevatron.data.proteins.chain_batch import collate_chain
 from bevatron.data.proteins.chain_samples import ChainSizes, sample_chain
-from bevatron.data.proteins.chain_templates import chain_templates
 from bevatron.data.proteins.chains import chain_entry
 from bevatron.data.proteins.rows_in_memory import rows_in_memory
+from bevatron.data.proteins.template_atoms import chain_templates
 from bevatron.data.readers.proteins import parse_hits, read_alignment, read_structure
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.inputs import model_inputs, reference_inputs
@@ -26,7 +26,7 @@ def chain(shared):
     hit = "q\t1d66_A\t0.9\t60\t0\t0\t2\t61\t1\t60\t1e-9\t70\t60M\n"
     hits = parse_hits(hit.encode(), "hits.m8", "m8")
     sequence = structure.sequence(number)
-    templates = chain_templates(sequence, hits, lambda code: structure, None)
+    templates = chain_templates(sequence, hits, lambda code: structure)
     path = shared / "data/proteins/msa/1d66_A/pool_mmseqs2.a3m.gz"
     return {**chain_entry(structure, number), **templates}, rows_in_memory([read_alignment(path)])
 

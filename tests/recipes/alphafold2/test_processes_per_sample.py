@@ -118,29 +118,24 @@ def test_a_run_goes_on_with_other_groups_of_processes(config, tmp_path):
         torch.testing.assert_close(weights(begun)[name], value, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_process_that_fails_ends_those_that_share_its_sample(config, tmp_path, killed):
+def test_a_killed_process_ends_those_that_share_its_sample(config, tmp_path):
     def work(mesh):
         run = build(grouped(config, 2))
-        loss = run.task.loss
-        if mesh.rank == 1:
-            calls = []
+        loss, calls = run.task.loss, []
 
-            def failing(*args):
-                calls.append(args)
-                if len(calls) == 2 and killed:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                if len(calls) == 2:
-                    raise RuntimeError("the cat sat on rank 1")
-                return loss(*args)
+        def deadly(*args):
+            calls.append(args)
+            if mesh.rank == 1 and len(calls) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return loss(*args)
 
-            run.task.loss = failing
+        run.task.loss = deadly
         fit(run)
 
     began = time.monotonic()
-    codes, output = fork_ranks(2, work, tmp_path)
-    assert all(codes)
-    assert killed or "rank 1 failed: RuntimeError: the cat sat on rank 1" in output
+    codes, _ = fork_ranks(2, work, tmp_path)
+    assert codes[1] == -signal.SIGKILL
+    assert codes[0] > 0
     assert time.monotonic() - began < 60  # 30 s, on a busy machine
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from bevatron import cli
+from bevatron.data.readers.proteins import read_structure
 from bevatron.recipes.alphafold3 import inspect
 from bevatron.recipes.alphafold3.stores import open_complexes, prepare_complexes
 from bevatron.recipes.inspect import PlanOptions, inspect_store
@@ -38,7 +39,7 @@ def test_what_was_left_out_is_named_with_its_reason(complexes, tables):
     ((file, reason),) = tables["Left out"].rows
     assert file.endswith("bad.cif")
     assert reason
-    assert "Alignments" not in tables
+    assert "Alignments and templates" not in tables
 
 
 def test_pictures_are_drawn_and_plans_need_no_edges(complexes, tmp_path, capsys):
@@ -52,10 +53,12 @@ def test_pictures_are_drawn_and_plans_need_no_edges(complexes, tmp_path, capsys)
 
 
 def test_the_depths_of_alignments_are_shown(shared, components, tmp_path):
+    structure = shared / "data/proteins/mmcif/1crn.cif.gz"
+    sequence = read_structure(structure).sequence(0)
     alignment = tmp_path / "a.a3m"
-    alignment.write_text(">a\nMKV\n>b\nMKV\n>c\nMRV\n")
-    files = [shared / "data/complexes/mmcif/1bna.cif.gz", alignment]
+    alignment.write_text(f">a\n{sequence}\n>b\n{sequence}\n>c\nA{sequence[1:]}\n")
+    files = [structure, alignment]
     prepare_complexes(files, tmp_path / "s", components=components, workers=0, progress=False)
     store = open_complexes(tmp_path / "s")
     tables = {table.title: table for table in inspect.describe(store)}
-    assert tables["Alignments"].rows == [(1, 2, 2.0, 2)]
+    assert tables["Alignments and templates"].rows == [("alignments", 1, 0, 2, 2.0, 2)]

@@ -13,12 +13,15 @@ import numpy.typing as npt
 import xxhash
 
 from bevatron.data.compressed import format_suffix, read_blocks
+from bevatron.data.proteins.places import ChainSequences, Place
 from bevatron.data.readers.base import FileState, state_and_hash
 from bevatron.data.readers.proteins.alignments import Alignment, parse_alignment, read_alignment
-from bevatron.data.readers.proteins.alphabet import Polymer
+from bevatron.data.readers.proteins.alphabet import GAP, Polymer
 from bevatron.data.readers.proteins.names import parse_names
 from bevatron.errors import DataError
 from bevatron.typing import Arrays
+
+_OF_NO_CHAIN = "its first sequence is neither that of a chain of the structures nor a part of one"
 
 _LONGEST_QUERY = 4 << 20  # bytes in which a first row ends; no protein has so many residues
 _SYMBOLS = " 0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -63,6 +66,10 @@ class AlignmentReader:
     ----------
     proteins, rnas
         Files as `read_alignment` takes them, better databases first.
+    chains
+        Sequences that are wanted: an alignment of another one is left out, one of a part of a chain
+        has gaps in the rest, of one that holds a chain the chain's columns are taken. None takes
+        all as they are.
     strict
         A damaged file is an error; else it is left out.
 
@@ -75,7 +82,11 @@ class AlignmentReader:
     num_samples
         Number of distinct sequences, in the order of their first files.
     rejects
-        (file, reason) of the files that do not even begin with a query.
+        (file, reason) of the files that do not even begin with a query, or are of no chain.
+    queries
+        Classes of the first sequence of each file.
+    partial
+        How many of them are used for chains of which they are a part or which they hold.
 
     Raises
     ------
@@ -88,28 +99,41 @@ class AlignmentReader:
         proteins: Sequence[str | Path],
         rnas: Sequence[str | Path] = (),
         *,
+        chains: ChainSequences | None = None,
         strict: bool = True,
     ) -> None:
         self.strict = strict
+        self.queries: dict[Path, bytes] = {}
+        self.partial = 0
         self.rejects: list[tuple[str, str]] = []
         files: list[tuple[Path, Polymer]] = [(Path(path), "protein") for path in proteins]
         files += [(Path(path), "rna") for path in rnas]
         self.sources = [str(path) for path, _ in files]
         self._states: dict[int, FileState] = {}
-        self._groups: dict[bytes, list[tuple[int, Polymer]]] = {}
+        self._groups: dict[bytes, list[tuple[int, Polymer, int]]] = {}
         whole = xxhash.xxh3_128()
-        known: set[tuple[str, Polymer]] = set()
+        known: dict[tuple[str, Polymer], bytes] = {}
         for number, (path, kind) in enumerate(files):
             try:
                 self._states[number], content = state_and_hash(path)
                 whole.update(f"{content} {kind}\n".encode())
-                if (content, kind) not in known:
-                    known.add((content, kind))
-                    self._groups.setdefault(_query(path, kind), []).append((number, kind))
+                again = (content, kind) in known
+                if not again:
+                    known[content, kind] = _query(path, kind)
+                query = known[content, kind]
             except DataError as error:
                 if strict:
                     raise
                 self.rejects.append((str(path), _reason(error, path)))
+                continue
+            self.queries[path] = query
+            places = [Place(query, 0)] if chains is None else chains.places(query)
+            if not places:
+                self.rejects.append((str(path), _OF_NO_CHAIN))
+            for place in [] if again else places:
+                whole.update(place.chain + str(place.first).encode())
+                self._groups.setdefault(place.chain, []).append((number, kind, place.first))
+                self.partial += len(place.chain) != len(query)
         self._order = list(self._groups.items())
         self.fingerprint = whole.hexdigest()
         self.num_samples = len(self._order)
@@ -121,10 +145,11 @@ class AlignmentReader:
         """
         for query, group in self._order[start:stop]:
             parts, numbers, reasons = [], [], []
-            for number, kind in group:
+            for number, kind, first in group:
                 self._states[number].refuse_change()
                 try:
-                    parts.append(read_alignment(self.sources[number], kind))
+                    found = read_alignment(self.sources[number], kind)
+                    parts.append(_placed(found, query, first))
                     numbers.append(number)
                 except DataError as error:
                     if self.strict:
@@ -146,7 +171,24 @@ class AlignmentReader:
 
     def describe(self, index: int) -> str:
         """Return the files of a sequence."""
-        return ", ".join(self.sources[number] for number, _ in self._order[index][1])
+        return ", ".join(self.sources[number] for number, *_ in self._order[index][1])
+
+
+def _placed(found: Alignment, chain: bytes, first: int) -> Alignment:
+    """Move the rows to the chain: gaps where the query has no residue of it."""
+    query = np.frombuffer(chain, dtype=np.int8)
+    if np.array_equal(found.rows[0], query):
+        return found
+    columns = np.arange(found.rows.shape[1]) + first
+    kept = (columns >= 0) & (columns < len(query))
+    rows = np.full((len(found.rows), len(query)), GAP, dtype=np.int8)
+    deletions = np.zeros(rows.shape, dtype=np.uint16)
+    rows[:, columns[kept]] = found.rows[:, kept]
+    deletions[:, columns[kept]] = found.deletions[:, kept]
+    rows[0], deletions[0] = query, 0
+    with_residues = np.flatnonzero((rows != GAP).any(axis=1))
+    names = tuple(found.names[row] for row in with_residues.tolist())
+    return Alignment(rows[with_residues], deletions[with_residues], names)
 
 
 def _alone(query: bytes) -> Alignment:

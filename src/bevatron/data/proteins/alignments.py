@@ -259,6 +259,10 @@ class Alignments:
     def __len__(self) -> int:
         return len(self.store)
 
+    def keys(self) -> list[bytes]:
+        """Return `sequence_key` of each sequence, in order."""
+        return list(self._places)
+
     def rejects(self) -> list[tuple[str, str]]:
         """List (file, reason) of the damaged files that were left out."""
         texts = [
@@ -286,6 +290,7 @@ def prepare_alignments(
     *,
     workers: int | None = None,
     overwrite: bool = False,
+    progress: bool | None = None,
 ) -> Alignments:
     """Write the alignments of files as a store, or continue an earlier call.
 
@@ -295,7 +300,7 @@ def prepare_alignments(
         The files.
     out
         Folder of the store.
-    workers, overwrite
+    workers, overwrite, progress
         As in `prepare`.
     """
     version = {} if ALIGNMENTS_VERSION == 1 else {"features": ALIGNMENTS_VERSION}
@@ -308,5 +313,6 @@ def prepare_alignments(
         samples_per_shard=_SEQUENCES_PER_SHARD,
         workers=workers,
         overwrite=overwrite,
+        progress=progress,
     )
     return Alignments(store)

@@ -7,6 +7,7 @@ a few bytes of each entry and not its atoms.
 import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,20 @@ SHORTEST_CLUSTERED = 10
 """Residues; shorter peptides are clusters of equal sequences (AlphaFold3, section 2.5.3)."""
 
 
+def day_number(date: dt.date | None) -> int:
+    """Return the days from 1970-01-01 to a date, `UNKNOWN_DAY` for none.
+
+    An earlier date stands for an unknown one: the archive is younger.
+    """
+    return UNKNOWN_DAY if date is None else max((date - dt.date(1970, 1, 1)).days, UNKNOWN_DAY)
+
+
+def released_day(words: Mapping[str, Any]) -> int:
+    """Return `day_number` of the release of what `complexes.describe` says in words."""
+    released = words["released"]
+    return day_number(dt.date.fromisoformat(released) if released else None)
+
+
 def chain_key(kind: str, content: str) -> int:
     """Hash the kind and the sequence of a polymer, or the components of a ligand."""
     return xxh3_64_intdigest(f"{kind} {content}".encode())
@@ -57,10 +72,8 @@ def index_of(entry: Arrays) -> dict[str, Array]:
         else:
             parts = components[np.unique(residue[asym_id == number])]
             keys.append(chain_key("ligand", " ".join(map(str, parts.tolist()))))
-    released = words["released"]
-    day = (dt.date.fromisoformat(released) - dt.date(1970, 1, 1)).days if released else UNKNOWN_DAY
     return {
-        "released": np.array(day, dtype=np.int32),
+        "released": np.array(released_day(words), dtype=np.int32),
         "chain_type": np.array(types, dtype=np.int8),
         "chain_length": lengths.astype(np.int32),
         "chain_key": np.array(keys, dtype=np.uint64),

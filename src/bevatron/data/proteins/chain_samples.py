@@ -47,12 +47,15 @@ class ChainSizes:
         Cluster centres, and rows of the extra alignment.
     templates
         Most templates that are kept.
+    best_templates
+        Show the best templates, as of predictions, not a random number of random ones.
     """
 
     residues: int = 256
     msa_rows: int = 124
     extra_rows: int = 1024
     templates: int = 4
+    best_templates: bool = False
 
 
 class CycleDraw(NamedTuple):
@@ -88,7 +91,7 @@ def sample_chain(
     Parameters
     ----------
     entry
-        `chains.CHAIN_FIELDS`, and `chain_templates.TEMPLATE_FIELDS` if there are templates.
+        `chains.CHAIN_FIELDS`, and `template_atoms.TEMPLATE_FIELDS` if there are templates.
     alignment
         Rows of the chain's sequence.
     seed
@@ -262,6 +265,8 @@ def draw_templates(
     available = len(entry["template_aatype"]) // length if "template_aatype" in entry else 0
     order = rng.permutation(available)
     first = int(rng.integers(0, available + 1))
+    if sizes.best_templates:
+        order, first = np.arange(available), 0
     return templates_of_sample(entry, order[first : first + sizes.templates], crop, sizes)
 
 

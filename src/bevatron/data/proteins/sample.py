@@ -3,13 +3,15 @@
 It depends on the entry, the seed and what is looked up by sequence and component, on nothing else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from bevatron.data.proteins.alignments import Alignments, sequence_key
+from bevatron.data.proteins.chain_index import released_day
 from bevatron.data.proteins.complexes import describe
 from bevatron.data.proteins.crop import CropSizes, crop_entry
 from bevatron.data.proteins.cropped import Crop, copies_of, crop_of, indices_of, permutations_of
@@ -26,6 +28,13 @@ UNKNOWN_ELEMENT = 127
 _POLYMERS: dict[str, Polymer] = {"protein": "protein", "rna": "rna", "dna": "dna"}
 
 
+class TemplateSource(Protocol):
+    """Templates by sequence; `bevatron.data.proteins.template_store.StoredTemplates` is one."""
+
+    def find(self, key: bytes, released: int) -> Arrays | None:
+        """Return the templates of a sequence that a chain may see that was released on a day."""
+
+
 @dataclass(frozen=True)
 class Sources:
     """What samples look up.
@@ -37,12 +46,12 @@ class Sources:
     alignments
         By sequence; None leaves every chain its own sequence alone.
     templates
-        By `sequence_key`.
+        By `sequence_key`; None leaves every chain without.
     """
 
     poses: Poses
     alignments: Alignments | None = None
-    templates: Mapping[bytes, Templates] = field(default_factory=dict)
+    templates: TemplateSource | None = None
 
 
 @dataclass(frozen=True)
@@ -55,10 +64,13 @@ class SampleSizes:
         Tokens, atoms and kinds of crops.
     rows
         Rows of the alignment.
+    best_templates
+        Show the best templates, as of predictions, not a random number of random ones.
     """
 
     crop: CropSizes = field(default_factory=CropSizes)
     rows: int = 1024
+    best_templates: bool = False
 
 
 def sample(
@@ -119,8 +131,13 @@ def sample(
     column = np.asarray(entry["column"])[crop.tokens].astype(np.int64)
     query = np.where(column >= 0, found["restype"], GAP).astype(np.int8)
     found |= sample_rows(lookup.stack, lookup.alignment[chain], column, query, sizes.rows, of_rows)
-    found |= sample_templates(lookup.templates, lookup.sequence[chain], column, of_templates)
-    return found
+    return found | sample_templates(
+        lookup.templates,
+        lookup.sequence[chain],
+        column,
+        of_templates,
+        best=sizes.best_templates,
+    )
 
 
 def _tokens(entry: Arrays, crop: Crop) -> dict[str, Array]:
@@ -174,7 +191,8 @@ class _LookUp:
 
 def _look_up(entry: Arrays, sources: Sources) -> _LookUp:
     """Find alignments and templates of the distinct sequences of an entry."""
-    chains = describe(entry)["chains"]
+    words = describe(entry)
+    chains, released = words["chains"], released_day(words)
     sequence, alignment = (np.full(len(chains), -1, dtype=np.int64) for _ in range(2))
     known: dict[tuple[str, str], int] = {}
     places: dict[int, int] = {}
@@ -187,7 +205,7 @@ def _look_up(entry: Arrays, sources: Sources) -> _LookUp:
         if key not in known:
             classes = sequence_classes(*key)
             known[key] = len(templates)
-            templates.append(sources.templates.get(sequence_key(classes)))
+            templates.append(_templates(classes, released, sources))
             place = None if sources.alignments is None else sources.alignments.find(classes)
             if place is not None:
                 places[known[key]] = place
@@ -200,6 +218,13 @@ def _look_up(entry: Arrays, sources: Sources) -> _LookUp:
         [sources.alignments[p] for p in places.values()] if sources.alignments else []
     )
     return _LookUp(stack, alignment, templates, sequence)
+
+
+def _templates(classes: npt.NDArray[np.int8], released: int, sources: Sources) -> Templates | None:
+    if sources.templates is None:
+        return None
+    found = sources.templates.find(sequence_key(classes), released)
+    return None if found is None else Templates.of(found, len(classes))
 
 
 def sequence_classes(kind: Polymer, sequence: str) -> npt.NDArray[np.int8]:

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bevatron.data.readers.proteins.alphabet import GAP
-from bevatron.typing import Array, BoolArray, IntArray
+from bevatron.data.readers.proteins.alphabet import GAP, LETTERS
+from bevatron.typing import Array, Arrays, BoolArray, IntArray
 
 NUM_TEMPLATES = 4
 """Templates of a sample; those that are missing are gaps."""
 
+_NOT_ALIGNED = 21
+
 
 @dataclass(frozen=True)
 class Templates:
-    """The templates of one sequence of L residues.
+    """The templates of one sequence of L residues, the best first.
 
     Attributes
     ----------
@@ -30,6 +32,24 @@ class Templates:
         Whether all three are known.
     """
 
+    @classmethod
+    def of(cls, stored: Arrays, length: int) -> "Templates":
+        """Make them of what is stored of templates, `template_atoms.TEMPLATE_FIELDS`."""
+        shape = (len(stored["template_released"]), length)
+        aatype = np.asarray(stored["template_aatype"]).reshape(shape)
+        position = np.asarray(stored["template_positions"]).reshape(*aatype.shape, 4, 3)
+        known = np.asarray(stored["template_atom_mask"], dtype=np.bool_)
+        known = known.reshape(*aatype.shape, 4)
+        glycine = aatype == LETTERS["protein"]["G"]
+        ca, cb = 1, 3
+        return cls(
+            restype=np.where(aatype == _NOT_ALIGNED, np.int8(GAP), aatype),
+            pseudo_beta=np.where(glycine[..., None], position[..., ca, :], position[..., cb, :]),
+            pseudo_beta_mask=np.where(glycine, known[..., ca], known[..., cb]),
+            backbone=position[..., :cb, :].astype(np.float32),
+            backbone_mask=np.all(known[..., :cb], axis=-1),
+        )
+
     restype: npt.NDArray[np.int8]
     pseudo_beta: npt.NDArray[np.float32]
     pseudo_beta_mask: BoolArray
@@ -42,6 +62,8 @@ def sample_templates(
     sequence: IntArray,
     column: IntArray,
     rng: np.random.Generator,
+    *,
+    best: bool = False,
 ) -> dict[str, Array]:
     """Draw templates of each sequence: of n a random min(k, 4), k uniform in 0 .. n.
 
@@ -55,6 +77,8 @@ def sample_templates(
         Sequence and residue of each token; -1 for none.
     rng
         The source of the draw.
+    best
+        Nothing is drawn: the first four are shown.
 
     Returns
     -------
@@ -75,7 +99,9 @@ def sample_templates(
         number = 0 if one is None else len(one.restype)
         if one is None or not number:
             continue
-        chosen = rng.permutation(number)[: min(int(rng.integers(0, number + 1)), NUM_TEMPLATES)]
+        chosen = np.arange(min(number, NUM_TEMPLATES))
+        if not best:
+            chosen = rng.permutation(number)[: min(int(rng.integers(0, number + 1)), len(chosen))]
         tokens = np.flatnonzero(sequence == place)
         if len(chosen) and len(tokens):
             for name, table in found.items():

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from bevatron.data.archives import archive_of, read_member
 from bevatron.errors import DataError
 from bevatron.typing import Arrays, BoolArray, FloatArray
 
@@ -151,7 +152,7 @@ class FileReader(Protocol):
 
 @dataclass(frozen=True)
 class FileState:
-    """Size and modification time of a file, to detect that it changed."""
+    """Size and modification time of a file, or of the archive it is in, to detect a change."""
 
     path: Path
     size: int
@@ -160,7 +161,8 @@ class FileState:
     @classmethod
     def of(cls, path: Path) -> "FileState":
         """Return the current state of a file."""
-        stat = path.stat()
+        inside = archive_of(path)
+        stat = (path if inside is None else inside[0]).stat()
         return cls(path, stat.st_size, stat.st_mtime_ns)
 
     def refuse_change(self) -> None:
@@ -194,6 +196,8 @@ _NUM_SAMPLES = 256
 
 def content_hash(path: Path) -> str:
     """Hash the bytes of a file; above 4 GiB, 256 blocks spread over it, first and last included."""
+    if archive_of(path) is not None:
+        return xxhash.xxh3_128_hexdigest(read_member(path))
     size = path.stat().st_size
     digest = xxhash.xxh3_128(str(size).encode())
     with path.open("rb") as file:

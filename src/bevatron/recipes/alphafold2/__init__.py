@@ -28,6 +28,7 @@ SYSTEM = System(
         ("predict RUN FILE OUT", "structures of chains from FASTA and alignments"),
     ),
     recognises="commands:recognises",
+    inspect="inspect",
     starter="starter.yaml",
     api="api",
 )

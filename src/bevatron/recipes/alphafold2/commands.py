@@ -27,8 +27,10 @@ def prepare(
     Parameters
     ----------
     files
-        Structures (.cif, .pdb), alignments (.a3m, .sto), all also .gz, .bz2, .xz or .zst, and
-        folders of them at any depth. An alignment belongs to every chain of its first sequence.
+        Structures (.cif, .bcif, .pdb), alignments (.a3m, .sto, OpenFold's alignment_db.index),
+        template hits (.hhr, .m8, hmmsearch's .sto), all also .gz, .bz2, .xz or .zst, tars of them,
+        and folders at any depth. An alignment belongs to every chain of its first sequence;
+        templates are taken of the structures.
     out
         Folder of the store.
     strict
@@ -77,7 +79,14 @@ def evaluate(
     return Result(table, lambda: print_table_of(table))
 
 
-def predict(model: Model, source: Source, out: Out, seed: int = 0, device: str = "auto") -> Result:
+def predict(
+    model: Model,
+    source: Source,
+    out: Out,
+    seed: int = 0,
+    device: str = "auto",
+    searches: tuple[Path, ...] = (),
+) -> Result:
     """Predict the structures of protein chains, with confidences.
 
     Parameters
@@ -85,21 +94,25 @@ def predict(model: Model, source: Source, out: Out, seed: int = 0, device: str =
     model
         A run or a model folder.
     source
-        FASTA of chains, or a JSON or YAML of AlphaFold3, Protenix or Boltz with alignments.
+        FASTA of chains, or a JSON or YAML of AlphaFold3, Protenix or Boltz, which may name
+        alignments and templates.
     out
         Folder: for each chain NAME.cif with pLDDT as B-factors and a page.
     seed
         Of the rows of the alignment that are drawn.
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
+    searches
+        Files or folders of alignments, template hits and the structures that these name, as
+        prepare takes them.
 
     Examples
     --------
-    bevatron predict runs/chains chains.fasta predicted
+    bevatron predict runs/chains chains.fasta predicted --searches alignments pdb_mmcif
     """
     from bevatron.recipes.alphafold2.predict import predict_files
 
-    done = predict_files(model, source, out, seed=seed, device=device)
+    done = predict_files(model, source, out, seed=seed, device=device, searches=searches)
     return Result(
         done, lambda: say(*(f"{row['file']}: pLDDT {row['plddt']:.1f}" for row in done["chains"]))
     )

@@ -9,16 +9,18 @@ import numpy as np
 
 from bevatron.data.dataset import split
 from bevatron.data.packing.draws import Draws, Source
-from bevatron.data.proteins.alignments import Alignments
+from bevatron.data.proteins.alignments import Alignments, sequence_key
 from bevatron.data.proteins.chain_samples import ChainSizes, sample_chain
 from bevatron.data.proteins.clusters import read_clusters
 from bevatron.data.proteins.clusters_of_rows import AlignmentRows
 from bevatron.data.proteins.rows_in_memory import RowsInMemory
+from bevatron.data.proteins.sample import TemplateSource
+from bevatron.data.proteins.template_store import StoredTemplates
 from bevatron.data.proteins.weights import chain_weights
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError
-from bevatron.recipes.alphafold2.stores import RESIDUE_FIELDS, open_chains
-from bevatron.recipes.proteins import ALIGNMENTS, CLUSTERS
+from bevatron.recipes.alphafold2.stores import RESIDUE_FIELDS, labels_of, open_chains
+from bevatron.recipes.proteins import CLUSTERS, opened_searches
 from bevatron.typing import Array, Arrays, IntArray
 
 MAX_RESOLUTION = 9.0
@@ -136,7 +138,7 @@ class ChainDataset:
     ) -> None:
         self.path, self.units, self.sizes, self.cycles = Path(path), units, sizes, cycles
         self._length = length
-        self._opened: tuple[Store, Alignments | None] | None = None
+        self._opened: tuple[Store, Alignments | None, StoredTemplates | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -149,19 +151,22 @@ class ChainDataset:
 
     def sample(self, index: SupportsIndex, seed: int) -> Arrays:
         """Make the sample of a seed."""
-        store, alignments = self._open()
+        store, alignments, templates = self._open()
         entry, number = self.units[int(index)].tolist()
-        chain = chain_of(store[entry], number)
+        whole = store[entry]
+        chain = chain_of(whole, number)
         rows = alignment_of(chain["query"], alignments)
-        found = sample_chain(chain, rows, seed, fitted(self.sizes, rows), self.cycles)
+        shown = templates_of(chain["query"], templates, int(whole["released"]))
+        sizes = fitted(self.sizes, rows, templates)
+        found = sample_chain({**chain, **shown}, rows, seed, sizes, self.cycles)
         return {**found, "seed": np.array(seed, dtype=np.int64)}
 
     def describe(self, index: SupportsIndex) -> str:
         """Name a sample: its file, and its chain."""
-        store, _ = self._open()
+        store, *_ = self._open()
         entry, number = self.units[int(index)].tolist()
-        labels = store[entry]["chain_label"].tobytes().decode().split("\n")
-        return f"{store.manifest['sources'][entry]}, chain {labels[number]}"
+        label = labels_of(store[entry])[number]
+        return f"{store.manifest['sources'][entry]}, chain {label}"
 
     def lengths(self, field: str) -> IntArray:
         """Return the number of residues of the crop of every sample, [n]."""
@@ -169,11 +174,9 @@ class ChainDataset:
             raise DataError(f"{self.path}: a sample of a chain has no lengths of '{field}'")
         return np.minimum(self._length, self.sizes.residues)
 
-    def _open(self) -> tuple[Store, Alignments | None]:
+    def _open(self) -> tuple[Store, Alignments | None, StoredTemplates | None]:
         if self._opened is None:
-            folder = self.path / ALIGNMENTS
-            alignments = Alignments.open(folder) if folder.exists() else None
-            self._opened = open_chains(self.path), alignments
+            self._opened = open_chains(self.path), *opened_searches(self.path)
         return self._opened
 
 
@@ -194,12 +197,23 @@ def alignment_of(query: Array, alignments: Alignments | None) -> AlignmentRows:
     return alignments[place]
 
 
-def fitted(sizes: ChainSizes, rows: AlignmentRows) -> ChainSizes:
-    """Return the sizes without what would be padding; at least one row of each kind stays."""
+def templates_of(query: Array, templates: TemplateSource | None, released: int) -> Arrays:
+    """Return the templates that a chain may see, `TEMPLATE_FIELDS`; nothing if there are none."""
+    key = sequence_key(np.asarray(query, dtype=np.int8))
+    return {} if templates is None else templates.find(key, released) or {}
+
+
+def fitted(sizes: ChainSizes, rows: AlignmentRows, templates: object | None = None) -> ChainSizes:
+    """Return the sizes without what would be padding; at least one row of each kind stays.
+
+    Without any templates one place for them stays; with them as many as there are for every chain,
+    so that the shapes of samples do not depend on them.
+    """
     centres = min(sizes.msa_rows, rows.num_rows)
     extra = min(sizes.extra_rows, max(rows.num_rows - centres, 1))
     residues = min(sizes.residues, rows.num_columns)
-    return ChainSizes(residues, centres, extra, templates=1)
+    places = 1 if templates is None else sizes.templates
+    return replace(sizes, residues=residues, msa_rows=centres, extra_rows=extra, templates=places)
 
 
 @dataclass(frozen=True)
@@ -297,5 +311,5 @@ def _validated(
     table = table.take(np.arange(min(len(table.length), config.valid_most)))
     if not len(table.length):
         return None
-    whole = replace(sizes, residues=config.valid_longest)
+    whole = replace(sizes, residues=config.valid_longest, best_templates=True)
     return ChainDataset(path, table.units, table.length, whole, cycles)

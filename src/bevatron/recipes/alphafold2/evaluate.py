@@ -57,7 +57,7 @@ def evaluate_stores(
     for path in files:
         table = chain_table(open_chains(path))
         chosen = np.flatnonzero(table.usable)[:most]
-        sizes = ChainSizes(int(table.length.max(initial=1)), ROWS, EXTRA_ROWS)
+        sizes = ChainSizes(int(table.length.max(initial=1)), ROWS, EXTRA_ROWS, best_templates=True)
         data = ChainDataset(path, table.units[chosen], table.length[chosen], sizes, CYCLES)
         for index in range(len(data)):
             one = collate_chain([data[index]], np.array([index]), [1.0]).to(predictor.device)

@@ -1,24 +1,26 @@
 """Structures of chains in files: mmCIF with pLDDT and a page of each."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bevatron.data.proteins.chain_index import UNKNOWN_DAY
 from bevatron.data.proteins.chains import residue_types
 from bevatron.data.proteins.mmcif import format_mmcif
-from bevatron.data.proteins.rows_in_memory import RowsInMemory
 from bevatron.data.proteins.sample import sequence_classes
-from bevatron.data.readers.proteins import parse_alignment, read_alignment, read_inputs
+from bevatron.data.proteins.templates import NUM_TEMPLATES
+from bevatron.data.readers.proteins import read_inputs
 from bevatron.data.readers.proteins.inputs import Entity
 from bevatron.errors import DataError
 from bevatron.files import write_text_atomically
+from bevatron.recipes.alphafold2.data import alignment_of, templates_of
 from bevatron.recipes.alphafold2.predictor import ChainPredictor, PredictedChain, structure_of
+from bevatron.recipes.protein_inputs import Known, known_of
 from bevatron.recipes.structure_figures import map_figure, plddt_figure
 from bevatron.train.report.page import Report
 from bevatron.typing import Arrays
-
-MOST_DELETIONS = np.iinfo(np.uint8).max
 
 
 def predict_files(
@@ -28,6 +30,7 @@ def predict_files(
     *,
     seed: int = 0,
     device: str = "auto",
+    searches: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Predict the protein chains of a file; each gets ``NAME.cif`` and ``NAME.html`` in a folder.
 
@@ -37,30 +40,28 @@ def predict_files(
         A run, a model folder, or what was loaded of one.
     source
         See `bevatron.data.readers.proteins.inputs.read_inputs`: FASTA, or a JSON or YAML that also
-        names alignments. Equal chains are predicted once.
+        names alignments and templates. Equal chains are predicted once.
     out
         The folder.
     seed
         Of the rows that are drawn.
     device
         cpu, cuda, cuda:N or auto; for a model that is not loaded yet.
+    searches
+        Files or folders of alignments, template hits, and the structures that they name.
 
     Returns
     -------
-    ``chains``: of each ``name``, ``file``, ``plddt`` (the mean) and ``rows`` of its alignment.
+    ``chains``: of each ``name``, ``file``, ``plddt`` (the mean), ``rows`` of its alignment and
+    ``templates``.
 
     Raises
     ------
     DataError, CheckpointError, ConfigError
         If the file holds no protein, or something cannot be used.
     """
-    given = [
-        (f"{each.name}_{entity.chains[0]}", entity)
-        for each in read_inputs(source)
-        for entity in each.entities
-        if entity.kind == "protein"
-    ]
-    if not given:
+    given = read_inputs(source)
+    if not any(entity.kind == "protein" for each in given for entity in each.entities):
         raise DataError(f"{source}: holds no protein, of which AlphaFold2 predicts structures")
     predictor = model if isinstance(model, ChainPredictor) else ChainPredictor(model, device)
     try:
@@ -68,18 +69,32 @@ def predict_files(
     except OSError as error:
         raise DataError(f"{out}: cannot be made ({error.strerror})") from None
     rows = []
-    for name, entity in given:
-        chain, alignment = chain_to_predict(entity), alignment_to_use(name, entity)
-        found = predictor.predict(chain, alignment, seed)
-        mmcif = format_mmcif(structure_of(name, chain, entity.chains[0], found))
-        write_text_atomically(out / f"{name}.cif", mmcif, DataError)
-        write_page(out / f"{name}.html", name, entity, found, mmcif)
-        mean = float(found.plddt.mean())
-        rows.append({
-            "name": name, "file": str(out / f"{name}.cif"), "plddt": mean,
-            "rows": alignment.num_rows,
-        })  # fmt: skip
+    for each in given:
+        with known_of(each, searches) as known:
+            for entity in each.entities:
+                if entity.kind == "protein":
+                    name = f"{each.name}_{entity.chains[0]}"
+                    rows.append(_predict_chain(predictor, name, entity, known, seed, out))
     return {"chains": rows}
+
+
+def _predict_chain(
+    predictor: ChainPredictor, name: str, entity: Entity, known: Known, seed: int, out: Path
+) -> dict[str, Any]:
+    chain = chain_to_predict(entity)
+    alignment = alignment_of(chain["query"], known.alignments)
+    templates = templates_of(chain["query"], known.templates, UNKNOWN_DAY)
+    found = predictor.predict({**chain, **templates}, alignment, seed)
+    mmcif = format_mmcif(structure_of(name, chain, entity.chains[0], found))
+    write_text_atomically(out / f"{name}.cif", mmcif, DataError)
+    write_page(out / f"{name}.html", name, entity, found, mmcif)
+    return {
+        "name": name,
+        "file": str(out / f"{name}.cif"),
+        "plddt": float(found.plddt.mean()),
+        "rows": alignment.num_rows,
+        "templates": min(len(templates.get("template_released", ())), NUM_TEMPLATES),
+    }
 
 
 def chain_to_predict(entity: Entity) -> Arrays:
@@ -93,28 +108,6 @@ def chain_to_predict(entity: Entity) -> Arrays:
         "all_atom_mask": np.zeros((length, 37), dtype=np.bool_),
         "resolution": np.array(np.nan, dtype=np.float32),
     }
-
-
-def alignment_to_use(name: str, entity: Entity) -> RowsInMemory:
-    """Return the alignment that the input names; without one the sequence is its only row.
-
-    Raises
-    ------
-    DataError
-        If it begins with another sequence.
-    """
-    query = sequence_classes("protein", entity.sequence)
-    given = entity.unpaired or entity.paired
-    if not given:
-        return RowsInMemory(query[None], np.zeros((1, len(query)), dtype=np.uint8))
-    if isinstance(given, Path):
-        found = read_alignment(given)
-    else:
-        found = parse_alignment(given.encode(), f"{name}: its alignment")
-    if found.rows.shape[1] != len(query) or (found.rows[0] != query).any():
-        raise DataError(f"{name}: its alignment begins with another sequence than the chain's")
-    deletions = np.minimum(found.deletions, MOST_DELETIONS).astype(np.uint8)
-    return RowsInMemory(found.rows, deletions)
 
 
 def write_page(path: Path, name: str, entity: Entity, found: PredictedChain, mmcif: str) -> None:

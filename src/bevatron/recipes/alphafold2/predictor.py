@@ -83,14 +83,16 @@ class ChainPredictor:
         Parameters
         ----------
         chain
-            With `bevatron.data.proteins.chains.CHAIN_FIELDS`; its atoms are not read.
+            With `bevatron.data.proteins.chains.CHAIN_FIELDS`, whose atoms are not read, and
+            `template_atoms.TEMPLATE_FIELDS` if it has templates; the first four are shown.
         rows
             Its alignment.
         seed
             Of the rows that are drawn.
         """
         length = len(chain["aatype"])
-        sizes = fitted(ChainSizes(length, ROWS, EXTRA_ROWS), rows)
+        sizes = ChainSizes(length, ROWS, EXTRA_ROWS, best_templates=True)
+        sizes = fitted(sizes, rows, chain.get("template_aatype"))
         sample = sample_chain(chain, rows, seed, sizes, CYCLES)
         batch = collate_chain([sample], np.zeros(1, dtype=np.int64), [1.0]).to(self.device)
         found = self.task.predict(self.model, batch)

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bevatron.data.proteins.chain_index import SHORTEST_CLUSTERED, chain_key
+from bevatron.data.proteins.chain_index import SHORTEST_CLUSTERED, chain_key, day_number
 from bevatron.data.proteins.chains import CHAIN_FIELDS, chain_entry
 from bevatron.data.proteins.constants import CA
+from bevatron.data.proteins.hit_files import NamedChain, entry_code
 from bevatron.data.readers.proteins import read_structure
 from bevatron.data.readers.proteins.alphabet import CLASSES
-from bevatron.data.readers.proteins.folders import ProteinFiles, StructureFiles
+from bevatron.data.readers.proteins.folders import StructureFiles
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare
 from bevatron.data.store.store import Store
@@ -27,7 +28,7 @@ from bevatron.recipes.proteins import (
     list_rejects,
     nothing,
     open_prepared,
-    prepare_found_alignments,
+    prepare_searches,
     stores_of,
     text_bytes,
     unusable,
@@ -38,7 +39,7 @@ from bevatron.typing import Array, Arrays
 KIND = "chains"
 """Kind of these stores in their settings."""
 
-FEATURES_VERSION = 1
+FEATURES_VERSION = 2
 """Of what is stored of a chain; a store of another version is prepared again."""
 
 RESIDUE_FIELDS = tuple(field for field in CHAIN_FIELDS if field.ragged)
@@ -50,6 +51,7 @@ FIELDS = (
     Field("chain_label", "uint8", (), True, "labels of the chains, a line each, UTF-8"),
     Field("most_of_one", "float32", (), True, "[C] share of the most frequent residue type"),
     Field("resolved", "int32", (), True, "[C] residues whose CA is resolved"),
+    Field("released", "int32", (), False, "days since 1970-01-01; -1 if unknown"),
     Field("reason", "uint8", (), True, "why the file or chains of it were left out, UTF-8"),
     Field("source", "int64", (2,), False, "(file, 0): index into the manifest"),
 )
@@ -106,6 +108,7 @@ def chains_of_file(path: str | Path) -> Arrays:
     return {
         **joined,
         "resolution": chains[0]["resolution"],
+        "released": np.array(day_number(structure.released), dtype=np.int32),
         **_columns(chains),
         "chain_label": text_bytes("\n".join(labels)),
         "reason": text_bytes("; ".join(reasons)),
@@ -178,22 +181,54 @@ def prepare_chains(
         progress=progress,
         summarise=summarise,
     )
-    damaged = prepare_found_alignments(
-        found, out, workers, strict=strict, overwrite=overwrite, rna=False
+    lines, damaged = prepare_searches(
+        found,
+        store,
+        named_chains(store),
+        strict=strict,
+        workers=workers,
+        overwrite=overwrite,
+        progress=progress,
     )
     rows = [*unusable(store), *damaged]
     list_rejects(store, rows)
     warnings = write_clusters(clustered_sequences(store), store.path)
-    return [*warnings, *summary_lines(store, found, rows)]
+    return [*warnings, *summary_lines(store, lines, found.others, rows)]
+
+
+def named_chains(store: Store) -> list[NamedChain]:
+    """List the chains of a store by the names of their files."""
+    found: list[NamedChain] = []
+    sources = iter(store.manifest["sources"])
+    names = "query", "chain_length", "chain_label", "released"
+    for queries, lengths, labels, released in zip(*map(store.flat, names), strict=True):
+        parts = iter(np.split(queries[0], np.cumsum(lengths[0])[:-1]))
+        for row, day in enumerate(released[0].tolist()):
+            code = entry_code(next(sources))
+            of_row = labels[0][labels[1][row] : labels[1][row + 1]].tobytes().decode()
+            for label in of_row.split("\n") if of_row else ():
+                classes = np.asarray(next(parts), dtype=np.int8).tobytes()
+                found.append(NamedChain(code, (label,), classes, day))
+    return found
+
+
+def labels_of(entry: Arrays) -> list[str]:
+    """Return the names of the chains of an entry."""
+    text = np.asarray(entry["chain_label"]).tobytes().decode()
+    return text.split("\n") if len(entry["chain_length"]) else []
+
+
+def queries_of(entry: Arrays) -> list[Array]:
+    """Return the classes of the residues of each chain of an entry."""
+    ends = np.cumsum(entry["chain_length"])[:-1]
+    return np.split(entry["query"], ends) if len(entry["chain_length"]) else []
 
 
 def clustered_sequences(store: Store) -> dict[int, str]:
     """Return the distinct sequences of a store by chain key; peptides are left out."""
     found: dict[int, str] = {}
     for entry in store:
-        ends = np.cumsum(entry["chain_length"])[:-1]
-        parts = np.split(entry["query"], ends) if len(entry["chain_length"]) else []
-        for key, part in zip(entry["chain_key"].tolist(), parts, strict=True):
+        for key, part in zip(entry["chain_key"].tolist(), queries_of(entry), strict=True):
             if len(part) >= SHORTEST_CLUSTERED and key not in found:
                 found[key] = sequence_of(part)
     return found
@@ -230,7 +265,7 @@ def open_chains(path: str | Path) -> Store:
 
 
 def summary_lines(
-    store: Store, found: ProteinFiles, rejects: Sequence[tuple[str, str]]
+    store: Store, searches: Sequence[str], others: int, rejects: Sequence[tuple[str, str]]
 ) -> list[str]:
     """Say in a few lines what was found and what was left out."""
     summary = store.manifest["summary"]
@@ -238,8 +273,8 @@ def summary_lines(
         f"{summary['usable']} of {summary['files']} structures are usable",
         f"{summary['chains']:,} chains of {summary['residues']:,} residues",
         f"{summary['resolved']:,} residues are resolved",
-        f"{len(found.alignments)} files of alignments",
-        f"{len(found.hits)} files of template hits and {found.others} others, passed over",
+        *searches,
+        f"{others} files of other kinds, passed over",
         *lines_of_rejects(store, rejects),
         f"train with: bevatron train alphafold2 --data {store.path} --output RUN",
     ]

@@ -30,8 +30,10 @@ def prepare(
     Parameters
     ----------
     files
-        Structures (.cif, .pdb), alignments (.a3m, .sto), all also .gz, .bz2, .xz or .zst, and
-        folders of them at any depth. An alignment belongs to every chain of its first sequence.
+        Structures (.cif, .bcif, .pdb), alignments (.a3m, .sto, OpenFold's alignment_db.index),
+        template hits (.hhr, .m8, hmmsearch's .sto), all also .gz, .bz2, .xz or .zst, tars of them,
+        and folders at any depth. An alignment belongs to every chain of its first sequence;
+        templates are taken of the structures.
     out
         Folder of the store.
     components
@@ -113,6 +115,7 @@ def predict(
     steps: int = 200,
     device: str = "auto",
     components: str = "biotite",
+    searches: tuple[Path, ...] = (),
 ) -> Result:
     """Predict the structures of complexes, ranked, with confidences.
 
@@ -134,6 +137,9 @@ def predict(
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     components
         The chemical component dictionary, see prepare.
+    searches
+        Files or folders of alignments, template hits and the structures that these name, as
+        prepare takes them.
 
     Examples
     --------
@@ -150,6 +156,7 @@ def predict(
         steps=steps,
         device=device,
         components=components,
+        searches=searches,
     )
     return Result(
         done, lambda: say(*(f"{row['name']}: {row['best']}" for row in done["complexes"]))

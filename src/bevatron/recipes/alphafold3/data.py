@@ -9,7 +9,6 @@ import numpy as np
 
 from bevatron.data.dataset import split
 from bevatron.data.packing.draws import Draws, Source
-from bevatron.data.proteins.alignments import Alignments
 from bevatron.data.proteins.chain_index import Choices
 from bevatron.data.proteins.clusters import read_clusters
 from bevatron.data.proteins.poses import open_poses
@@ -17,7 +16,7 @@ from bevatron.data.proteins.sample import SampleSizes, Sources, sample
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError
 from bevatron.recipes.alphafold3.stores import POSES, open_complexes
-from bevatron.recipes.proteins import ALIGNMENTS, CLUSTERS
+from bevatron.recipes.proteins import CLUSTERS, opened_searches
 from bevatron.typing import Arrays, FloatArray, IntArray
 
 
@@ -117,9 +116,10 @@ class ComplexDataset:
 
     def _open(self) -> tuple[Store, Sources]:
         if self._opened is None:
-            store, folder = open_complexes(self.path), self.path / ALIGNMENTS
-            alignments = Alignments.open(folder) if folder.exists() else None
-            self._opened = store, Sources(open_poses(self.path / POSES), alignments)
+            poses = open_poses(self.path / POSES)
+            self._opened = (
+                open_complexes(self.path), Sources(poses, *opened_searches(self.path))
+            )  # fmt: skip
         return self._opened
 
 
@@ -225,5 +225,9 @@ def units_of(store: Store, entries: IntArray) -> tuple[IntArray, FloatArray]:
 
 
 def sizes_for_validation(sizes: SampleSizes) -> SampleSizes:
-    """Return the limits of validation: crops at interfaces are left out, so that they are large."""
-    return replace(sizes, crop=replace(sizes.crop, shares=(0.0, 1.0, 0.0)))
+    """Return the limits of validation: crops at interfaces are left out, so that they are large.
+
+    The best templates are shown.
+    """
+    crop = replace(sizes.crop, shares=(0.0, 1.0, 0.0))
+    return replace(sizes, crop=crop, best_templates=True)

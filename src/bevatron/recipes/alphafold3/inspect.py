@@ -1,43 +1,36 @@
 """Tables and figures of ``bevatron inspect`` for a store of complexes."""
 
-import csv
-import datetime as dt
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
-from bevatron.data.proteins.alignments import Alignments
+from bevatron.data.proteins.alignments import sequence_key
 from bevatron.data.proteins.complexes import describe as words_of
 from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Table, counted
-from bevatron.recipes.proteins import ALIGNMENTS, rejects_file
+from bevatron.recipes import protein_inspect as common
+from bevatron.recipes.alphafold3.stores import named_chains
+from bevatron.recipes.protein_inspect import Row
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray
 
-Row = tuple[str | int | float | None, ...]
-
 TYPES = ("protein", "RNA", "DNA", "ligand")
 """By the number in ``chain_type``."""
 
-MOST_REJECTS = 40
-"""Files that were left out and have a row of their own."""
-
-LONGEST_REASON = 120
-"""Characters."""
-
 
 def describe(store: Store) -> list[Table]:
-    """Describe a store of complexes: totals, chains, sizes, alignments, what was left out."""
-    tables = [_overview(store), _chains(store), _sizes(store), _alignments(store)]
-    tables += [_codes(store), _rejects(store)]
+    """Describe a store of complexes: totals, chains, sizes, searches, what was left out."""
+    proteins, _ = named_chains(store)
+    keys = {sequence_key(np.frombuffer(each.classes, dtype=np.int8)) for each in proteins}
+    tables = [_overview(store), _chains(store), _sizes(store), common.searches(store, keys)]
+    tables += [common.clusters_table(store), _codes(store), *common.rejects(store)]
     return [table for table in tables if table.rows]
 
 
 def draw(report: Report, store: Store) -> None:
-    """Add figures of lengths, kinds, resolutions and depths of alignments to a report."""
-    types, lengths = _column(store, "chain_type"), _column(store, "chain_length")
+    """Add figures of lengths, kinds, resolutions and searches to a report."""
+    types, lengths = common.column(store, "chain_type"), common.column(store, "chain_length")
     tokens = sizes(store)["tokens"]
     tokens = tokens[tokens > 0]
     report.figure(
@@ -58,31 +51,14 @@ def draw(report: Report, store: Store) -> None:
             "Distribution of the lengths of the chains.",
             "lengths",
         )
-    resolution = _resolution(store)
-    if len(resolution):
-        report.figure(
-            plots.histogram(
-                {"resolution": resolution}, "resolution (Å)", "Resolution", "complexes"
-            ),
-            "Distribution of the resolutions that are known.",
-            "resolution",
-        )
+    common.draw_resolution(report, _resolution(store), "complexes")
     counts = np.bincount(types, minlength=len(TYPES)).astype(float)
     report.figure(
         plots.bars(TYPES, {"chains": counts}, "chains", "Kinds of chains"),
         "Number of chains of each kind.",
         "kinds",
     )
-    depths = _depths(store)
-    if len(depths):
-        report.figure(
-            plots.histogram(
-                {"depth": plots.Counted(*counted(depths))}, "distinct rows", "Alignments",
-                "sequences",
-            ),
-            "Distribution of the depths of the alignments.",
-            "depths",
-        )  # fmt: skip
+    common.draw_searches(report, store)
 
 
 def sizes(store: Store) -> dict[str, IntArray]:
@@ -93,18 +69,18 @@ def sizes(store: Store) -> dict[str, IntArray]:
 def _overview(store: Store) -> Table:
     summary, settings = store.manifest["summary"], store.manifest["settings"]
     size = sum(int(shard["size"]) for shard in store.manifest["shards"])
-    days = _column(store, "released")[store.lengths("restype") > 0]
-    known = days[days >= 0]
+    days = common.column(store, "released")[store.lengths("restype") > 0]
+    atoms = summary["atoms"]
     resolution = _resolution(store)
     rows: list[Row] = [
         ("files", summary["files"]),
         ("complexes", summary["usable"]),
         ("left out", summary["files"] - summary["usable"]),
         ("tokens", summary["tokens"]),
-        ("atoms", summary["atoms"]),
+        ("atoms", atoms),
         ("interfaces", int(store.lengths("interfaces").sum())),
-        ("released first", _date(int(known.min())) if len(known) else None),
-        ("released last", _date(int(known.max())) if len(known) else None),
+        ("atoms not resolved", atoms - int(common.column(store, "resolved").sum())),
+        *common.dates(days),
         ("resolution, median (Å)", float(np.median(resolution)) if len(resolution) else None),
         ("without a resolution", summary["usable"] - len(resolution)),
         ("shards", len(store.manifest["shards"])),
@@ -116,8 +92,8 @@ def _overview(store: Store) -> Table:
 
 
 def _chains(store: Store) -> Table:
-    types, lengths = _column(store, "chain_type"), _column(store, "chain_length")
-    keys = _column(store, "chain_key")
+    types, lengths = common.column(store, "chain_type"), common.column(store, "chain_length")
+    keys = common.column(store, "chain_key")
     rows: list[Row] = []
     for number, name in enumerate(TYPES):
         mine = types == number
@@ -140,20 +116,12 @@ def _sizes(store: Store) -> Table:
     return Table("Sizes", ("per complex", "min", "mean", "median", "99 %", "max"), rows)
 
 
-def _alignments(store: Store) -> Table:
-    depths = _depths(store)
-    if not len(depths):
-        return Table("Alignments", (), [])
-    row = (len(depths), int(depths.min()), float(np.median(depths)), int(depths.max()))
-    return Table("Alignments", ("sequences", "fewest rows", "median", "most rows"), [row])
-
-
 def _codes(store: Store) -> Table:
     found = Counter(
         code for flat, offsets in store.flat("description") for code in _absent(flat, offsets)
     )
     headers = ("component that the dictionary lacks", "complexes")
-    return Table("Components left out", headers, list(found.most_common(MOST_REJECTS)))
+    return Table("Components left out", headers, list(found.most_common(common.MOST_REJECTS)))
 
 
 def _absent(flat: Array, offsets: IntArray) -> list[str]:
@@ -166,36 +134,6 @@ def _absent(flat: Array, offsets: IntArray) -> list[str]:
     ]
 
 
-def _rejects(store: Store) -> Table:
-    path, rows = rejects_file(store), []
-    if path.is_file():
-        with path.open(encoding="utf-8", newline="") as file:
-            listed = list(csv.reader(file))[1:]
-        rows = [(each[0], each[1][:LONGEST_REASON]) for each in listed[:MOST_REJECTS]]
-        if len(listed) > MOST_REJECTS:
-            rows.append((f"and {len(listed) - MOST_REJECTS} more", f"see {path}"))
-    return Table("Left out", ("file", "reason"), list(rows))
-
-
-def _depths(store: Store) -> IntArray:
-    """Return the rows of each alignment."""
-    folder = store.path / ALIGNMENTS
-    if not folder.exists():
-        return np.zeros(0, dtype=np.int64)
-    rows: IntArray = _column(Alignments.open(folder).store, "num_rows").astype(np.int64)
-    return rows
-
-
 def _resolution(store: Store) -> FloatArray:
-    found = _column(store, "resolution")[store.lengths("restype") > 0]
-    known: FloatArray = found[np.isfinite(found)].astype(np.float64)
-    return known
-
-
-def _column(store: Store, field: str) -> Any:
-    """Return a field of all entries."""
-    return np.concatenate([np.array(flat) for flat, _ in store.flat(field)])
-
-
-def _date(day: int) -> str:
-    return (dt.date(1970, 1, 1) + dt.timedelta(days=day)).isoformat()
+    values = common.column(store, "resolution")[store.lengths("restype") > 0]
+    return common.known_resolution(values)

@@ -31,6 +31,7 @@ def predict_files(
     steps: int = 200,
     device: str = "auto",
     components: str = INSTALLED,
+    searches: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Predict the complexes of a file; each gets a folder, ``OUT/NAME``.
 
@@ -55,6 +56,8 @@ def predict_files(
         cpu, cuda, cuda:N or auto; for a model that is not loaded yet.
     components
         The chemical component dictionary: a file, or ``biotite``.
+    searches
+        Files or folders of alignments, template hits, and the structures that they name.
 
     Returns
     -------
@@ -74,7 +77,7 @@ def predict_files(
     rows = []
     for one, folder in zip(given, folders, strict=True):
         _warn(one)
-        with prepared_input(one, dictionary) as prepared:
+        with prepared_input(one, dictionary, searches) as prepared:
             found = []
             for seed in seeds or one.seeds or (0,):
                 found += predictor.predict(prepared.sample(seed), samples, steps)
@@ -91,11 +94,8 @@ def _file_name(name: str, earlier: Sequence[str]) -> str:
 
 def _warn(given: Complex) -> None:
     """Say what the file asks for that has no effect."""
-    unused = list(given.ignored)
-    if any(entity.templates for entity in given.entities):
-        unused.append("templates")
-    if unused:
-        note(f"note: {given.name}: {', '.join(unused)} has no effect here")
+    if given.ignored:
+        note(f"note: {given.name}: {', '.join(given.ignored)} has no effect here")
 
 
 def _write(folder: Path, prepared: Prepared, found: Sequence[Predicted]) -> dict[str, Any]:

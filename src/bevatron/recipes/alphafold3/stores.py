@@ -14,13 +14,12 @@ import numpy as np
 from bevatron.data.processes import own_cpus
 from bevatron.data.proteins.chain_index import INDEX_FIELDS, index_of, protein_sequences
 from bevatron.data.proteins.complexes import ENTRY_FIELDS, describe, featurize
+from bevatron.data.proteins.hit_files import NamedChain, entry_code
 from bevatron.data.proteins.poses import prepare_poses
+from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.readers.proteins import open_components, read_structure
 from bevatron.data.readers.proteins.components import INSTALLED
-from bevatron.data.readers.proteins.folders import (
-    ProteinFiles,
-    StructureFiles,
-)
+from bevatron.data.readers.proteins.folders import StructureFiles
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare
 from bevatron.data.store.store import Store
@@ -32,7 +31,7 @@ from bevatron.recipes.proteins import (
     list_rejects,
     nothing,
     open_prepared,
-    prepare_found_alignments,
+    prepare_searches,
     stores_of,
     text_bytes,
     unusable,
@@ -156,12 +155,41 @@ def prepare_complexes(
         summarise=summarise,
     )
     codes = {code for entry in store if len(entry["restype"]) for code in _codes(entry)}
-    damaged = prepare_found_alignments(found, out, workers, strict=strict, overwrite=overwrite)
+    proteins, rna = named_chains(store)
+    lines, damaged = prepare_searches(
+        found,
+        store,
+        proteins,
+        strict=strict,
+        workers=workers,
+        overwrite=overwrite,
+        progress=progress,
+        rna=rna,
+    )
     prepare_poses(out / POSES, dictionary, codes, workers=_workers(workers))
     rows = [*unusable(store), *damaged]
     list_rejects(store, rows)
     warnings = write_clusters(protein_sequences(store), store.path)
-    return [*warnings, *summary_lines(store, found, rows)]
+    return [*warnings, *summary_lines(store, lines, found.others, rows)]
+
+
+def named_chains(store: Store) -> tuple[list[NamedChain], list[bytes]]:
+    """List the proteins of a store by the names of their files, and the classes of its RNA."""
+    proteins, rna = [], []
+    sources = iter(store.manifest["sources"])
+    for (text, ends), (days, _) in zip(
+        store.flat("description"), store.flat("released"), strict=True
+    ):
+        for row, day in enumerate(days.tolist()):
+            code, words = entry_code(next(sources)), text[ends[row] : ends[row + 1]]
+            for chain in describe({"description": words})["chains"] if len(words) else ():
+                if chain["kind"] == "protein":
+                    classes = sequence_classes("protein", chain["sequence"]).tobytes()
+                    names = tuple(dict.fromkeys((chain["author"], chain["label"])))
+                    proteins.append(NamedChain(code, names, classes, day))
+                elif chain["kind"] == "rna":
+                    rna.append(sequence_classes("rna", chain["sequence"]).tobytes())
+    return proteins, rna
 
 
 def prepared(paths: Sequence[Path], out: Path, components: str) -> tuple[Path, ...]:
@@ -200,7 +228,7 @@ def open_complexes(path: str | Path) -> Store:
 
 
 def summary_lines(
-    store: Store, found: ProteinFiles, rejects: Sequence[tuple[str, str]]
+    store: Store, searches: Sequence[str], others: int, rejects: Sequence[tuple[str, str]]
 ) -> list[str]:
     """Say in a few lines what was found and what was left out."""
     summary = store.manifest["summary"]
@@ -208,8 +236,8 @@ def summary_lines(
     lines = [
         f"{summary['usable']} of {summary['files']} structures are usable",
         f"{summary['tokens']:,} tokens, {summary['atoms']:,} atoms; chains: {chains}",
-        f"{len(found.alignments)} files of alignments, {len(found.hits)} of template hits",
-        f"{found.others} files of other kinds, passed over",
+        *searches,
+        f"{others} files of other kinds, passed over",
     ]
     if summary["left_out"]:
         codes = ", ".join(sorted(summary["left_out"]))

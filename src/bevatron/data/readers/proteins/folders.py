@@ -4,6 +4,7 @@ Nothing is asked of names or nesting: a file is what its suffix says. An alignme
 chain whose sequence is its query's; template hits belong to the alignments of their folder.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +13,20 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from bevatron.data.archives import is_archive, open_archive
 from bevatron.data.compressed import format_suffix, read_blocks
 from bevatron.data.readers.base import content_hash
 from bevatron.errors import DataError
 from bevatron.typing import Arrays
 
-_STRUCTURES = {".cif", ".mmcif", ".pdb", ".ent"}
+_STRUCTURES = {".cif", ".mmcif", ".bcif", ".pdb", ".ent"}
 _ALIGNMENTS = {".a3m", ".sto", ".stk", ".stockholm"}
-_HITS = {".hhr", ".m8"}
+_HITS, _TABLES = {".hhr", ".m8"}, {".tsv", ".tab"}
 _HITS_IN_NAME = "hmm_output", "hmmsearch"
+
+
+_DUPLICATES, _OBSOLETE = re.compile(r"duplicate_(pdb_)?chains(\.txt)?"), "obsolete.dat"
+_KINDS = "structures", "alignments", "hits", "duplicates", "obsolete"
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,10 @@ class ProteinFiles:
         a3m and Stockholm files.
     hits
         hhr, m8 and hmmsearch's output.
+    duplicates, obsolete
+        OpenFold's groups of chains of equal sequence, and the archive's list of obsolete entries.
+    refused
+        (path, reason) of what archives hold and is not read, and of archives that are damaged.
     others
         How many files are none of these.
     """
@@ -42,41 +52,57 @@ class ProteinFiles:
     structures: tuple[Path, ...]
     alignments: tuple[Path, ...]
     hits: tuple[Path, ...]
+    duplicates: tuple[Path, ...]
+    obsolete: tuple[Path, ...]
+    refused: tuple[tuple[str, str], ...]
     others: int
 
 
 def find_protein_files(paths: Sequence[str | Path]) -> ProteinFiles:
-    """List the files of proteins among paths and, at any depth, in folders.
+    """List the files of proteins among paths and, at any depth, in folders and archives.
 
-    A hidden file or folder is passed over.
+    Archives are tar files and OpenFold's alignment databases, by their index; what is in them has
+    paths through them. A hidden file or folder is passed over.
 
     Raises
     ------
     DataError
         If a path does not exist.
     """
-    found: dict[str, set[Path]] = {"structures": set(), "alignments": set(), "hits": set()}
+    found: dict[str, dict[Path, tuple[str, int]]] = {name: {} for name in _KINDS}
+    refused: list[tuple[str, str]] = []
     others = 0
     for given in paths:
         root = Path(given).expanduser()
         if not root.exists():
             raise DataError(f"{given}: no such file or folder; check the path")
         for path in _files(root):
-            kind = _kind(path)
-            if kind is None:
-                others += 1
-            else:
-                found[kind].add(path)
-    return ProteinFiles(
-        **{name: tuple(sorted(each)) for name, each in found.items()}, others=others
-    )
+            inside, whole = [path], path
+            if is_archive(path):
+                try:
+                    archive = open_archive(path)
+                except DataError as error:
+                    refused.append((str(path), str(error).removeprefix(f"{path}: ")))
+                    continue
+                inside, refused = archive.paths(), [*refused, *archive.refused]
+            for number, each in enumerate(inside):
+                kind = _kind(each)
+                if kind is None:
+                    others += 1
+                else:
+                    found[kind].setdefault(each, (str(whole), number))
+    # Files of an archive stay in its order, in which they are read fastest.
+    ordered = {name: tuple(sorted(each, key=each.__getitem__)) for name, each in found.items()}
+    return ProteinFiles(**ordered, refused=tuple(dict.fromkeys(refused)), others=others)
 
 
 def is_protein_file(path: Path) -> bool:
-    """Whether a path is a structure, an alignment or template hits, or a folder that has some."""
-    if path.is_dir():
-        return any(_kind(each) is not None for each in _files(path))
-    return _kind(path) is not None
+    """Whether a path is a structure, an alignment or template hits, or holds some."""
+    for each in _files(path):
+        inside = open_archive(each).paths() if is_archive(each) else [each]
+        if any(_kind(one) in _KINDS[:3] for one in inside):
+            return True
+    return False
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -84,7 +110,7 @@ def _files(root: Path) -> Iterator[Path]:
 
     A link that leads nowhere is a file too, so that it is missed.
     """
-    if root.is_file():
+    if not root.is_dir():
         yield root
         return
     for path in root.rglob("*"):
@@ -96,8 +122,14 @@ def _files(root: Path) -> Iterator[Path]:
 
 def _kind(path: Path) -> str | None:
     suffix = format_suffix(path)
+    if _DUPLICATES.fullmatch(path.name):
+        return "duplicates"
+    if path.name == _OBSOLETE:
+        return "obsolete"
     if suffix in _STRUCTURES:
         return "structures"
+    if suffix in _TABLES and "hits" in path.name:
+        return "hits"
     if suffix in _HITS or any(part in path.name for part in _HITS_IN_NAME):
         return "hits"
     return "alignments" if suffix in _ALIGNMENTS else None

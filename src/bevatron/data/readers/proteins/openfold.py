@@ -75,6 +75,34 @@ def read_release_dates(path: str | Path) -> dict[str, dt.date]:
     return dates
 
 
+def read_obsolete(path: str | Path) -> dict[str, str]:
+    """Read which entry took the place of an obsolete one, by code in lower case.
+
+    Parameters
+    ----------
+    path
+        The archive's ``obsolete.dat``: lines ``OBSLTE    31-JUL-94 116L     216L``.
+
+    Raises
+    ------
+    DataError
+        If a line is none of these.
+    """
+    name = str(path)
+    found: dict[str, str] = {}
+    for number, line in enumerate(as_text(read_whole(path), name).split("\n"), start=1):
+        words = line.lower().split()
+        if not words or words[0] != "obslte":
+            if words and number > 1:  # the first line is a title
+                raise DataError(f"{name}, line {number}: expected 'OBSLTE', found '{line[:40]}'")
+            continue
+        if len(words) < 3:
+            raise DataError(f"{name}, line {number}: names no entry; it may be cut off")
+        if len(words) > 3:
+            found[words[2]] = words[3]
+    return found
+
+
 def _json(data: bytes, name: str) -> dict[str, Any]:
     try:
         found = json.loads(as_text(data, name))

@@ -1,4 +1,4 @@
-"""Structures of proteins, nucleic acids and ligands: mmCIF and PDB files.
+"""Structures of proteins, nucleic acids and ligands: mmCIF, BinaryCIF and PDB files.
 
 Both formats go one way: gemmi turns a PDB file into an mmCIF block, which `parse_structure` reads.
 """
@@ -13,6 +13,7 @@ import numpy as np
 
 from bevatron.data.compressed import MAX_BYTES, read_whole
 from bevatron.data.readers.proteins.atom_site import Sites, read_sites
+from bevatron.data.readers.proteins.binary_cif import is_binary_cif, parse_binary_cif
 from bevatron.data.readers.proteins.cif import Table, gemmi, parse_cif
 from bevatron.data.readers.proteins.connections import read_assemblies, read_links
 from bevatron.data.readers.proteins.entities import Entities, one_letter
@@ -57,7 +58,7 @@ _RELEASED = (
 def read_structure(
     path: str | Path, model: int | None = None, max_bytes: int = MAX_BYTES
 ) -> Structure:
-    """Read an mmCIF or PDB file, also compressed (gzip, bzip2, xz, Zstandard).
+    """Read an mmCIF, BinaryCIF or PDB file, also compressed (gzip, bzip2, xz, Zstandard).
 
     Of alternative locations and of components that share a place, one is kept
     (`atom_site.read_sites` has the rule). Residues of a polymer's sequence without coordinates are
@@ -86,7 +87,9 @@ def read_structure(
 def parse_structure(data: bytes, name: str, model: int | None = None) -> Structure:
     """Read what `read_structure` does from memory; ``name`` stands for the file in messages."""
     released = None
-    if _CIF.match(data):
+    if is_binary_cif(data):
+        block = parse_binary_cif(data, name)
+    elif _CIF.match(data):
         block = _block_of_cif(data, name)
     elif _PDB.search(data):
         block = _block_of_pdb(data, name)
@@ -119,8 +122,6 @@ def parse_structure(data: bytes, name: str, model: int | None = None) -> Structu
 def _what_else(data: bytes) -> str:
     if not data.strip():
         return "is empty"
-    if b"dataBlocks" in data[:4096]:
-        return "is BinaryCIF"
     if data[:2] in {b"\xff\xfe", b"\xfe\xff"}:
         return "is UTF-16"
     return "is neither"

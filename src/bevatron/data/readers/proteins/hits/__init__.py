@@ -6,10 +6,10 @@ from bevatron.data.compressed import format_suffix, read_whole
 from bevatron.data.readers.proteins.hits.hhr import parse_hhr
 from bevatron.data.readers.proteins.hits.hmmsearch import parse_hmmsearch
 from bevatron.data.readers.proteins.hits.m8 import parse_m8
-from bevatron.data.readers.proteins.hits.table import TemplateHits, collect
+from bevatron.data.readers.proteins.hits.table import TemplateHits, collect, joined
 from bevatron.errors import DataError
 
-__all__ = ["TemplateHits", "parse_hits", "read_hits"]
+__all__ = ["TemplateHits", "joined", "parse_hits", "read_hits"]
 
 _FORMATS = {
     ".m8": "m8",

@@ -3,7 +3,8 @@
 import datetime as dt
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -120,6 +121,43 @@ class TemplateHits:
         """
         found = [dates.get(entry) for entry in self.entries]
         return np.array([date or "NaT" for date in found], dtype="datetime64[D]")
+
+    def take(self, rows: IntArray) -> "TemplateHits":
+        """Return some of the hits, in the order given."""
+        found: dict[str, Any] = {}
+        for each in fields(self):
+            values = getattr(self, each.name)
+            if isinstance(values, tuple):
+                found[each.name] = tuple(values[row] for row in rows.tolist())
+            elif not each.name.startswith("pair"):
+                found[each.name] = values[rows]
+        pairs = [self.pairs_of(row) for row in rows.tolist()]
+        return TemplateHits(**found, **_joined_pairs(pairs))
+
+    def moved(self, first: int) -> "TemplateHits":
+        """Return the same hits for a query that has ``first`` more residues at its beginning."""
+        shift = np.array([first, 0], dtype=np.int32)
+        return replace(self, pairs=self.pairs + shift, query_ranges=self.query_ranges + first)
+
+
+def joined(parts: Sequence[TemplateHits]) -> TemplateHits:
+    """Join hits of several searches, one after another."""
+    parts = parts or [collect([])]
+    pairs = [part.pairs_of(row) for part in parts for row in range(len(part))]
+    found: dict[str, Any] = {}
+    for each in fields(TemplateHits):
+        values = [getattr(part, each.name) for part in parts]
+        if isinstance(values[0], tuple):
+            found[each.name] = tuple(text for part in values for text in part)
+        elif not each.name.startswith("pair"):
+            found[each.name] = np.concatenate(values)
+    return TemplateHits(**found, **_joined_pairs(pairs))
+
+
+def _joined_pairs(pairs: Sequence[npt.NDArray[np.int32]]) -> dict[str, Any]:
+    empty = np.zeros((0, 2), dtype=np.int32)
+    ends = np.cumsum([0, *map(len, pairs)], dtype=np.int64)
+    return {"pairs": np.concatenate([empty, *pairs]), "pair_ptr": ends}
 
 
 def collect(hits: Sequence[Hit]) -> TemplateHits:

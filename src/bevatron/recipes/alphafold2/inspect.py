@@ -1,0 +1,123 @@
+"""Tables and figures of ``bevatron inspect`` for a store of chains."""
+
+import numpy as np
+
+from bevatron.data.proteins.alignments import sequence_key
+from bevatron.data.store.store import Store
+from bevatron.data.summary.inspect import Table, counted
+from bevatron.recipes import protein_inspect as common
+from bevatron.recipes.alphafold2.data import MAX_RESOLUTION, MOST_OF_ONE, chain_table
+from bevatron.recipes.alphafold2.stores import named_chains
+from bevatron.recipes.protein_inspect import Row
+from bevatron.train.report import plots
+from bevatron.train.report.page import Report
+from bevatron.typing import Array, FloatArray, IntArray
+
+LONG = 2000
+"""Residues; chains of more are counted: they are trained on in small parts of them."""
+
+
+def describe(store: Store) -> list[Table]:
+    """Describe a store of chains: totals, chains, what filters remove, searches, clusters."""
+    classes = {chain.classes for chain in named_chains(store)}
+    keys = {sequence_key(np.frombuffer(each, dtype=np.int8)) for each in classes}
+    tables = [_overview(store), _chains(store), _filters(store), common.searches(store, keys)]
+    tables += [common.clusters_table(store), *common.rejects(store)]
+    return [table for table in tables if table.rows]
+
+
+def draw(report: Report, store: Store) -> None:
+    """Add figures of lengths, resolved residues, resolutions and searches to a report."""
+    report.figure(
+        plots.histogram(
+            {"residues": plots.Counted(*counted(sizes(store)["residues"]))},
+            "residues of a chain", "Lengths", "chains",
+        ),
+        "Distribution of the lengths of the chains.",
+        "lengths",
+    )  # fmt: skip
+    report.figure(
+        plots.histogram(
+            {"resolved": _resolved(store)}, "share of the residues that is resolved",
+            "Resolved residues", "chains",
+        ),
+        "Share of each chain's residues whose CA is resolved.",
+        "resolved",
+    )  # fmt: skip
+    common.draw_resolution(report, common.known_resolution(_resolution(store)), "files")
+    common.draw_searches(report, store)
+
+
+def sizes(store: Store) -> dict[str, IntArray]:
+    """Return residues of all chains, [n]; there are no edges."""
+    return {"residues": common.column(store, "chain_length").astype(np.int64)}
+
+
+def _overview(store: Store) -> Table:
+    summary = store.manifest["summary"]
+    size = sum(int(shard["size"]) for shard in store.manifest["shards"])
+    resolution = common.known_resolution(_resolution(store))
+    rows: list[Row] = [
+        ("files", summary["files"]),
+        ("files with chains", summary["usable"]),
+        ("left out", summary["files"] - summary["usable"]),
+        ("chains", summary["chains"]),
+        ("residues", summary["residues"]),
+        *common.dates(common.column(store, "released")[_usable(store)]),
+        ("resolution, median (Å)", float(np.median(resolution)) if len(resolution) else None),
+        ("without a resolution", summary["usable"] - len(resolution)),
+        ("shards", len(store.manifest["shards"])),
+        ("size on disk (MB)", size / 1e6),
+        ("fingerprint", str(store.manifest["fingerprint"])[:16]),
+    ]
+    return Table(str(store.path), ("", "value"), rows)
+
+
+def _chains(store: Store) -> Table:
+    lengths, keys = sizes(store)["residues"], common.column(store, "chain_key")
+    if not len(lengths):
+        return Table("Chains", (), [])
+    marks = np.percentile(lengths, [50, 99]).tolist()
+    row = (len(lengths), len(np.unique(keys)), int(lengths.min()), *marks, int(lengths.max()))
+    headers = ("chains", "distinct", "shortest", "median", "99 %", "longest")
+    return Table("Chains", headers, [row])
+
+
+def _filters(store: Store) -> Table:
+    """Return what training leaves out, and what one may want to leave out oneself."""
+    lengths, keys = sizes(store)["residues"], common.column(store, "chain_key")
+    if not len(lengths):
+        return Table("Filters", (), [])
+    bad = _of_chains(store, np.greater_equal(_resolution(store, every=True), MAX_RESOLUTION))
+    simple = np.greater(common.column(store, "most_of_one"), MOST_OF_ONE)
+    undated = _of_chains(store, np.less(common.column(store, "released"), 0))
+    rows: list[Row] = [
+        (f"resolution of {MAX_RESOLUTION:g} Å or worse", int(bad.sum()), "not trained on"),
+        (f"more than {MOST_OF_ONE:.0%} of one residue", int(simple.sum()), "not trained on"),
+        ("all others", int(chain_table(store).usable.sum()), "trained on"),
+        ("copies of an earlier sequence", len(keys) - len(np.unique(keys)), "weighted"),
+        (f"longer than {LONG} residues", int((lengths > LONG).sum()), "cropped"),
+        ("less than half resolved", int((_resolved(store) < 0.5).sum()), ""),
+        ("without a date", int(undated.sum()), "see templates of any date"),
+    ]
+    return Table("Filters", ("chains", "number", "in training"), rows)
+
+
+def _of_chains(store: Store, of_entry: Array) -> Array:
+    """Repeat what is known of each entry for its chains."""
+    found: Array = np.repeat(of_entry, store.lengths("chain_length"))
+    return found
+
+
+def _resolved(store: Store) -> FloatArray:
+    share: FloatArray = common.column(store, "resolved") / np.maximum(sizes(store)["residues"], 1)
+    return share
+
+
+def _usable(store: Store) -> Array:
+    return np.greater(store.lengths("chain_length"), 0)
+
+
+def _resolution(store: Store, *, every: bool = False) -> FloatArray:
+    values: FloatArray = common.column(store, "resolution").astype(np.float64)
+    return values if every else values[_usable(store)]

@@ -1,0 +1,151 @@
+"""What is known of the chains of a prediction: alignments and templates of input and folders."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+
+from bevatron.data.proteins.alignment_files import AlignmentReader
+from bevatron.data.proteins.alignments import Alignments, prepare_alignments, sequence_key
+from bevatron.data.proteins.given_templates import given_templates
+from bevatron.data.proteins.hit_files import NamedChain, entry_code, template_queries
+from bevatron.data.proteins.places import ChainSequences
+from bevatron.data.proteins.sample import sequence_classes
+from bevatron.data.proteins.template_search import find_templates
+from bevatron.data.proteins.template_store import TemplatesInMemory
+from bevatron.data.readers.proteins.alphabet import Polymer
+from bevatron.data.readers.proteins.folders import ProteinFiles, find_protein_files, is_rna
+from bevatron.data.readers.proteins.inputs import Complex, Entity
+from bevatron.errors import DataError
+from bevatron.output import note
+
+_ALIGNED: dict[str, Polymer] = {"protein": "protein", "rna": "rna"}
+
+
+class Known(NamedTuple):
+    """What is known of the chains of an input.
+
+    Attributes
+    ----------
+    alignments, templates
+        By sequence; None if there are none.
+    """
+
+    alignments: Alignments | None
+    templates: TemplatesInMemory | None
+
+
+@contextmanager
+def known_of(given: Complex, searches: Sequence[Path] = ()) -> Iterator[Known]:
+    """Look up alignments and templates of an input; they are read while the context lasts.
+
+    Those that the input names come first; what it calls empty stays empty.
+
+    Parameters
+    ----------
+    given
+        The molecules.
+    searches
+        Files or folders of alignments, template hits, and the structures that they name.
+
+    Raises
+    ------
+    DataError
+        If an alignment is not of its chain, or a file is damaged.
+    """
+    found = find_protein_files(searches) if searches else None
+    with TemporaryDirectory() as folder:
+        reader = _reader(given, found, Path(folder))
+        alignments = None
+        if reader is not None and reader.num_samples:
+            alignments = prepare_alignments(reader, Path(folder) / "alignments", workers=0)
+        beside = {} if reader is None else reader.queries
+        yield Known(alignments, _templates(given, found, beside) or None)
+
+
+def _classes(entity: Entity) -> bytes:
+    return sequence_classes(_ALIGNED[entity.kind], entity.sequence).tobytes()
+
+
+def _reader(given: Complex, found: ProteinFiles | None, folder: Path) -> AlignmentReader | None:
+    """Read the alignments that the entities name and those of folders."""
+    files: dict[str, list[Path]] = {"protein": [], "rna": []}
+    wanted, own = [], []
+    for number, entity in enumerate(given.entities):
+        if entity.kind not in files:
+            continue
+        named = _files(entity, folder / str(number))
+        files[entity.kind] += named
+        own += [(path, entity) for path in named]
+        if named or (entity.unpaired is None and entity.paired is None):
+            wanted.append(_classes(entity))
+    for path in () if found is None else found.alignments:
+        files["rna" if is_rna(path) else "protein"].append(path)
+    if not any(files.values()):
+        return None
+    reader = AlignmentReader(files["protein"], files["rna"], chains=ChainSequences(wanted))
+    for path, entity in own:
+        if reader.queries[path] != _classes(entity):
+            raise DataError(
+                f"{given.name}: the alignment of chain {entity.chains[0]} begins with another "
+                "sequence than that of the chain"
+            )
+    return reader
+
+
+def _files(entity: Entity, folder: Path) -> list[Path]:
+    """Return the alignments of an entity as files."""
+    found = []
+    for name, source in (("paired", entity.paired), ("unpaired", entity.unpaired)):
+        if isinstance(source, Path):
+            found.append(source)
+        elif source:
+            folder.mkdir(exist_ok=True)
+            path = folder / f"{name}.a3m"
+            path.write_text(source, encoding="utf-8")
+            found.append(path)
+    return found
+
+
+def _templates(
+    given: Complex, found: ProteinFiles | None, alignments: dict[Path, bytes]
+) -> TemplatesInMemory:
+    """Take the templates that the entities name, for the others those that searches found."""
+    templates = TemplatesInMemory()
+    chains = []
+    for entity in given.entities:
+        if entity.kind != "protein":
+            continue
+        classes = _classes(entity)
+        if entity.templates is None:
+            chains.append(NamedChain(given.name.lower(), entity.chains, classes))
+            # A header may name a chain of an entry: 1abc_A.
+            words = *entity.chains, *entity.description.replace("|", " ").split()[:1]
+            for code, _, name in (word.rpartition("_") for word in words):
+                chains.append(NamedChain(code.lower(), (name,), classes))
+        elif entity.templates:
+            where = f"{given.name}, chain {entity.chains[0]}"
+            templates[_key(classes)] = given_templates(entity.sequence, entity.templates, where)
+    if found is None or not found.hits or not chains:
+        return templates
+    sequences = ChainSequences(chain.classes for chain in chains)
+    queries, others = template_queries(found.hits, chains, sequences, alignments, strict=True)
+    for path, reason in others:
+        note(f"note: {path}: {reason}")
+    structures = {entry_code(path): path for path in reversed(found.structures)}
+    for query in queries:
+        of_query = find_templates(query, structures, strict=True)
+        templates[_key(query.classes)] = of_query.templates
+        if of_query.absent:
+            note(
+                f"note: {given.name}: {len(of_query.absent)} entries that template hits name are "
+                f"not among the structures, {', '.join(of_query.absent[:5])}"
+            )
+    return templates
+
+
+def _key(classes: bytes) -> bytes:
+    return sequence_key(np.frombuffer(classes, dtype=np.int8))

@@ -1,0 +1,147 @@
+"""What ``bevatron inspect`` says of stores of proteins of any kind: searches, clusters, rejects."""
+
+import csv
+import datetime as dt
+import re
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from bevatron.data.proteins.alignments import Alignments
+from bevatron.data.store.store import Store
+from bevatron.data.summary.inspect import Table, counted
+from bevatron.recipes.proteins import CLUSTERS, opened_searches, rejects_file
+from bevatron.train.report import plots
+from bevatron.train.report.page import Report
+from bevatron.typing import Array, FloatArray, IntArray
+
+Row = tuple[str | int | float | None, ...]
+
+MOST_REJECTS = 40
+"""Files that were left out and have a row of their own."""
+
+LONGEST_REASON = 120
+"""Characters."""
+
+# What differs between two reasons of one kind: what is quoted, numbers, lists in parentheses.
+_PARTICULAR = re.compile(r"'[^']*'|\([^)]*\)|[-+]?\d[\d,.]*")
+
+
+def column(store: Store, field: str) -> Any:
+    """Return a field of all entries."""
+    return np.concatenate([np.array(flat) for flat, _ in store.flat(field)])
+
+
+def date(day: int) -> str:
+    """Return a day as an ISO date, see `bevatron.data.proteins.chain_index.day_number`."""
+    return (dt.date(1970, 1, 1) + dt.timedelta(days=day)).isoformat()
+
+
+def dates(days: Array) -> list[Row]:
+    """Return rows with the first and the last of the days that are known."""
+    known = [day for day in days.tolist() if day >= 0]
+    ends = (date(min(known)), date(max(known))) if known else (None, None)
+    return [("released first", ends[0]), ("released last", ends[1])]
+
+
+def searches(store: Store, keys: set[bytes]) -> Table:
+    """Return how many sequences have alignments and templates, and how many of them.
+
+    Parameters
+    ----------
+    store
+        The store.
+    keys
+        `sequence_key` of each distinct protein in it.
+    """
+    alignments, templates = opened_searches(store.path)
+    rows: list[Row] = []
+    if alignments is not None:
+        rows.append(("alignments", *_marks(depths(alignments), keys, alignments.keys())))
+    if templates is not None:
+        rows.append(("templates", *_marks(templates.counts(), keys, templates.keys())))
+    headers = ("", "sequences with", "without", "fewest", "median", "most")
+    return Table("Alignments and templates", headers, rows)
+
+
+def _marks(numbers: IntArray, keys: set[bytes], found: list[bytes]) -> Row:
+    some = numbers[numbers > 0]
+    known = {key for key, number in zip(found, numbers.tolist(), strict=True) if number}
+    marks = (int(some.min()), float(np.median(some)), int(some.max())) if len(some) else (0, 0, 0)
+    return (len(some), len(keys - known), *marks)
+
+
+def clusters(store: Store) -> IntArray:
+    """Return how many distinct sequences each cluster has; peptides are in none."""
+    lines = (store.path / CLUSTERS).read_text(encoding="utf-8").splitlines()
+    return np.array([len(line.split()) for line in lines], dtype=np.int64)
+
+
+def clusters_table(store: Store) -> Table:
+    """Return the number and the sizes of the clusters."""
+    sizes = clusters(store)
+    rows: list[Row] = []
+    if len(sizes):
+        alone = int((sizes == 1).sum())
+        rows.append((len(sizes), int(sizes.sum()), alone, float(sizes.mean()), int(sizes.max())))
+    return Table("Clusters", ("clusters", "sequences", "alone", "mean size", "largest"), rows)
+
+
+def rejects(store: Store) -> list[Table]:
+    """Return how many files were left out for which kind of reason, and the first of them."""
+    path = rejects_file(store)
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        listed = list(csv.reader(file))[1:]
+    kinds = Counter(_PARTICULAR.sub("…", reason)[:LONGEST_REASON] for _, reason in listed)
+    rows: list[Row] = [(file, reason[:LONGEST_REASON]) for file, reason in listed[:MOST_REJECTS]]
+    if len(listed) > MOST_REJECTS:
+        rows.append((f"and {len(listed) - MOST_REJECTS} more", f"see {path}"))
+    return [
+        Table("Left out, by reason", ("reason", "files"), list(kinds.most_common(MOST_REJECTS))),
+        Table("Left out", ("file", "reason"), rows),
+    ]
+
+
+def depths(alignments: Alignments) -> IntArray:
+    """Return the rows of each alignment."""
+    rows: IntArray = column(alignments.store, "num_rows").astype(np.int64)
+    return rows
+
+
+def known_resolution(values: Array) -> FloatArray:
+    """Return the resolutions that are known, Å."""
+    whole: FloatArray = values.astype(np.float64)
+    return whole[np.isfinite(whole)]
+
+
+def draw_resolution(report: Report, resolution: FloatArray, of: str) -> None:
+    """Draw the resolutions that are known."""
+    if len(resolution):
+        report.figure(
+            plots.histogram({"resolution": resolution}, "resolution (Å)", "Resolution", of),
+            "Distribution of the resolutions that are known.",
+            "resolution",
+        )
+
+
+def draw_searches(report: Report, store: Store) -> None:
+    """Draw the depths of alignments, the numbers of templates and the sizes of clusters."""
+    alignments, templates = opened_searches(store.path)
+    numbers = {
+        "depths": (None if alignments is None else depths(alignments), "distinct rows",
+                   "Alignments", "sequences", "depths of the alignments"),
+        "templates": (None if templates is None else templates.counts(), "templates",
+                      "Templates", "sequences", "numbers of templates that are kept"),
+        "clusters": (clusters(store), "distinct sequences of a cluster", "Clusters", "clusters",
+                     "sizes of the clusters"),
+    }  # fmt: skip
+    for name, (values, what, title, of, words) in numbers.items():
+        if values is not None and len(values):
+            report.figure(
+                plots.histogram({name: plots.Counted(*counted(values))}, what, title, of),
+                f"Distribution of the {words}.",
+                name,
+            )

@@ -1,0 +1,60 @@
+"""Queries of searches are found in the chains that they are, hold, or are a part of."""
+
+import numpy as np
+import pytest
+
+from bevatron.data.proteins.alignment_files import AlignmentReader
+from bevatron.data.proteins.places import SHORTEST_PART, ChainSequences, Place
+from bevatron.data.proteins.sample import sequence_classes
+from bevatron.data.readers.proteins.alphabet import CLASSES
+
+LONG = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSG"
+OTHER = "GSHMRYWPCKDEFNNTVVLLKKAAEEDDGGRRHH"
+
+
+def classes(text):
+    return sequence_classes("protein", text).tobytes()
+
+
+@pytest.fixture(scope="module")
+def chains():
+    return ChainSequences(map(classes, [OTHER, LONG, "TT" + LONG, LONG]))
+
+
+def test_a_query_that_is_a_chain_is_no_part_of_another(chains):
+    assert chains.places(classes(LONG)) == [Place(classes(LONG), 0)]
+
+
+def test_unknown_residues_are_any(chains):
+    text = "X" + OTHER[1:9] + "X" + OTHER[10:]
+    assert chains.places(classes(text)) == [Place(classes(OTHER), 0)]
+    assert ChainSequences([classes(text)]).places(classes(OTHER)) == [Place(classes(text), 0)]
+    assert not chains.places(classes("A" + OTHER[1:]))
+    assert not chains.places(classes("X" * len(OTHER)))
+
+
+def test_parts_are_found_wherever_they_lie(chains):
+    part = classes(LONG[7 : 7 + SHORTEST_PART])
+    assert chains.places(part) == [Place(classes(LONG), 7), Place(classes("TT" + LONG), 9)]
+    assert not chains.places(part[:-1])
+    assert chains.places(classes("AAA" + OTHER + "C")) == [Place(classes(OTHER), -3)]
+
+
+def test_columns_that_a_partial_alignment_lacks_are_gaps(chains, tmp_path):
+    part, whole = tmp_path / "part.a3m", tmp_path / "whole.a3m"
+    first = 5
+    query, changed = OTHER[first:28], "A" + OTHER[first + 1 : 28]
+    part.write_text(f">q\n{query}\n>a\n{changed[:3]}cc{changed[3:]}\n")
+    beyond = "-" * (len(OTHER) + 2) + "C"
+    whole.write_text(f">q\nAA{OTHER}C\n>b\nAA{'-' * len(OTHER)}C\n>c\nC-{OTHER}-\n>d\n{beyond}\n")
+    strange = tmp_path / "strange.a3m"
+    strange.write_text(">q\nACDEFGHIKLMNPQRSTVWYACDEF\n")
+    reader = AlignmentReader([part, whole, strange], chains=chains)
+    (found,) = reader.read(0, 1)
+    letters = ["".join(CLASSES[number] for number in row) for row in found["rows"].tolist()]
+    gaps = "-" * first, "-" * (len(OTHER) - 28)
+    assert letters == [OTHER, gaps[0] + changed + gaps[1], OTHER, OTHER]
+    assert found["file_rows"].tolist() == [2, 2]
+    assert np.flatnonzero(found["deletions"].any(axis=0)).tolist() == [first + 3]
+    assert (reader.num_samples, reader.partial) == (1, 2)
+    assert [path for path, _ in reader.rejects] == [str(strange)]
