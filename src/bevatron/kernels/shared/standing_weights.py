@@ -46,8 +46,14 @@ def once(make: Callable[[], Tensor], *weights: Tensor | None, to: Hashable = Non
     """
     if _kept is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return make()
-    key = (to, *(None if w is None else (w.data_ptr(), w.dtype, w.shape) for w in weights))
+    key = (to, *(None if w is None else _name(w) for w in weights))
     if key not in _kept:
         # With the weights: memory that is freed could become that of others.
         _kept[key] = make(), weights
     return _kept[key][0]
+
+
+def _name(weight: Tensor) -> tuple[Hashable, ...]:
+    """Name a weight by its storage: the address is the same for all tensors without memory."""
+    storage = weight.untyped_storage()._cdata  # noqa: SLF001
+    return storage, weight.storage_offset(), weight.dtype, weight.shape

@@ -12,7 +12,7 @@ GPUS = ("cuda",)
 """Kinds of devices where a launch costs more than it does."""
 
 _copies: dict[int, Tensor] = {}
-"""Copies by the address of the parameter's memory."""
+"""Copies by the storage of the parameter."""
 
 
 @contextmanager
@@ -79,4 +79,5 @@ def _alone(tensor: Tensor) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    # Not its address, which is the same for all tensors without memory.
+    return tensor.untyped_storage()._cdata  # noqa: SLF001
