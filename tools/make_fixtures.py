@@ -37,9 +37,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-ROOT = Path(__file__).parents[1]
-OUT = ROOT / "tests/fixtures/0.1.0"
-
 from bevatron.cli import main as bevatron
 from bevatron.data.dataset import Dataset
 from bevatron.parallel.mesh import Mesh
@@ -50,6 +47,8 @@ from bevatron.train.logger import Logger
 from bevatron.train.loop import fit
 from bevatron.typing import Arrays, IntArray
 
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "tests/fixtures/0.1.0"
 DEMO = files("bevatron.recipes") / "demo_data"
 CUTOFF = "3.0"
 LAST_STEP = {"mace": 5, "mace-moved": 7, "gpspp": 13, "graph": 4, "graphs": 4}

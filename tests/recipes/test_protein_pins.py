@@ -32,7 +32,7 @@ PINNED = {
     ("chains", 2): "662ac27ed8d60c18",
     ("alignments", 1): "fa036d81e02ea4df",
 }
-SAMPLES = {"alphafold3": "5813886e0ddf7565", "alphafold2": "8a04204f858ec858"}
+SAMPLES = {"alphafold3": "437a5bba3e1226b6", "alphafold2": "8a04204f858ec858"}
 
 
 @pytest.fixture(scope="module")

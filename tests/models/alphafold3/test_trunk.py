@@ -8,6 +8,7 @@ from random_complex import randomise
 from random_tokens import inputs, token_fields
 
 import folding_golden
+from bevatron.data.readers.proteins.alphabet import GAP
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.alphafold3.config import TOKEN_FEATURES, AlphaFold3Config
 from bevatron.models.alphafold3.config_diffusion import TrunkWidths
@@ -163,6 +164,17 @@ def test_without_any_template_the_pair_is_as_if_there_were_no_embedder():
     module.templates = None
     for got, want in zip(none, module(token_fields(), x), strict=True):
         assert_close(got, want)
+
+
+def test_one_empty_template_stands_for_all_four():
+    module, x = trunk(), inputs(7, WIDTHS.inputs)
+    batch = token_fields(templates=4)
+    batch |= {"template_restype": torch.full_like(batch["template_restype"], GAP)}
+    for name in ("template_pseudo_beta_mask", "template_backbone_mask"):
+        batch[name] = torch.zeros_like(batch[name])
+    single = {n: t[:1] if n.startswith("template") else t for n, t in batch.items()}
+    for one, four in zip(module(single, x), module(batch, x), strict=True):
+        torch.testing.assert_close(one, four, rtol=0, atol=1e-6)
 
 
 def test_bonds_are_symmetric_and_padding_is_none():

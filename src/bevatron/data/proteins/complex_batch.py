@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bevatron.data.padding.shape import Axis, BatchShape, PaddingRule, Ragged, RaggedFields, Rows
 from bevatron.data.proteins.batch import ProteinBatch, one_sample, rule
+from bevatron.data.readers.proteins.alphabet import GAP
 from bevatron.typing import Arrays, IntArray
 
 NO_PAIR = -1
@@ -121,7 +122,7 @@ class ComplexBatch(ProteinBatch):
 
     padding: ClassVar[PaddingRule] = rule(
         Axis("tokens", 32), Axis("atoms", 256), Axis("rows", 64),
-        Axis("token_bonds", 512, counts_work=False),
+        Axis("templates", 1, headroom=0.0), Axis("token_bonds", 512, counts_work=False),
         Axis("polymer_ligand_bonds", 64, counts_work=False),
         Axis("molecules", 32, counts_work=False), Axis("copies", 16, counts_work=False),
         Axis("residues", 1024, counts_work=False),
@@ -131,7 +132,7 @@ class ComplexBatch(ProteinBatch):
         **{name: Ragged("tokens") for name in _TOKEN_FIELDS},
         **{name: Ragged("atoms") for name in _ATOM_FIELDS},
         **{name: (Ragged("rows"), Ragged("tokens", 1)) for name in _ALIGNMENT_FIELDS},
-        **{name: (Ragged("tokens", 1),) for name in _TEMPLATE_FIELDS},
+        **{name: (Ragged("templates"), Ragged("tokens", 1)) for name in _TEMPLATE_FIELDS},
         **{name: Ragged(name) for name in (*_PAIR_FIELDS, "permutation_atoms")},
         **{name: Ragged("molecules") for name in _MOLECULE_FIELDS},
         **{name: (Ragged("copies"), Ragged("atoms", 1)) for name in _COPY_FIELDS},
@@ -146,6 +147,7 @@ class ComplexBatch(ProteinBatch):
         """
         return {
             "atom_to_token": shape.tokens - 1,
+            "template_restype": GAP,
             "permutation_ptr": self.permutation_atoms.shape[0],
             **dict.fromkeys(_PAIR_FIELDS, NO_PAIR),
         }

@@ -10,7 +10,7 @@ from bevatron.data.readers.proteins.alphabet import GAP, LETTERS
 from bevatron.typing import Array, Arrays, BoolArray, IntArray
 
 NUM_TEMPLATES = 4
-"""Templates of a sample; those that are missing are gaps."""
+"""Templates of a sample; those that are missing are gaps. Without any, one stands for all four."""
 
 _NOT_ALIGNED = 21
 
@@ -85,9 +85,11 @@ def sample_templates(
     dict
         ``template_restype`` int8 [T, N], ``template_pseudo_beta`` float32 [T, N, 3],
         ``template_pseudo_beta_mask`` bool [T, N], ``template_backbone`` float32 [T, N, 3, 3] and
-        ``template_backbone_mask`` bool [T, N]; T is `NUM_TEMPLATES`.
+        ``template_backbone_mask`` bool [T, N]; T is `NUM_TEMPLATES`, or 1 if no sequence has a
+        template: the model takes the mean over T, and empty ones are equal.
     """
-    shape = (NUM_TEMPLATES, len(sequence))
+    has_any = any(one is not None and len(one.restype) for one in templates)
+    shape = (NUM_TEMPLATES if has_any else 1, len(sequence))
     found: dict[str, Array] = {
         "restype": np.full(shape, GAP, dtype=np.int8),
         "pseudo_beta": np.zeros((*shape, 3), dtype=np.float32),
