@@ -298,8 +298,8 @@ def test_templates_are_drawn_for_each_sequence(entries, sources):
         shown = (found["template_restype"] != GAP).any(axis=1)
         number = int(shown.sum())
         assert shown.tolist() == [True] * number + [False] * (NUM_TEMPLATES - number)
-        own = dataclasses.replace(sources, templates=None)
-        without = sample(entry, seed, own, sizes(200, rows=2))
+        bare = dataclasses.replace(sources, templates=None)
+        without = sample(entry, seed, bare, sizes(200, rows=2))
         assert (without["template_restype"] == GAP).all()
         assert len(without["template_restype"]) == 1
         numbers.add(number)
