@@ -281,7 +281,7 @@ def lines_of_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> list[s
     """Name the first files that were left out, and where all are listed."""
     lines = [f"left out: {file}: {reason}" for file, reason in rejects[:MOST_SHOWN]]
     if rejects:
-        lines.append(f"{len(rejects)} files were left out; {rejects_file(store)} lists them")
+        lines.append(f"files left out: {len(rejects)}, listed in {rejects_file(store)}")
     return lines
 
 

@@ -175,7 +175,7 @@ def _print_what_next(result: FitResult, options: str) -> None:
     if (folder / "report.html").is_file():
         say(f"report: {folder / 'report.html'}")
     say(
-        f"errors on other data: bevatron evaluate {folder} FILE{options}; "
+        f"errors on other data: bevatron evaluate {folder} DATA{options}; "
         f"predictions: bevatron predict {folder} FILE OUT{options}"
     )
 

@@ -246,8 +246,10 @@ class Stages:
             return None
         stage = self._stage(progress)
         config = stage.config
+        number = config.samples_per_step
+        samples = "sample" if number == 1 else "samples"
         return (
-            f"stage {stage.name}: {config.steps} steps of {config.samples_per_step} samples "
+            f"stage {stage.name}: {config.steps} steps of {number} {samples} "
             f"from step {progress.step + 1} on"
         )
 

@@ -18,7 +18,7 @@ def test_the_published_stages_are_the_default():
 
 
 def test_a_stage_of_the_presets_name_changes_only_what_it_gives():
-    assert names_and_crops(preset="small", stages={"initial": {"crop": 64}}) == {"initial": (64, 8)}
+    assert names_and_crops(preset="small", stages={"initial": {"crop": 48}}) == {"initial": (48, 8)}
 
 
 def test_stages_of_other_names_take_the_place_of_the_presets():

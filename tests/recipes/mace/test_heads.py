@@ -196,7 +196,7 @@ def test_a_run_stores_the_head_that_it_fine_tuned_and_names_it(converted, config
     assert start(config) == 0
     folder, last = config.output, capsys.readouterr().out.strip().splitlines()[-1]
     assert json.loads((folder / "model.json").read_text())["config"]["default_head"] == "finetuned"
-    assert f"bevatron evaluate {folder} FILE --head finetuned" in last
+    assert f"bevatron evaluate {folder} DATA --head finetuned" in last
     assert f"bevatron predict {folder} FILE OUT --head finetuned" in last
 
 

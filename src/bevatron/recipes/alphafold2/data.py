@@ -291,7 +291,7 @@ def load_chains(config: ChainDataConfig, valid_sizes: ChainSizes, cycles: int) -
         train[0], held = _divided(*train[0], config)
     valid = None if held is None else _validated(*held, config, valid_sizes, cycles)
     if valid is not None:
-        report.append(f"{len(valid)} whole chains are validated")
+        report.append(f"chains for validation: {len(valid)}, whole")
     return ChainData(train, valid, fingerprints, report, cycles)
 
 

@@ -192,7 +192,7 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
         entries = entries[: config.valid_most]
         units = np.stack([entries, 0 * entries, 0 * entries], axis=1)
         dataset = ComplexDataset(path, units, valid_sizes)
-        report.append(f"{len(entries)} complexes are validated, in crops that stay the same")
+        report.append(f"complexes for validation: {len(entries)}, in crops that stay the same")
     return ComplexData(train, dataset, fingerprints, report)
 
 

@@ -86,7 +86,7 @@ def published_stages() -> dict[str, ComplexStage]:
 
 SMALL_STAGES = {
     "initial": ComplexStage(
-        steps=2_000, samples_per_step=4, evaluate_every=200, crop=96, atoms=1536, rows=64,
+        steps=1_000, samples_per_step=1, evaluate_every=100, crop=64, atoms=1024, rows=32,
         step=StepOptions(copies=8, confidence_every=4),
     )
 }  # fmt: skip

@@ -25,7 +25,7 @@ from bevatron.data.readers.proteins.components_index import (
     write_index,
 )
 from bevatron.data.readers.proteins.structure import POLYMERS, Strings, Structure
-from bevatron.errors import DataError, require
+from bevatron.errors import DataError, MissingPackageError, require
 from bevatron.typing import BoolArray
 
 INSTALLED = "biotite"
@@ -232,7 +232,10 @@ def open_components(source: str | Path = INSTALLED, index: str | Path | None = N
 
 
 def _installed_file() -> Path:
-    package = require("biotite.structure.info", "ccd")
+    try:
+        package = require("biotite.structure.info", "ccd")
+    except MissingPackageError as error:
+        raise MissingPackageError(f"{error}; or name a components.cif as components") from None
     return Path(str(package.__file__)).parent / "components.bcif"
 
 
