@@ -240,7 +240,7 @@ def stamp(result: Mapping[str, Any]) -> str:
 
 def table(rows: list[dict[str, str]]) -> str:
     """Make a Markdown table."""
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + " --- |" * len(rows[0])]
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in rows)])
 
 

@@ -19,7 +19,7 @@ COMMANDS = [
 
 def test_the_page_goes_from_files_to_errors():
     named = {line.split()[1] for line in COMMANDS}
-    assert named == {"prepare", "train", "predict", "evaluate"}
+    assert named == {"prepare", "inspect", "train", "predict", "evaluate"}
 
 
 @pytest.mark.parametrize("line", COMMANDS)

@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,19 +38,19 @@ from benchmarks.common.arms import (
 from benchmarks.common.report import write_result
 
 from bevatron.data.packing.draws import Draws, Source
-from bevatron.data.proteins.chain_samples import ChainSizes, sample_chain
+from bevatron.data.proteins.chain_samples import ChainSizes
+from bevatron.data.proteins.clusters_of_rows import AlignmentRows
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.evoformer import EvoformerBlock
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.alphafold2.task import AlphaFold2Task
 from bevatron.models.alphafold2.templates import TemplatePairBlock
-from bevatron.recipes.alphafold2.data import ChainDataset, alignment_of, chain_of, chain_table
+from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
 from bevatron.recipes.alphafold2.run import CYCLES, AlphaFold2Run, ChainStage
 from bevatron.recipes.alphafold2.stores import open_chains
 from bevatron.task import StepNumbers
 from bevatron.train.profiling.timeline import COMMUNICATION, COPY, FUSED, MATRIX, MEMORY, classify
 from bevatron.train.run import Run, Stage
-from bevatron.typing import Arrays
 
 BEST = Arm("bevatron")
 EAGER = Arm("eager PyTorch", "reference", "all", captured=False)
@@ -85,14 +85,9 @@ PUBLISHED = {"host": 9.10, MATRIX: 24.06, MEMORY: 65.03, COPY: 1.82}
 class FullChains(ChainDataset):
     """Crops padded to the full size, whatever the chain and its alignment have."""
 
-    def sample(self, index: SupportsIndex, seed: int) -> Arrays:
-        """Make the sample of a seed."""
-        store, alignments = self._open()
-        entry, number = self.units[int(index)].tolist()
-        chain = chain_of(store[entry], number)
-        rows = alignment_of(chain["query"], alignments)
-        found = sample_chain(chain, rows, seed, self.sizes, self.cycles)
-        return {**found, "seed": np.array(seed, dtype=np.int64)}
+    def sizes_for(self, rows: AlignmentRows, templates: object | None) -> ChainSizes:  # noqa: ARG002
+        """Return the full size."""
+        return self.sizes
 
 
 class InTurn(AlphaFold2Task):

@@ -156,8 +156,8 @@ class _TimedTrainer(Trainer):
             with suppress(Interrupted):
                 valid = self._validate()
         now = time.monotonic()
-        lr = self.learning_rate(1.0, progress.step)
-        self.logger.epoch(progress, lr, valid, now - began, best=False)
+        record = self.logger.epoch_record(progress, self.learning_rate(1.0, progress.step))
+        self.logger.epoch(record, valid, now - began, best=False)
         self.ends[progress.epoch] = now - self._began
         progress.epoch = number
         progress.step_in_epoch, progress.segments, progress.sums = 0, [], {}

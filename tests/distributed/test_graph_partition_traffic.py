@@ -6,7 +6,7 @@ from graph_ranks import fork_ranks, run_ranks
 
 from bevatron.data.graphs.generators import Kronecker, Uniform
 from bevatron.errors import DataError
-from bevatron.parallel import mesh as mesh_module
+from bevatron.parallel import failures
 from bevatron.parallel.graph_partition import (
     DistributedGraph,
     EdgeList,
@@ -169,8 +169,8 @@ def test_a_random_graph_is_the_same_on_any_number_of_ranks(tmp_path):
 
 
 def test_a_rank_that_fails_while_cutting_ends_the_others_with_its_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(mesh_module, "GRACE_SECONDS", 1.0)
-    monkeypatch.setattr(mesh_module, "WATCH_SECONDS", 0.3)
+    monkeypatch.setattr(failures, "GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(failures, "WATCH_SECONDS", 0.3)
 
     def work(mesh):
         class Torn(Uniform):

@@ -34,7 +34,7 @@ def _quick(tmp_path_factory):
         fit(tiny.make_run(tmp_path_factory.mktemp("warm"), count=4, train={"epochs": 1}))
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(failures, "GRACE_SECONDS", 2.0)
-        patch.setattr(failures, "WATCH_SECONDS", 0.2)
+        patch.setattr(failures, "WATCH_SECONDS", 0.6)
         yield
 
 
@@ -50,7 +50,7 @@ def whole(tmp_path_factory):
 def test_on_the_same_ranks_it_ends_alike_to_the_last_bit(whole, tmp_path):
     killed = train_through(tmp_path, partial(make, steps=STEPS), 3, 8, lambda _: 2)
     assert len(killed) == 3
-    assert all(f"error: rank {kill.victim[-1]} failed: " in kill.told for kill in killed)
+    assert all(f"error: rank {kill.victim[-1]} failed: " in kill.told for kill in killed), killed
     assert same_to_the_last_bit(tmp_path, whole / "2")
     assert draws(tmp_path) == draws(whole / "2")
 

@@ -55,13 +55,6 @@ def run_in_child(make, prepare=lambda: None, timeout=20.0) -> int:
     raise AssertionError("the run did not end in time")
 
 
-def same_end(one: Path, other: Path) -> None:
-    """Both runs have the same records, weights and best weights, to the last bit."""
-    assert tiny.records(one) == tiny.records(other)
-    for name in ("weights.safetensors", "best/weights.safetensors"):
-        assert (one / name).read_bytes() == (other / name).read_bytes()
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """An uninterrupted run."""
@@ -73,7 +66,7 @@ def whole(tmp_path_factory):
 
 def test_an_uninterrupted_run_repeats_to_the_last_bit(whole, tmp_path):
     fit(tiny.make_run(tmp_path, **SEVEN_STEPS))
-    same_end(whole, tmp_path)
+    tiny.same_end(whole, tmp_path)
 
 
 def test_killed_at_random_times_and_resumed_gives_the_same_losses(whole, tmp_path):
@@ -106,7 +99,7 @@ def test_killed_at_random_times_and_resumed_gives_the_same_losses(whole, tmp_pat
         status = run_in_child(make, alarm)
         kills += os.WIFSIGNALED(status)
         if status == 0:  # finished: begin again, so that all twenty hit a run
-            same_end(whole, tmp_path)
+            tiny.same_end(whole, tmp_path)
             for path in [*tmp_path.glob("checkpoints/step-*/*"), *tmp_path.glob("best/*")]:
                 path.unlink()
             for name in ("metrics.jsonl", "weights.safetensors"):
@@ -114,7 +107,7 @@ def test_killed_at_random_times_and_resumed_gives_the_same_losses(whole, tmp_pat
             for path in tmp_path.glob("checkpoints/*"):
                 path.rmdir()
     fit(make())
-    same_end(whole, tmp_path)
+    tiny.same_end(whole, tmp_path)
 
 
 def count_steps(folder: Path, **groups) -> list[tuple[str, str]]:
@@ -160,7 +153,7 @@ def test_killed_at_every_write_fsync_and_rename_of_its_files(tmp_path):
         status = run_in_child(lambda f=folder: tiny.make_run(f, **groups), prepare)
         assert os.WIFSIGNALED(status), steps[crash]
         fit(tiny.make_run(folder, resume=True, **groups))
-        same_end(tmp_path / "whole", folder)
+        tiny.same_end(tmp_path / "whole", folder)
         leftovers = [p.name for p in folder.rglob("*") if p.name.endswith((".tmp", ".old"))]
         assert not leftovers, (steps[crash], leftovers)
 
@@ -182,7 +175,7 @@ def test_a_signal_saves_and_the_run_goes_on_later(whole, tmp_path, number):
     result = fit(tiny.make_run(tmp_path, resume=True, **SEVEN_STEPS))
     assert result.finished == "epochs"
     assert result.exit_code == 0
-    same_end(whole, tmp_path)
+    tiny.same_end(whole, tmp_path)
 
 
 def test_a_signal_during_validation_stops_before_it_and_repeats_it(whole, tmp_path):
@@ -195,7 +188,7 @@ def test_a_signal_during_validation_stops_before_it_and_repeats_it(whole, tmp_pa
     assert result.stopped_by == "SIGTERM"
     assert all(record["kind"] == "step" for record in tiny.records(tmp_path))
     fit(tiny.make_run(tmp_path, resume=True, **SEVEN_STEPS))
-    same_end(whole, tmp_path)
+    tiny.same_end(whole, tmp_path)
 
 
 @pytest.fixture
@@ -236,7 +229,7 @@ def test_random_numbers_of_a_loss_go_on_where_they_were(tmp_path):
     fit(tiny.make_run(tmp_path / "whole", task=Noisy(), **SEVEN_STEPS))
     fit(tiny.make_run(tmp_path / "cut", task=Signalled(), **SEVEN_STEPS))
     fit(tiny.make_run(tmp_path / "cut", task=Noisy(), resume=True, **SEVEN_STEPS))
-    same_end(tmp_path / "whole", tmp_path / "cut")
+    tiny.same_end(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_batches_that_overtook_others_are_not_forgotten(tmp_path, monkeypatch):
@@ -440,7 +433,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_intact(whole, tmp_path):
         files.crash_hooks.pop()
     assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())][-1] == "step-00000004"
     fit(tiny.make_run(tmp_path, resume=True, **SEVEN_STEPS))
-    same_end(whole, tmp_path)
+    tiny.same_end(whole, tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -474,7 +467,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(whole, tmp_path):
     finally:
         files.crash_hooks.pop()
     assert seen[0] >= 8  # two batches a step, but one in the fourth
-    same_end(whole, tmp_path)
+    tiny.same_end(whole, tmp_path)
 
 
 def test_a_checkpoint_holds_the_state_of_its_step_although_training_went_on(tmp_path):
@@ -543,90 +536,3 @@ def test_random_numbers_go_on_where_they_were():
     first = draw()
     restore_random_state(state, torch.device("cpu"))
     assert draw() == first
-
-
-class Improving(tiny.TinyTask):
-    """Validation errors that fall from epoch to epoch."""
-
-    def metrics(self):
-        count = len(self.epochs)
-
-        class Metrics(tiny.TinyMetrics):
-            def compute(self):
-                return {**super().compute(), "loss": 1.0 / count}
-
-        return Metrics()
-
-
-def quick(folder, seconds, epochs=6, **more):
-    """A run that is saved only when an epoch improves."""
-    checkpoint = {"every_epochs": None, "best_seconds": seconds}
-    groups = {"count": 8, "train": {"epochs": epochs}, "checkpoint": checkpoint}
-    return tiny.make_run(folder, task=Improving(), **groups, **more)
-
-
-def savings(folder, seconds):
-    """How often a run writes checkpoints and best weights."""
-    steps = []
-    files.crash_hooks.append(lambda name, path: steps.append((name, path.name)))
-    try:
-        fit(quick(folder, seconds))
-    finally:
-        files.crash_hooks.pop()
-    written = [path for name, path in steps if name == "write"]
-    return sum("state.json" in n for n in written), sum("best.json" in n for n in written)
-
-
-def test_quick_epochs_that_improve_wait_in_memory_and_end_alike(tmp_path):
-    assert savings(tmp_path / "each", 0.0) == (6, 6)
-    assert savings(tmp_path / "held", 1e6) == (1, 1)
-    same_end(tmp_path / "each", tmp_path / "held")
-    note = json.loads((tmp_path / "held/best/best.json").read_text())
-    assert (note["epoch"], note["value"]) == (5, 1 / 6)
-
-
-def test_improved_epochs_are_saved_once_their_time_is_over(tmp_path, monkeypatch):
-    """Also where the epochs after them do not improve."""
-    now = [0.0]
-    monkeypatch.setattr("bevatron.train.run_folder.time.monotonic", lambda: now[0])
-    found = []
-
-    class OnceBetter(tiny.TinyTask):
-        def begin_epoch(self, epoch):
-            super().begin_epoch(epoch)
-            now[0] += 4.0
-            notes = [json.loads(p.read_text()) for p in tmp_path.glob("best/best.json")]
-            kept = [p.name for p in sorted(tmp_path.glob("checkpoints/step-*"))]
-            found.append(([note["epoch"] for note in notes], len(kept)))
-
-        def metrics(self):
-            count = len(self.epochs)
-
-            class Metrics(tiny.TinyMetrics):
-                def compute(self):
-                    return {**super().compute(), "loss": 1.0 if count == 1 else 2.0}
-
-            return Metrics()
-
-    checkpoint = {"every_epochs": None, "best_seconds": 10.0}
-    groups = {"count": 8, "train": {"epochs": 5}, "checkpoint": checkpoint}
-    fit(tiny.make_run(tmp_path, task=OnceBetter(), **groups))
-    # The clock shows 4, 8, 12: the first step of the third epoch saves what the first one found.
-    assert found == [([], 0), ([], 0), ([], 0), ([0], 1), ([0], 1)]
-
-
-def test_a_signal_saves_improved_epochs_that_waited(tmp_path):
-    class Signalled(Improving):
-        def begin_epoch(self, epoch):
-            super().begin_epoch(epoch)
-            if epoch == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    run = quick(tmp_path, 1e6)
-    run.task = Signalled()
-    assert fit(run).stopped_by == "SIGTERM"
-    assert json.loads((tmp_path / "best/best.json").read_text())["epoch"] == 2
-    resumed = quick(tmp_path, 1e6, resume=True)
-    resumed.task.epochs = [0, 1, 2]
-    result = fit(resumed)
-    assert (result.finished, result.best) == ("epochs", 1 / 6)

@@ -228,3 +228,10 @@ def batch_of(run, indices, weights=None):
     """A batch of some training samples of a run."""
     samples = [run.train[i] for i in indices]
     return run.task.collate(samples, np.array(indices), weights or [1.0] * len(indices))
+
+
+def same_end(one: Path, other: Path) -> None:
+    """Both runs have the same records, weights and best weights, to the last bit."""
+    assert records(one) == records(other)
+    for name in ("weights.safetensors", "best/weights.safetensors"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()

@@ -157,9 +157,13 @@ class ChainDataset:
         chain = chain_of(whole, number)
         rows = alignment_of(chain["query"], alignments)
         shown = templates_of(chain["query"], templates, int(whole["released"]))
-        sizes = fitted(self.sizes, rows, templates)
+        sizes = self.sizes_for(rows, templates)
         found = sample_chain({**chain, **shown}, rows, seed, sizes, self.cycles)
         return {**found, "seed": np.array(seed, dtype=np.int64)}
+
+    def sizes_for(self, rows: AlignmentRows, templates: object | None) -> ChainSizes:
+        """Return the sizes of the sample of a chain with this alignment."""
+        return fitted(self.sizes, rows, templates)
 
     def describe(self, index: SupportsIndex) -> str:
         """Name a sample: its file, and its chain."""

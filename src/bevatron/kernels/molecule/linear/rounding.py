@@ -80,4 +80,4 @@ def _alone(tensor: Tensor) -> bool:
 
 def _address(tensor: Tensor) -> int:
     # Not its address, which is the same for all tensors without memory.
-    return tensor.untyped_storage()._cdata  # noqa: SLF001
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
