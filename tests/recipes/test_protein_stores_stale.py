@@ -53,7 +53,9 @@ def test_features_of_another_version_are_refused_by_both(system, folder, monkeyp
     monkeypatch.setattr(system, "FEATURES_VERSION", system.FEATURES_VERSION + 1)
     with pytest.raises(DataError, match=r"has version \d of the features, the code has version \d"):
         opened(system, out)
-    with pytest.raises(StoreError, match=r"features are of version \d, this release makes version \d"):
+    with pytest.raises(
+        StoreError, match=r"features are of version \d, this release makes version \d"
+    ):
         prepare(system, folder)
     prepare(system, folder, overwrite=True)
     opened(system, out)
