@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import random
 import tarfile
 
 import pyarrow as pa
@@ -56,6 +57,21 @@ def test_files_of_a_tar_are_read_in_any_order(tmp_path, suffix, compress):
     assert content_hash(path / "x.a3m") == content_hash(path / "x.a3m") != content_hash(plain)
     with pytest.raises(DataError, match=r"holds no 'none\.cif'"):
         read_whole(path / "none.cif")
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_for_the_one_before_it(tmp_path):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name in ("a.cif", "b.cif"):
+            entry = tarfile.TarInfo(name)
+            entry.size = 50_000
+            tar.addfile(entry, io.BytesIO(random.Random(name).randbytes(entry.size)))
+    path = tmp_path / "all.tar.gz"
+    path.write_bytes(gzip.compress(out.getvalue())[:70_000])
+    read_whole(path / "a.cif")
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"b\.cif: cannot be read"):
+            read_whole(path / "b.cif")
 
 
 def test_names_that_lead_out_and_links_are_refused(tmp_path):

@@ -271,7 +271,7 @@ def test_rows_are_divided_evenly_and_processes_into_whole_groups():
     assert lengths(10, 4) == [3, 3, 2, 2]
     assert lengths(2, 3) == [1, 1, 0]
     assert [data_mesh(Mesh(rank=r, world=6), 3).rank for r in range(6)] == [0, 0, 0, 1, 1, 1]
-    with pytest.raises(ConfigError, match=r"parallel\.axial: groups of 4 processes .* 6 processes"):
+    with pytest.raises(ConfigError, match=r"parallel\.axial: 6 processes .* groups of 4; start"):
         data_mesh(Mesh(rank=0, world=6), 4)
 
 

@@ -89,6 +89,24 @@ def test_it_equals_validation_in_line(tmp_path, training, evaluating):
     assert all(one[2] == pytest.approx(expected[0][2], rel=1e-12) for one in found)
 
 
+def test_a_second_run_of_the_same_processes_reads_nothing_of_the_first(tmp_path):
+    def values(world, evaluating):
+        def work(mesh):
+            train = {"epochs": 1, "evaluation_ranks": evaluating}
+            return [
+                fit(tiny.make_run(folder / f"{lr}", optim={"lr": lr}, train=train)).metrics["loss"]
+                for lr in (0.01, 0.001)
+            ]
+
+        folder = tmp_path / f"{world}"
+        folder.mkdir()
+        return run_ranks(world, work, folder, timeout=20.0)
+
+    expected = values(1, 0)[0]
+    assert expected[0] != pytest.approx(expected[1])
+    assert values(2, 1) == [pytest.approx(expected, rel=1e-12)] * 2
+
+
 class Waiting(tiny.TinyTask):
     """A validation that is over only when training has taken three more steps."""
 

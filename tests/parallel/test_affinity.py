@@ -4,9 +4,11 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
 from bevatron.data import processes
 from bevatron.data.loader import Loader, default_workers
+from bevatron.parallel import affinity
 from bevatron.parallel.affinity import keep_near_gpu, near_pci, parse_cpus, share_of
 from bevatron.parallel.mesh import Mesh
 
@@ -53,6 +55,30 @@ def test_on_a_cpu_nothing_changes():
     before = os.sched_getaffinity(0)
     assert keep_near_gpu(Mesh()) is None
     assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize("local_world", [1, 4])
+def test_a_second_run_of_a_process_takes_the_same_share(monkeypatch, local_world):
+    present = set(EVERYTHING)
+
+    def take(_, cpus):
+        present.clear()
+        present.update(cpus)
+
+    monkeypatch.setattr(affinity, "_usable_before", {})
+    monkeypatch.setattr(affinity, "cpus_near", SOCKETS.__getitem__)
+    monkeypatch.setattr(processes, "_taken", set())
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(present))
+    monkeypatch.setattr(os, "sched_setaffinity", take)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    shares = []
+    for gpu in (1, 1, 2, 1):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda gpu=gpu: gpu)
+        keep_near_gpu(Mesh(local_world=local_world, device=torch.device("cuda", gpu)))
+        shares.append(set(present))
+    assert shares[0] == shares[1] == shares[3] != shares[2]
+    assert shares[0] < SOCKETS[1]
+    assert shares[2] <= SOCKETS[2]
 
 
 class Affinity:

@@ -53,7 +53,9 @@ def test_features_of_another_version_are_refused_by_both(system, folder, monkeyp
     monkeypatch.setattr(system, "FEATURES_VERSION", system.FEATURES_VERSION + 1)
     with pytest.raises(DataError, match=r"has version \d of the features, the code has version \d"):
         opened(system, out)
-    with pytest.raises(StoreError, match=r"its features are of version \d of the code"):
+    with pytest.raises(
+        StoreError, match=r"features are of version \d, this release makes version \d"
+    ):
         prepare(system, folder)
     prepare(system, folder, overwrite=True)
     opened(system, out)
@@ -64,7 +66,7 @@ def test_alignments_of_another_version_are_refused(system, folder, monkeypatch):
     monkeypatch.setattr(alignments, "ALIGNMENTS_VERSION", 2)
     with pytest.raises(DataError, match="alignments: has version 1 of the features"):
         Alignments.open(out / "alignments")
-    with pytest.raises(StoreError, match=r"alignments: .* version 1 of the code, which has 2"):
+    with pytest.raises(StoreError, match=r"alignments: .* version 1, this release makes version 2"):
         prepare(system, folder)
     prepare(system, folder, overwrite=True)
     Alignments.open(out / "alignments")

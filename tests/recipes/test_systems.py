@@ -344,6 +344,11 @@ def test_files_are_prepared_by_the_system_that_recognises_them(toy, refused, cap
     assert "--cutoff" in said
 
 
+def test_a_graph_needs_no_preparation_and_says_so(refused):
+    for arguments in (("cora.npz",), ("graph", "cora.npz")):
+        assert "graphs need no preparation; `bevatron train graph" in refused("prepare", *arguments)
+
+
 def test_a_file_that_two_systems_recognise_must_be_told_to_one(toy, refused, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "is_toy", lambda path: path.suffix == ".csv")
     assert "choose with `bevatron prepare gpspp`" in refused("prepare", "a.csv", "--out", "s")

@@ -50,7 +50,7 @@ USAGE = (
     ("bench cost|capacity STORE", "what a step costs, how large a batch may be"),
     ("bench profile RUN", "where a step's time and memory go"),
     ("env", "versions, devices, which kernels run here"),
-    ("demo [OUT]", "all systems in a few minutes"),
+    ("demo [OUT]", "MACE, GPS++ and graph attention in a few minutes"),
     ("completion bash|zsh", "a script that completes commands and options"),
 )
 """Lines of the usage: what is typed and what it does."""

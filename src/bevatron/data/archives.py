@@ -195,6 +195,13 @@ class _Stream:
         """Read an entry by its number; the last one is at hand."""
         if self._tar is not None and number == self._next - 1:
             return self._last
+        try:
+            return self._advance(number)
+        except Exception:
+            self._tar = None  # what is at hand is not what was asked for
+            raise
+
+    def _advance(self, number: int) -> bytes:
         if self._tar is None or number < self._next:
             stream = open_compressed(self._path)  # open as long as this is
             self._tar = tarfile.open(fileobj=stream, mode="r|")  # noqa: SIM115

@@ -15,6 +15,9 @@ from bevatron.parallel.mesh import Mesh
 
 PCI_PARTS = ("domain", "bus", "device")
 
+_usable_before: dict[frozenset[int], set[int]] = {}
+"""What this process could use before it was kept to some CPUs: another run divides that anew."""
+
 
 def parse_cpus(text: str) -> set[int]:
     """Read a list of CPUs as Linux writes it.
@@ -116,13 +119,15 @@ def keep_near_gpu(mesh: Mesh) -> str | None:
     """
     if mesh.device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return None
-    usable, gpu = os.sched_getaffinity(0), torch.cuda.current_device()
+    present, gpu = os.sched_getaffinity(0), torch.cuda.current_device()
+    usable = _usable_before.get(frozenset(present), present)
     visible = torch.cuda.device_count()
     near = [cpus_near(number) for number in range(min(visible, max(mesh.local_world, gpu + 1)))]
     # Processes that see one GPU each do not know which CPUs the others take.
     alone = mesh.local_world == 1 or visible >= mesh.local_world
     cpus = share_of(gpu, near, usable) if alone else sorted(near[gpu] & usable or usable)
-    if set(cpus) == usable:
+    if set(cpus) == present:
         return None
+    _usable_before[frozenset(cpus)] = usable
     take_cpus(cpus, shared=not alone)
     return f"CPUs: {list_cpus(cpus)}, near {mesh.device}"

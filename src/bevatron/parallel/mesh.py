@@ -189,9 +189,8 @@ def open_mesh(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterator
         # The process group is not destroyed: that can wait for the others, who wait for us.
         first = watch.report(error)
         if rank == 0 and "TORCHELASTIC_RUN_ID" not in os.environ:
-            time.sleep(
-                3 * failures.WATCH_SECONDS
-            )  # this process serves the store: let the others read
+            # This process serves the store: let the others read.
+            time.sleep(3 * failures.WATCH_SECONDS)
         watch.stop()
         if first is not None and first[0] != rank and not isinstance(error, BevatronError):
             raise BevatronError(f"rank {first[0]} failed: {first[1]}") from error

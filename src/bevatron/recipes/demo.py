@@ -1,4 +1,4 @@
-"""``bevatron demo``: the parts of all systems one after another, in a few minutes on two cores."""
+"""``bevatron demo``: the parts of the systems one after another, in a few minutes on two cores."""
 
 import contextlib
 import io
@@ -46,7 +46,7 @@ class Part:
 
 
 def run_demo(out: Path) -> int:
-    """Run the parts of all systems; run again, it resumes where it stopped.
+    """Run the parts of the systems that have one; run again, it resumes where it stopped.
 
     Parameters
     ----------

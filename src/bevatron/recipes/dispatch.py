@@ -98,7 +98,7 @@ def _of_files(providers: Sequence[System], arguments: Sequence[str]) -> System:
     found: dict[str, Path] = {}
     others = (Path(argument) for argument in arguments if not argument.startswith("-"))
     for path in files or others:
-        claiming = [each.name for each in providers if each.takes(path)]
+        claiming = [each.name for each in systems() if each.takes(path)]
         if len(claiming) > 1:
             raise ConfigError(
                 f"{path}: may be for {' or '.join(claiming)}; choose with "

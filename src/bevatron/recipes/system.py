@@ -40,7 +40,7 @@ class System:
         Lines of ``bevatron --help``: the command and what it does.
     recognises
         path -> whether ``bevatron prepare`` assigns it to this system; None = files that no
-        other system recognises.
+        other system recognises. A system without preparation says so of its files.
     inspect
         Module with ``describe(store)`` (tables), ``draw(report, store)`` and ``sizes(store)``
         (what is counted of samples, and edges if any) for ``bevatron inspect``; None = no stores.
@@ -90,6 +90,11 @@ class System:
         ConfigError
             If the system has no such command.
         """
+        if name == "prepare" and name not in self.commands:
+            raise ConfigError(
+                f"prepare: {self.samples} need no preparation; `bevatron train {self.name} --data "
+                "FILE` reads them as they are"
+            )
         if name not in self.commands:
             known = ", ".join(self.commands)
             raise ConfigError(f"{name}: {self.name} has no such command (it has: {known})")

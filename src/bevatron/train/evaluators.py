@@ -5,16 +5,18 @@ training goes on. The evaluating ranks keep the validation set in memory, its la
 Orders and results pass through the store of the process group, which nobody waits at.
 """
 
+import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, distributed
+from torch._C._distributed_c10d import PrefixStore
 
 from bevatron.data.loader import LoadedBatch
 from bevatron.errors import ConfigError
@@ -84,19 +86,25 @@ def divide_ranks(run: Run, mesh: Mesh) -> Division | None:
 
 
 class Channel:
-    """Orders by number, and their answers, in the store of the process group."""
+    """Orders by number, and their answers, in the store of the process group.
+
+    All ranks open as many of them, one for each run.
+    """
+
+    _runs: ClassVar[Iterator[int]] = itertools.count()
 
     def __init__(self) -> None:
-        self._store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
+        store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
+        # Several runs may share a process group: none reads what one before it has left.
+        self._store = PrefixStore(f"bevatron/evaluators-{next(self._runs)}", store)
 
     def put(self, name: str, value: Mapping[str, Any]) -> None:
         """Leave a value."""
-        self._store.set(f"bevatron/{name}", json.dumps(value))
+        self._store.set(name, json.dumps(value))
 
     def get(self, name: str) -> Any:
         """Return a value that is there, else None."""
-        key = f"bevatron/{name}"
-        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+        return json.loads(self._store.get(name)) if self._store.check([name]) else None
 
 
 class Beside:

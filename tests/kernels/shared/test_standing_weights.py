@@ -17,6 +17,13 @@ def test_within_and_without_gradients_it_is_made_once_for_each_type():
         assert made(weight, torch.float16).dtype == torch.float16
 
 
+def test_a_transposed_view_is_another_weight():
+    weight = torch.arange(4.0).view(2, 2)
+    with standing_weights(), torch.no_grad():
+        assert torch.equal(made(weight), weight.double())
+        assert torch.equal(made(weight.t()), weight.t().double())
+
+
 def test_elsewhere_it_is_made_each_time():
     weight = torch.ones(3, requires_grad=True)
     with torch.no_grad():

@@ -36,6 +36,19 @@ def test_what_is_launched_without_asking_triton_is_what_triton_would_launch():
     assert done.returncode == 0, done.stderr
 
 
+def test_launches_are_prepared_after_a_rehearsal_that_has_loaded_them():
+    lines = (
+        "from bevatron.kernels.shared.triton_compile import nothing_launched",
+        "with nothing_launched():",
+        "    from bevatron.kernels.shared import triton_launch",
+        "assert not triton_launch._is_observed()",
+    )
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_views_that_are_not_aligned_are_right_after_aligned_ones():
     memory = torch.randn(33 * 64, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(1))
     weight, bias = torch.randn(2, 65, device=DEVICE)

@@ -146,5 +146,5 @@ def test_settings_that_would_part_the_processes_of_a_sample_are_refused(config):
     for key in ("window", "leave_out"):
         with pytest.raises(ConfigError, match=r"leave out loader\.window and loader\.leave_out"):
             grouped(config, 2, loader=replace(config.loader, **{key: 2}))
-    with pytest.raises(ConfigError, match="groups of 2 processes do not divide the 1 processes"):
+    with pytest.raises(ConfigError, match="1 process cannot be divided into groups of 2; start"):
         fit(build(grouped(config, 2)))

@@ -369,6 +369,8 @@ def test_the_graph_least_recently_used_makes_room_for_another(graphs):
     assert Growing.captured == 3
     step(b)  # as a new one
     assert (Growing.captured, made.num_launched) == (3, 4)
+    step(b)  # for which another is dropped, without a word
+    assert Growing.captured == 4
     assert len(graphs.lines) == 1
     assert "hold more than 2.0 GiB" in graphs.lines[0]
 

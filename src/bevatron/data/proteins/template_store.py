@@ -50,10 +50,11 @@ class TemplateReader:
 
     def __init__(self, queries: Sequence[TemplateQuery], structures: Mapping[str, Path]) -> None:
         self.queries = tuple(queries)
-        self._files = list(dict.fromkeys(hits.path for each in queries for hits in each.hits))
-        self.sources = [str(path) for path in self._files]
+        files = dict.fromkeys(hits.path for each in queries for hits in each.hits)
+        self._places = {path: place for place, path in enumerate(files)}
+        self.sources = [str(path) for path in files]
         whole = xxhash.xxh3_128()
-        for path in self._files:
+        for path in files:
             whole.update(f"{path} {content_hash(path)}\n".encode())
         for each in self.queries:
             whole.update(each.classes + f" {each.hits} {each.released} {sorted(each.own)}".encode())
@@ -64,7 +65,7 @@ class TemplateReader:
     def read(self, start: int, stop: int) -> Iterator[Arrays]:
         """Yield the number of each sequence, and of its first file."""
         for number in range(start, stop):
-            first = self._files.index(self.queries[number].hits[0].path)
+            first = self._places[self.queries[number].hits[0].path]
             yield {"number": np.array(number), "file": np.array(first)}
 
     def describe(self, index: int) -> str:

@@ -278,7 +278,7 @@ def _change(key: str, before: Any, now: Any) -> str:
     if key == "fields":
         return "the fields of a sample have changed"
     if key in {"settings.features", "settings.features_version"}:
-        return f"its features are of version {before or 1} of the code, which has {now}"
+        return f"its features are of version {before or 1}, this release makes version {now}"
     name = key.removeprefix("settings.")
     return f"{name} was {_short(before)}, is now {_short(now)}"
 

@@ -56,4 +56,4 @@ def once(make: Callable[[], Tensor], *weights: Tensor | None, to: Hashable = Non
 def _name(weight: Tensor) -> tuple[Hashable, ...]:
     """Name a weight by its storage: the address is the same for all tensors without memory."""
     storage = weight.untyped_storage()._cdata  # noqa: SLF001
-    return storage, weight.storage_offset(), weight.dtype, weight.shape
+    return storage, weight.storage_offset(), weight.dtype, weight.shape, weight.stride()

@@ -49,7 +49,7 @@ class AdaptiveNorm(nn.Module):
         """Normalise rows; a condition that copies share may have an axis of size 1 for them."""
         layers, own = (self.scale.weight, self.shift.weight), self.scale.bias
         weight = once(lambda: torch.cat(layers), *layers)
-        bias = once(lambda: F.pad(own, (0, len(own))), own)
+        bias = once(lambda: F.pad(own, (0, len(own))), own, to="padded")
         both = layer_norm_linear(s, *self.condition_norm.parts, weight, bias)
         scale, shift = both.to(a.dtype).chunk(2, -1)
         return layer_norm(a, scale=scale, shift=shift, sigmoid=True)

@@ -143,4 +143,5 @@ def _joined(
     if bias is None:
         return F.linear(x, weight)
     missing = len(weight) - len(bias)
-    return F.linear(x, weight, once(lambda: F.pad(bias.to(dtype), (0, missing)), bias, to=dtype))
+    padded = once(lambda: F.pad(bias.to(dtype), (0, missing)), bias, to=(dtype, missing))
+    return F.linear(x, weight, padded)

@@ -33,8 +33,8 @@ def data_mesh(mesh: Mesh, size: int) -> Mesh:
     """
     if size < 1 or mesh.world % size:
         raise ConfigError(
-            f"parallel.axial: groups of {size} processes do not divide the {mesh.world} processes "
-            "of this run; start a multiple of it"
+            f"parallel.axial: {mesh.world} process{'es' if mesh.world > 1 else ''} cannot be "
+            f"divided into groups of {size}; start a multiple of {size} processes"
         )
     return replace(mesh, rank=mesh.rank // size, world=mesh.world // size)
 

@@ -30,7 +30,7 @@ def prepare(
         Structures (.cif, .bcif, .pdb), alignments (.a3m, .sto, OpenFold's alignment_db.index),
         template hits (.hhr, .m8, hmmsearch's .sto), all also .gz, .bz2, .xz or .zst, tars of them,
         and folders at any depth. An alignment belongs to every chain of its first sequence;
-        templates are taken of the structures.
+        templates are taken from the structures.
     out
         Folder of the store.
     strict

@@ -110,10 +110,6 @@ class ComplexDataset:
         """Largest number of tokens of every sample, [n]."""
         return np.minimum(self.lengths("restype"), self.sizes.crop.tokens)
 
-    def with_sizes(self, sizes: SampleSizes) -> "ComplexDataset":
-        """Return the same samples with other limits."""
-        return ComplexDataset(self.path, self.units, sizes)
-
     def _open(self) -> tuple[Store, Sources]:
         if self._opened is None:
             poses = open_poses(self.path / POSES)

@@ -1,5 +1,6 @@
 """Graph attention: from one large graph or several to a trained node classifier and its uses."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bevatron.recipes.system import System
@@ -8,6 +9,12 @@ if TYPE_CHECKING:
     from bevatron.recipes.graph.run import GraphRun, build
 
 __all__ = ["SYSTEM", "GraphRun", "build"]
+
+
+def recognises(path: Path) -> bool:
+    """Whether a file holds a graph by its name."""
+    return path.suffix in {".npz", ".mtx"}
+
 
 SYSTEM = System(
     name="graph",
@@ -22,6 +29,7 @@ SYSTEM = System(
         ("train graph --data FILE --output RUN", "train on one graph, on one GPU or many"),
         ("predict RUN FILE OUT", "class and probabilities of every vertex"),
     ),
+    recognises=":recognises",
     starter="starter.yaml",
     api="api",
     demo="demo:run_demo",

@@ -200,7 +200,7 @@ class PartedGraph:
                 )
                 lines = self._graph.explain()
                 if mesh.is_main:
-                    print(*lines, sep="\n")  # noqa: T201
+                    print(*map(_as_typed, lines), sep="\n")  # noqa: T201
         return self._graph
 
     def batch(self, column: int) -> GraphBatch:
@@ -267,3 +267,10 @@ def _rows(graph: GraphArrays, own: IntArray) -> GraphArrays:
         labels=None if graph.labels is None else graph.labels[own],
         roles=None if graph.roles is None else graph.roles[own],
     )
+
+
+def _as_typed(line: str) -> str:
+    """Name schemes by the values of the key ``partition``."""
+    for typed, name in SCHEMES.items():
+        line = line.replace(f"{name} ", f"{typed} ")
+    return line

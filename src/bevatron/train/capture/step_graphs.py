@@ -104,7 +104,7 @@ class StepGraphs:
         self._pool = GraphPool(mesh.device)
         self._inputs: dict[Key, Feed] = {}
         self._graphs: OrderedDict[tuple[Key, Choice], _Graph] = OrderedDict()
-        self._limit = memory_limit(mesh.device)
+        self._limit, self._told = memory_limit(mesh.device), False
         self._say: Callable[[str], None] = lambda _: None
         self._patience, self._seen = patience, Counter[tuple[Key, Choice]]()
         self.num_launched = self.num_replayed = 0
@@ -243,7 +243,8 @@ class StepGraphs:
         if not self._limit:
             return
         held = sum(graph.size or 0 for graph in self._graphs.values())
-        if held > self._limit:
+        if held > self._limit and not self._told:
+            self._told = True
             self._say(
                 f"CUDA graphs hold more than {self._limit / 2**30:.1f} GiB: those least recently "
                 "used are dropped"

@@ -1,13 +1,11 @@
 """mmCIF text as tables whose columns are arrays."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from bevatron.data.compressed import MAX_BYTES, read_whole
 from bevatron.errors import DataError, require
 
 _NOTHING = {"?", "."}
@@ -39,11 +37,6 @@ def parse_cif(data: bytes, name: str) -> list[Any]:
             f"{name}{line}: is no valid mmCIF ({reason}); the file is damaged or cut off, copy or "
             "download it again"
         ) from None
-
-
-def read_cif(path: str | Path, max_bytes: int = MAX_BYTES) -> list[Any]:
-    """Read the data blocks of an mmCIF file, which may be compressed."""
-    return parse_cif(read_whole(path, max_bytes), str(path))
 
 
 class Table:
