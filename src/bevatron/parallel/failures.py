@@ -33,6 +33,8 @@ GRACE_SECONDS = 8.0
 
 GONE = "it ended without a message: killed, perhaps out of memory, or its machine is gone"
 GOODBYE = b"."
+GREETING = 32 + 1 + 8
+"""Bytes that a rank sends first: the token, a blank and its number."""
 
 log = logging.getLogger("bevatron.ranks")
 
@@ -57,7 +59,8 @@ class FailureWatch:
         self._bell, self._ring = socket.socketpair()
         self._server: socket.socket | None = None
         self._token = ""
-        self._lines: dict[socket.socket, int | None] = {}
+        # To whom, or what was said so far by whoever it is.
+        self._lines: dict[socket.socket, int | bytes] = {}
         if rank == 0:
             self._listen(world)
         else:
@@ -80,11 +83,11 @@ class FailureWatch:
         port, token = self._store.get(LIFELINE_KEY).decode().split()
         try:
             line = socket.create_connection((os.environ["MASTER_ADDR"], int(port)), timeout=10)
+            line.sendall(f"{token} {self._rank:08d}".encode())
+            _keep_alive(line)
         except OSError as error:
             log.warning("rank %d: the end of rank 0 will be noticed late (%s)", self._rank, error)
             return
-        line.sendall(f"{token} {self._rank:08d}".encode())
-        _keep_alive(line)
         self._lines[line] = 0
 
     def report(self, error: BaseException) -> tuple[int, str] | None:
@@ -148,7 +151,7 @@ class FailureWatch:
                 with suppress(OSError):
                     line, _ = self._server.accept()
                     _keep_alive(line)
-                    self._lines[line] = None
+                    self._lines[line] = b""
             elif source in self._lines:
                 self._read(source)
 
@@ -158,17 +161,21 @@ class FailureWatch:
             said = line.recv(64)
         except OSError:
             said = b""
-        known = self._lines[line]
-        if known is None and said[:32] == self._token.encode() and len(said) >= 41:
-            self._lines[line] = int(said[32:41])
-            said = said[41:]
-            known = self._lines[line] if said else None
-            if not said:
+        whose = self._lines[line]
+        if isinstance(whose, bytes):
+            greeting = whose + said
+            if said and len(greeting) < GREETING:
+                self._lines[line] = greeting  # the rest is on its way
                 return
+            if len(greeting) >= GREETING and greeting[:32] == self._token.encode():
+                self._lines[line] = whose = int(greeting[32:GREETING])
+                said = greeting[GREETING:]
+                if not said:
+                    return
         del self._lines[line]
         line.close()
-        if known is not None and not said.startswith(GOODBYE):
-            self._leave(known, GONE)
+        if isinstance(whose, int) and not said.startswith(GOODBYE):
+            self._leave(whose, GONE)
 
 
 def _keep_alive(line: socket.socket) -> None:
