@@ -26,6 +26,7 @@ from bevatron.train.capture.step import CapturedStep
 from bevatron.train.course import begin_step
 from bevatron.train.evaluate import make_loader
 from bevatron.train.loop import begin_state
+from bevatron.train.precision import arithmetic
 from bevatron.train.run import Run
 from bevatron.train.settings import LoaderConfig
 from bevatron.train.step import LaunchedStep, StepResult, train_step
@@ -108,7 +109,6 @@ class Training:
         self.run = replace(run, settings=settings)
         self.mesh = Mesh(device=self.device)
         set_policy(run.model, arm.policy)
-        torch.backends.cuda.matmul.allow_tf32 = settings.train.tf32
         self.state = begin_state(self.run, self.mesh, None)
         self._captured = CapturedStep(self.run, self.state, self.mesh) if arm.captured else None
 
@@ -144,7 +144,7 @@ class Training:
         """Launch the step of a number over a batch."""
         run, state = self.run, self.state
         _, choice = begin_step(run, state.progress, number)
-        with kernels.use(self.arm.kernels):
+        with kernels.use(self.arm.kernels), arithmetic(run.settings.train, None):
             if self._captured is not None:
                 return self._captured([batch], lr=0.0, choice=choice)
             result = train_step(run, state, run.model, [batch], lr=0.0, mesh=self.mesh)

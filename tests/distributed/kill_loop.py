@@ -132,7 +132,7 @@ def strike(folder: Path, said: Path, ranks: list[int], choice: random.Random) ->
             begun = steps_done(folder)
         time.sleep(0.002)
     time.sleep(0.03 * choice.random())
-    others = [process for process in below(os.getpid()) if process not in ranks]
+    others = [process for rank in ranks for process in below(rank)]
     victim = choice.choice([*ranks, *others])
     name = f"rank {ranks.index(victim)}" if victim in ranks else "loader's process"
     step, began = steps_done(folder), time.monotonic()

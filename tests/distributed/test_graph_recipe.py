@@ -64,7 +64,7 @@ def test_losses_of_20_steps_are_those_of_one_process(tmp_path):
     write(tmp_path / "weighted.npz", edge_weight=weights)
     done = torchrun(3, graph_recipe_rank.__file__, "train", tmp_path)
     assert done.returncode == 0, done.stderr[-6000:]
-    assert "two_dimensional over 3 ranks: 90 vertices" in done.stdout
+    assert "2d over 3 ranks: 90 vertices" in done.stdout
     for name in graph_recipe_rank.LAYERS:
         graph_recipe_rank.run(name, tmp_path, tmp_path / "one")
         one, several = losses(tmp_path / "one" / name), losses(tmp_path / "several" / name)
