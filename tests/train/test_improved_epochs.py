@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 
 import pytest
 import tiny
@@ -67,6 +68,9 @@ def test_improved_epochs_are_saved_once_their_time_is_over(tmp_path, monkeypatch
         def begin_epoch(self, epoch):
             super().begin_epoch(epoch)
             now[0] += 4.0
+            for thread in threading.enumerate():
+                if thread.name == "checkpoint":
+                    thread.join()
             notes = [json.loads(p.read_text()) for p in tmp_path.glob("best/best.json")]
             kept = [p.name for p in sorted(tmp_path.glob("checkpoints/step-*"))]
             found.append(([note["epoch"] for note in notes], len(kept)))
