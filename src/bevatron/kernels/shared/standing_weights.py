@@ -53,7 +53,11 @@ def once(make: Callable[[], Tensor], *weights: Tensor | None, to: Hashable = Non
     return _kept[key][0]
 
 
+def storage_of(tensor: Tensor) -> int:
+    """Name the storage of a tensor; its address is the same for all tensors without memory."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
+
+
 def _name(weight: Tensor) -> tuple[Hashable, ...]:
-    """Name a weight by its storage: the address is the same for all tensors without memory."""
-    storage = weight.untyped_storage()._cdata  # noqa: SLF001
-    return storage, weight.storage_offset(), weight.dtype, weight.shape, weight.stride()
+    place = storage_of(weight), weight.storage_offset()
+    return *place, weight.dtype, weight.shape, weight.stride()

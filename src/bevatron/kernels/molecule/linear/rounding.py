@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from bevatron.kernels.shared.standing_weights import once
+from bevatron.kernels.shared.standing_weights import once, storage_of
 
 GPUS = ("cuda",)
 """Kinds of devices where a launch costs more than it does."""
@@ -55,7 +55,7 @@ def round_all(parameters: list[Tensor], dtype: torch.dtype) -> Iterator[None]:
     flat = parameters[0].new_empty(sum(sizes), dtype=dtype)
     parts = [part[: p.numel()].view(p.shape) for part, p in zip(flat.split(sizes), parameters)]  # noqa: B905
     torch._foreach_copy_(parts, parameters)
-    _copies.update(zip((_address(p) for p in parameters), parts, strict=True))
+    _copies.update(zip((storage_of(p) for p in parameters), parts, strict=True))
     try:
         yield
     finally:
@@ -65,7 +65,7 @@ def round_all(parameters: list[Tensor], dtype: torch.dtype) -> Iterator[None]:
 
 def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a weight, or a part of one, in a type: from the copies if there is one."""
-    copy = _copies.get(_address(weight)) if _copies else None
+    copy = _copies.get(storage_of(weight)) if _copies else None
     if copy is None or copy.dtype != dtype or weight.dtype != torch.float32:
         return once(lambda: weight.to(dtype), weight, to=dtype)
     start = copy.storage_offset() + weight.storage_offset()
@@ -73,11 +73,6 @@ def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _alone(tensor: Tensor) -> bool:
-    """Whether a tensor has memory to itself, so that its address names it."""
+    """Whether a tensor has memory to itself, so that its storage names it."""
     size = tensor.untyped_storage().nbytes()
     return tensor.is_contiguous() and size == tensor.numel() * tensor.element_size()
-
-
-def _address(tensor: Tensor) -> int:
-    # Not its address, which is the same for all tensors without memory.
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
