@@ -53,7 +53,7 @@ class Arm:
     captured, compiled
         Whether steps are CUDA graphs, and blocks pass through torch.compile.
     precision
-        Of activations; float32 with or without TF32 in matmuls.
+        Of activations; matmuls of float32 are in TF32 if it is ``tf32``, as in a recipe only then.
     fused
         Whether Adam is one kernel; of a captured step it always is.
     workers
@@ -104,7 +104,7 @@ class Training:
             run.settings,
             loader=LoaderConfig(workers=arm.workers),
             optim=replace(run.settings.optim, fused=None if arm.fused else False),
-            train=replace(run.settings.train, explode_factor=None, tf32=arm.precision != "float32"),
+            train=replace(run.settings.train, explode_factor=None, tf32=arm.precision == "tf32"),
         )
         self.run = replace(run, settings=settings)
         self.mesh = Mesh(device=self.device)
