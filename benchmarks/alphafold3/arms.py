@@ -1,23 +1,20 @@
 """What the benchmarks of AlphaFold3 share: crops of a complex, one model, arms to train it.
 
 All arms of a run have the same weights and see the same crops with the same noise, so that their
-losses and gradients can be compared. Layers that training starts from zero are drawn, or nothing in
-front of them would count. The learning rate is 0: weights stay as they are.
+losses and gradients can be compared.
 """
 
-import time
 from collections import defaultdict
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 from benchmarks.common import arms
-from benchmarks.common.arms import GIB, drawn, free, set_policy
+from benchmarks.common.arms import GIB, Arm, Training, drawn
 
-from bevatron import kernels
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.complex_batch import ComplexBatch, collate_complex
 from bevatron.data.proteins.crop import CropSizes
@@ -29,18 +26,11 @@ from bevatron.models.alphafold3.msa import MsaBlock
 from bevatron.models.alphafold3.pairformer import PairformerBlock
 from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
 from bevatron.models.alphafold3.templates import TemplateEmbedder
-from bevatron.models.common.folding.checkpointing import Kind
-from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.alphafold3.data import ComplexDataset
 from bevatron.recipes.alphafold3.run import AlphaFold3Run, ComplexStage
 from bevatron.recipes.alphafold3.stores import open_complexes
 from bevatron.task import StepNumbers
-from bevatron.train.capture.step import CapturedStep
-from bevatron.train.evaluate import make_loader
-from bevatron.train.loop import begin_state
 from bevatron.train.run import Run, Stage
-from bevatron.train.settings import LoaderConfig
-from bevatron.train.step import LaunchedStep, StepResult, train_step
 from bevatron.typing import Arrays, IntArray
 
 ROWS, ATOMS_PER_TOKEN = 1024, 24
@@ -101,29 +91,6 @@ def _shape_of(batch: ComplexBatch) -> Any:
     return batch.padding.rounded(batch.padding.size_of(batch.sizes))
 
 
-@dataclass(frozen=True)
-class Arm:
-    """A way to train.
-
-    Attributes
-    ----------
-    name
-        In tables.
-    kernels
-        Which implementation of the operators runs.
-    policy
-        What the backward pass computes again.
-    captured, compiled
-        Whether steps are CUDA graphs, and blocks pass through torch.compile.
-    """
-
-    name: str
-    kernels: str = "auto"
-    policy: Kind = "all"
-    captured: bool = False
-    compiled: bool = False
-
-
 def built(preset: str, device: torch.device, **changes: Any) -> AlphaFold3:
     """Build a model on the device, none of whose layers is zero."""
     torch.manual_seed(0)
@@ -150,27 +117,20 @@ def state_bytes(model: torch.nn.Module, *, ema: bool) -> int:
     return of_weights * (5 if ema else 4) + buffers
 
 
-@dataclass
-class Steps:
-    """What some steps took.
+class Passes(AlphaFold3Task):
+    """The task, with as many passes through the trunk in every step."""
 
-    Attributes
-    ----------
-    results
-        Loss, its terms and the gradient's norm of each.
-    seconds
-        Of each on average, the loader included.
-    waited
-        Of these, for data.
-    """
-
-    results: list[StepResult] = field(default_factory=list)
-    seconds: float = 0.0
-    waited: float = 0.0
+    def begin_step(self, numbers: StepNumbers) -> dict[str, int]:
+        """Draw all else."""
+        chosen = {**super().begin_step(numbers), "cycles": self.most_cycles}
+        self.cycles = self.most_cycles
+        return chosen
 
 
-class Training:
-    """Training of one arm on crops of one length, with the loader and the step of the trainer.
+def training_of(
+    arm: Arm, model: AlphaFold3, crops: Crops, options: StepOptions, *, cycles: int = 1
+) -> Training:
+    """Make the training of an arm on crops of one length.
 
     Parameters
     ----------
@@ -184,89 +144,16 @@ class Training:
         Copies and confidences of a step.
     cycles
         Passes through the trunk of every step.
-    workers
-        Of the loader; None = as many as the trainer takes.
     """
-
-    def __init__(
-        self,
-        arm: Arm,
-        model: AlphaFold3,
-        crops: Crops,
-        options: StepOptions,
-        *,
-        cycles: int = 1,
-        workers: int | None = None,
-    ) -> None:
-        device = next(model.parameters()).device
-        self.arm, self.model, self.crops = arm, model, crops
-        self.device, self.workers = device, workers
-        self.mesh = Mesh(device=device)
-        set_policy(model, arm.policy)
-        wide = torch.bfloat16 if device.type == "cuda" else None
-        self.task = AlphaFold3Task(1, [options], wide)
-        self.cycles = cycles
-        config = AlphaFold3Run.from_values({"train": {"device": device.type}})
-        settings = replace(
-            config.settings,
-            loader=LoaderConfig(workers=workers),
-            train=replace(config.settings.train, explode_factor=None),
-            optim=replace(config.settings.optim, accumulate=1),
-        )
-        sizes = {"tokens": crops.lengths("tokens")}
-        draws = Draws([Source("crops", crops)], seed=0)
-        config_of_stage = ComplexStage(steps=1, samples_per_step=1, step=options)
-        stage = Stage("initial", config_of_stage, draws, sizes)
-        self.run = Run(model, self.task, crops, sizes, Path("unused"), settings, stages=[stage])
-        self.state = begin_state(self.run, self.mesh, None)
-        self._captured = CapturedStep(self.run, self.state, self.mesh) if arm.captured else None
-
-    def steps(self, count: int) -> Steps:
-        """Train some steps; the crops are the same each time."""
-        batches = [(np.array([i]), np.ones(1)) for i in range(count)]
-        found = Steps()
-        waiting: list[LaunchedStep] = []
-        config = self.run.settings.loader
-        with make_loader(self.crops, batches, self.task.collate, config, self.mesh) as loader:  # type: ignore[arg-type]
-            each = iter(loader)
-            first = next(each)
-            self._wait()
-            begin = time.perf_counter()
-            for number in range(count):
-                loaded = first if number == 0 else next(each)
-                found.waited += loaded.waited_seconds if number else 0.0
-                waiting.append(self._launch(loaded.batch, number))
-                # As in the trainer: a captured step is read when the next is launched.
-                while len(waiting) > (1 if self.arm.captured else 0):
-                    found.results.append(waiting.pop(0).result())
-            found.results += [launched.result() for launched in waiting]
-            self._wait()
-            found.seconds = (time.perf_counter() - begin) / count
-        found.waited /= count
-        return found
-
-    def _launch(self, batch: ComplexBatch, number: int) -> LaunchedStep:
-        chosen = self.task.begin_step(StepNumbers(number, seed=number))
-        self.task.cycles = self.cycles
-        with kernels.use(self.arm.kernels):
-            if self._captured is not None:
-                return self._captured([batch], lr=0.0, choice=tuple(chosen.items()))
-            result = train_step(self.run, self.state, self.model, [batch], lr=0.0, mesh=self.mesh)
-        return LaunchedStep(result.notes, lambda: result)
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def release(self) -> None:
-        """Give back all memory but that of the weights."""
-        if self._captured is not None:
-            self._captured.release()
-        self._captured = None
-        for weight in self.model.parameters():
-            weight.grad = None
-        del self.state, self.run
-        free()
+    device = next(model.parameters()).device
+    wide = torch.bfloat16 if device.type == "cuda" else None
+    task = Passes(cycles, [options], wide)
+    config = AlphaFold3Run.from_values({"train": {"device": device.type}})
+    sizes = {"tokens": crops.lengths("tokens")}
+    draws = Draws([Source("crops", crops)], seed=0)
+    stage = Stage("initial", ComplexStage(steps=1, samples_per_step=1, step=options), draws, sizes)
+    settings = replace(config.settings, optim=replace(config.settings.optim, accumulate=1))
+    return Training(arm, Run(model, task, crops, sizes, Path("unused"), settings, stages=[stage]))
 
 
 def peak_gib(model: torch.nn.Module) -> float:

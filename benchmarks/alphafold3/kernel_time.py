@@ -8,11 +8,12 @@ One step of each arm is traced after others. Kernels are told apart by their nam
 import argparse
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.alphafold3.arms import Crops, Training, built
+from benchmarks.alphafold3.arms import Crops, built, training_of
 from benchmarks.alphafold3.train_step import ARMS
 from benchmarks.common.arguments import add_out
 from benchmarks.common.report import write_result
@@ -56,10 +57,10 @@ def by_class(kernels: list[KernelRow]) -> dict[str, tuple[float, float]]:
 def traced(name: str, given: argparse.Namespace, model: Any, crops: Crops) -> list[dict[str, Any]]:
     """Trace a step of an arm."""
     options = StepOptions(copies=given.copies)
-    training = Training(ARMS[name], model, crops, options, workers=given.workers)
-    training.steps(2)
+    training = training_of(replace(ARMS[name], workers=given.workers), model, crops, options)
+    training.steps(range(2))
     if next(model.parameters()).is_cuda:
-        profiler = profiled(lambda: training.steps(1), 1)
+        profiler = profiled(lambda: training.steps([2]), 1)
         whole, kernels = summary(profiler, 1), by_kernel(profiler, 1)
     else:
         whole, kernels = {"busy ms": 0.0, "kernels": 0.0}, []

@@ -12,15 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.alphafold3.arms import (
-    Arm,
-    Crops,
-    Training,
-    built,
-    peak_gib,
-)
+from benchmarks.alphafold3.arms import Crops, built, peak_gib, training_of
 from benchmarks.common.arguments import add_out
-from benchmarks.common.arms import or_out_of_memory
+from benchmarks.common.arms import Arm, or_out_of_memory
 from benchmarks.common.report import write_result
 
 from bevatron.models.alphafold3.model import AlphaFold3
@@ -44,14 +38,13 @@ class Memory:
         """Take a step; add its row; return whether there was enough memory."""
         given, on_gpu = self.given, next(self.model.parameters()).is_cuda
         crops = Crops(given.store, tokens, rows=given.rows, different=1)
-        arm, trained = Arm(name, KERNELS[name], policy), []
+        arm, trained = Arm(name, KERNELS[name], policy, captured=False, workers=0), []
         row: dict[str, Any] = {"arm": name, "policy": policy, "N": tokens}
 
         def step() -> bool:
-            trained.append(
-                Training(arm, self.model, crops, StepOptions(copies=given.copies), workers=0)
-            )
-            trained[0].steps(1)
+            options = StepOptions(copies=given.copies)
+            trained.append(training_of(arm, self.model, crops, options))
+            trained[0].steps([0])
             return True
 
         if on_gpu:

@@ -15,21 +15,21 @@ import argparse
 import json
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from benchmarks.alphafold3.arms import (
-    Arm,
     Crops,
-    Training,
     built,
     compiled_blocks,
     peak_gib,
     state_bytes,
+    training_of,
 )
 from benchmarks.common.arguments import add_rows, read_all
-from benchmarks.common.arms import GIB, free, or_out_of_memory
+from benchmarks.common.arms import GIB, Arm, Training, free, or_out_of_memory
 from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.common.timing import memory_with_graphs
 
@@ -40,11 +40,10 @@ OURS, EAGER, COMPILED = "bevatron, captured", "eager", "torch.compile"
 ARMS = {
     arm.name: arm
     for arm in (
-        *(Arm(f"{OURS}, {policy}", policy=policy, captured=True) for policy in ("none", "pair")),
-        Arm(f"{OURS}, all", captured=True),
-        Arm("bevatron, launched, all"),
-        Arm(f"{EAGER}, all", "reference"),
-        Arm(f"{COMPILED}, all", "reference", compiled=True),
+        *(Arm(f"{OURS}, {policy}", policy=policy) for policy in ("none", "pair", "all")),
+        Arm("bevatron, launched, all", policy="all", captured=False),
+        Arm(f"{EAGER}, all", "reference", "all", captured=False),
+        Arm(f"{COMPILED}, all", "reference", "all", captured=False, compiled=True),
     )
 }
 OUT_OF_MEMORY = "out of memory"
@@ -60,12 +59,14 @@ def measured(
 
     def measure() -> bool:
         began = time.perf_counter()
-        training = Training(arm, model, crops, options, cycles=given.cycles, workers=given.workers)
+        training = training_of(
+            replace(arm, workers=given.workers), model, crops, options, cycles=given.cycles
+        )
         trained.append(training)
-        first = training.steps(1)
+        first = training.steps([0])
         row["loss"], row["gradient norm"] = first.results[0].loss, first.results[0].grad_norm
         if arm.captured:
-            training.steps(1)  # a shape is launched the first time and captured the second
+            training.steps([0])  # a shape is launched the first time and captured the second
         row["ready s"] = time.perf_counter() - began
         if on_gpu:
             row["peak GiB"] = peak_gib(model)
@@ -74,13 +75,15 @@ def measured(
                 row["held by graphs GiB"] = (held - state_bytes(model, ema=True)) / GIB
         while given.after is not None and not given.after.exists():
             time.sleep(0.2)
-        row["steps"], steps = 1, first
+        # A loader's first batch is waited for: no part of a step.
+        row["steps"], seconds, waited = 1, first.seconds[0] - first.waited[0], 0.0
         # Steps that take this long launched are few, and none of it is preparation.
-        if arm.captured or arm.compiled or first.seconds < given.seconds:
-            expected = training.steps(1).seconds if arm.captured else first.seconds
+        if arm.captured or arm.compiled or seconds < given.seconds:
+            expected = training.steps(range(2)).seconds[1] if arm.captured else seconds
             row["steps"] = max(1, min(given.steps, round(given.seconds / expected)))
-            steps = training.steps(row["steps"])
-        row["s/step"], row["waited %"] = steps.seconds, 100 * steps.waited / steps.seconds
+            steps = training.steps(range(1 + row["steps"]))
+            seconds, waited = (sum(x[1:]) / row["steps"] for x in (steps.seconds, steps.waited))
+        row["s/step"], row["waited %"] = seconds, 100 * waited / seconds
         return True
 
     if on_gpu:

@@ -81,7 +81,7 @@ def test_an_arm_that_runs_out_of_memory_is_told_as_such(store, tmp_path, monkeyp
     def refuse(*_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(arms.Training, "steps", refuse)
+    monkeypatch.setattr(train_step.Training, "steps", refuse)
     train_step.measure_all(options(store, tmp_path, arms=["eager, all"]))
     (found,) = read_all(tmp_path)
     assert found["row"]["s/step"] == "out of memory"
