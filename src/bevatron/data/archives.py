@@ -82,11 +82,19 @@ def open_archive(path: Path) -> Archive:
     DataError
         If it cannot be read at all.
     """
-    return _listed(path, *_state(path))
+    return _listed(path, *state_of(path))
 
 
-def _state(path: Path) -> tuple[int, int]:
-    stat = path.stat()
+def state_of(path: Path) -> tuple[int, int]:
+    """Return size and time of change of a file, or of the archive that it lies in.
+
+    What is kept of a file is kept under both, so that one that was replaced is read anew.
+    """
+    inside = archive_of(path)
+    try:
+        stat = (path if inside is None else inside[0]).stat()
+    except OSError:
+        return -1, -1  # gone: whoever reads it says so
     return stat.st_size, stat.st_mtime_ns
 
 
@@ -152,7 +160,7 @@ def read_member(path: Path) -> bytes:
     archive, name = found
     if archive.suffix == _DATABASE:
         chain, _, file = name.partition("/")
-        return bytes(_database(archive, *_state(archive)).read(chain, file))
+        return bytes(_database(archive, *state_of(archive)).read(chain, file))
     member = open_archive(archive).members.get(name)
     if member is None:
         raise DataError(f"{archive}: holds no '{name}'")
@@ -162,7 +170,7 @@ def read_member(path: Path) -> bytes:
                 stream.seek(member.offset)
                 data = stream.read(member.size)
         else:
-            data = _stream(archive, *_state(archive), os.getpid()).read(member.number)
+            data = _stream(archive, *state_of(archive), os.getpid()).read(member.number)
     except (tarfile.TarError, *DAMAGED) as error:
         raise DataError(f"{path}: cannot be read ({error}); copy or download it again") from None
     if len(data) != member.size:

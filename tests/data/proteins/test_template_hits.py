@@ -9,10 +9,12 @@ import pytest
 
 from bevatron.data.proteins.template_atoms import chain_templates
 from bevatron.data.proteins.template_hits import EMBARGO, MAX_TEMPLATES, usable_hits
+from bevatron.data.proteins.template_search import queries_of
 from bevatron.data.proteins.templates import Templates
 from bevatron.data.readers.proteins.alphabet import CLASSES, GAP
 from bevatron.data.readers.proteins.hits import parse_hits, read_hits
 from bevatron.data.readers.proteins.structures import read_structure
+from bevatron.errors import DataError
 
 pytestmark = pytest.mark.shared
 COLUMNS = ["query", "target", "qstart", "qend", "tstart", "tend", "evalue", "bits", "qaln", "taln"]
@@ -168,3 +170,14 @@ def test_twenty_are_kept(entries):
     hits = hits_of(*(row("4hhb_A", sequence[: 60 + i]) for i in range(25)))
     found = find_templates(sequence, hits, entries)
     assert found.backbone_mask.sum(axis=1).tolist() == list(range(60, 60 + MAX_TEMPLATES))
+
+
+def test_a_file_of_hits_that_was_replaced_is_read_anew(tmp_path):
+    file = tmp_path / "hits.m8"
+    line = "{}\t1abc_A\t90.0\t20\t0\t0\t1\t20\t1\t20\t1e-9\t80\n"
+    for names in (("one",), ("two", "three")):
+        file.write_text("".join(line.format(name) for name in names))
+        assert queries_of(file) == names
+    file.unlink()
+    with pytest.raises(DataError, match=r"hits\.m8"):
+        queries_of(file)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bevatron.data.archives import state_of
 from bevatron.data.proteins.chain_index import UNKNOWN_DAY
 from bevatron.data.proteins.template_atoms import chain_templates
 from bevatron.data.proteins.template_hits import EMBARGO
@@ -105,11 +106,11 @@ def find_templates(
             absent[code] = None
             return None
         try:
-            return _structure(structures[code])
+            path = structures[code]
+            return _structure(path, state_of(path))
         except DataError as error:
             if strict:
                 raise
-            path = structures[code]
             reasons[f"{path}\t{str(error).removeprefix(f'{path}: ')}"] = None
             return None
 
@@ -131,12 +132,15 @@ def _date(day: int) -> dt.date | None:
 
 
 @lru_cache(maxsize=_STRUCTURES_HELD)
-def _structure(path: Path) -> Structure:
+def _structure(path: Path, state: tuple[int, int]) -> Structure:  # noqa: ARG001  of the cache
     return read_structure(path)
 
 
 @lru_cache(maxsize=4)  # a file may hold the hits of many queries, which are read one after another
-def _all_hits(path: Path) -> tuple[TemplateHits, dict[str, list[int]]]:
+def _all_hits(
+    path: Path,
+    state: tuple[int, int],  # noqa: ARG001  of the cache
+) -> tuple[TemplateHits, dict[str, list[int]]]:
     hits = read_hits(path)
     rows: dict[str, list[int]] = {}
     for row, query in enumerate(hits.queries):
@@ -146,7 +150,7 @@ def _all_hits(path: Path) -> tuple[TemplateHits, dict[str, list[int]]]:
 
 def queries_of(path: Path) -> tuple[str, ...]:
     """Return the names of the queries of a file of hits; empty texts where it has none."""
-    return tuple(_all_hits(path)[1])
+    return tuple(_all_hits(path, state_of(path))[1])
 
 
 def _hits(source: HitsOf, length: int) -> TemplateHits:
@@ -154,7 +158,7 @@ def _hits(source: HitsOf, length: int) -> TemplateHits:
 
     HH-suite's sums of probabilities rank its hits, as OpenFold does.
     """
-    hits, rows = _all_hits(source.path)
+    hits, rows = _all_hits(source.path, state_of(source.path))
     chosen = np.arange(len(hits)) if source.query is None else np.array(rows[source.query])
     found = hits.take(chosen)
     if len(found) and np.isfinite(found.sum_probabilities).all():
