@@ -17,6 +17,12 @@ def test_the_published_stages_are_the_default():
     assert crops.items() <= names_and_crops().items()
 
 
+def test_the_small_preset_is_the_one_whose_time_the_guide_states():
+    (stage,) = AlphaFold3Run.from_values({"preset": "small"}).stages.values()
+    assert (stage.steps, stage.samples_per_step, stage.crop) == (1_000, 1, 64)
+    assert (stage.atoms, stage.rows, stage.step.copies) == (1024, 32, 8)
+
+
 def test_a_stage_of_the_presets_name_changes_only_what_it_gives():
     assert names_and_crops(preset="small", stages={"initial": {"crop": 48}}) == {"initial": (48, 8)}
 
