@@ -31,6 +31,7 @@ from bevatron.data.packing.draws import Draws
 from bevatron.data.proteins.chain_batch import collate_chain
 from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.files import write_text_atomically
+from bevatron.models.alphafold2.task import AlphaFold2Task
 from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
 from bevatron.recipes.alphafold2.predictor import ChainPredictor
 from bevatron.recipes.alphafold2.run import CYCLES, AlphaFold2Run, build
@@ -42,8 +43,10 @@ from bevatron.train.report.plots import Curve, Panel
 from bevatron.train.run import Run
 
 REDUCED = {
-    "evoformer": {"num_blocks": 8},
+    "evoformer": {"num_blocks": 6},
     "extra_msa": {"num_blocks": 1},
+    "templates": {"num_blocks": 1},
+    "structure": {"num_blocks": 4},
     "checkpointing": {"kind": "none"},
 }
 """What is smaller than published; widths are not."""
@@ -96,8 +99,10 @@ def configuration(given: argparse.Namespace, folder: Path) -> AlphaFold2Run:
     return AlphaFold2Run.from_values(values)
 
 
-def padded(run: Run, templates: int) -> Run:
-    """Draw the same crops, all padded to the full size."""
+def reduced(run: Run, templates: int, passes: int) -> Run:
+    """Draw the same crops, all padded to the full size, and pass through the model less often."""
+    assert isinstance(run.task, AlphaFold2Task)
+    task = AlphaFold2Task(passes, run.task.stages, run.task.activations)
     draws = run.stages[0].train
     sources = []
     for source in draws.sources:
@@ -105,10 +110,10 @@ def padded(run: Run, templates: int) -> Run:
         assert isinstance(data, ChainDataset)
         sizes = replace(data.sizes, templates=templates)
         lengths = data.lengths("tokens")
-        full = FullChains(data.path, data.units, lengths, sizes, data.cycles)
+        full = FullChains(data.path, data.units, lengths, sizes, passes)
         sources.append(replace(source, dataset=full))
     train = Draws(sources, draws.seed)
-    return replace(run, train=train, stages=[replace(run.stages[0], train=train)])
+    return replace(run, task=task, train=train, stages=[replace(run.stages[0], train=train)])
 
 
 class Alone(ChainDataset):
@@ -149,7 +154,7 @@ def measure(given: argparse.Namespace) -> Result:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="bevatron-") as scratch:
         config = configuration(given, Path(scratch))
-        run = padded(build(config), given.templates)
+        run = reduced(build(config), given.templates, given.passes)
         parameters = sum(p.numel() for p in run.model.parameters())
         fit(run)
         trained = time.perf_counter() - began
@@ -157,8 +162,10 @@ def measure(given: argparse.Namespace) -> Result:
         chains = []
         if given.test:
             predictor = ChainPredictor(config.output, given.device)
+            predictor.task = AlphaFold2Task(given.passes, activations=predictor.task.activations)
             chains = [row for path in given.test for row in tested(predictor, path, given.longest)]
-    chosen = ("preset", "seed", "steps", "samples", "crop", "rows", "extra_rows", "lr", "set")
+    chosen = ("preset", "seed", "steps", "samples", "crop", "rows", "extra_rows", "passes", "lr",
+              "set")  # fmt: skip
     return {
         "name": given.name,
         **{key: getattr(given, key) for key in chosen},
@@ -232,9 +239,9 @@ def notes(runs: Sequence[Result]) -> str:
     return (
         f"{one['parameters'] / 1e6:.1f} million parameters: blocks of the published widths, fewer "
         f"of them. Crops of {one['crop']} residues, {one['rows']} rows and {one['extra_rows']} "
-        f"extra rows, {one['samples']} samples a step, 0 to 3 recyclings. Families of validation "
-        "and test occur in no training chain. Means over chains, ± standard deviation over seeds. "
-        "Sequence alone: the same weights, which were trained with alignments."
+        f"extra rows, {one['samples']} samples a step, {one['passes'] - 1} recyclings at most. "
+        "Families of validation and test occur in no training chain. Means over chains, ± standard "
+        "deviation over seeds. Sequence alone: the same weights, trained with alignments."
     )
 
 
@@ -248,14 +255,14 @@ def draw(groups: dict[str, list[Result]]) -> Any:
             if len(steps) >= WINDOW:
                 mean = np.convolve(steps[:, place], np.full(WINDOW, 1 / WINDOW), "valid")
                 curves.append(Curve(label(run), steps[WINDOW - 1 :, 0], mean))
-        panels.append(Panel(title, "mean of some steps", curves))
+        panels.append(Panel(title, "mean of some steps", curves, logarithmic=False))
     for key, title in zip(JUDGED, TITLES, strict=True):
         curves = []
         for run in (run for members in groups.values() for run in members):
             points = [(one["step"], one[key]) for one in run["curve"]["valid"] if key in one]
             if len(points) > 1:
                 curves.append(Curve(label(run), *zip(*points, strict=True)))
-        panels.append(Panel(f"{title}, validation", title, curves))
+        panels.append(Panel(f"{title}, validation", title, curves, logarithmic=False))
     return plots.curves(panels, "steps")
 
 
@@ -285,6 +292,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--extra-rows", type=int, default=256)
     parser.add_argument("--templates", type=int, default=1)
+    parser.add_argument("--passes", type=int, default=1, help="of a step at most; 1: no recycling")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")

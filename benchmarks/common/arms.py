@@ -205,8 +205,12 @@ def free() -> None:
 
 
 def peak_gib() -> float:
-    """Return the peak of the memory in use, with what CUDA graphs hold, GiB."""
-    return memory_with_graphs(torch.cuda.max_memory_allocated()) / GIB
+    """Return the most memory in use at once, GiB: by a step, or held by CUDA graphs between steps.
+
+    What a graph holds was in use while it was captured, so the two are not added.
+    """
+    held = memory_with_graphs(torch.cuda.memory_allocated())
+    return max(torch.cuda.max_memory_allocated(), held) / GIB
 
 
 def or_out_of_memory(call: Callable[[], Any]) -> Any:
