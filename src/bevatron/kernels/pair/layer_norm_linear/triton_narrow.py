@@ -6,11 +6,13 @@ does all: nothing of the size of the rows is written forward, and only their gra
 - `narrow_kernel`: a program normalises BLOCK rows in registers, multiplies them by the weight, and
   writes the result and the rows' statistics.
 - `narrow_backward_kernel`: its programs loop over all blocks, write dx, and keep in registers the
-  sums over rows of dy xhat^T and of dy, from which all other gradients follow (`finish_normed_layer`).
+  sums over rows of dy xhat^T and of dy, of which `finish_normed_layer` makes all other gradients.
 
 K channels of C make a result; K_PAD and C_PAD are padded to powers of two.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from typing import Any
 
 import torch
 import triton
@@ -77,7 +79,7 @@ def _forward(
 ) -> tuple[Launch, bool]:
     """Prepare the launch; say whether the kernel reads rows as they lie."""
     rows = as_rows(x)
-    constants = _constants(x, norm_weight, norm_bias, weight, tf32)
+    constants = _constants(norm_weight, norm_bias, weight, tf32)
     made = Launch(
         narrow_kernel,
         (-(-rows.count // constants["BLOCK"]),),
@@ -125,7 +127,7 @@ def _backward(
     # Of one shape, as rows are folded together: the last axis does not matter.
     rows = as_rows(x, dy[..., :1].expand(x.shape))
     K, C = weight.shape
-    constants = _constants(x, norm_weight, norm_bias, weight, tf32)
+    constants = _constants(norm_weight, norm_bias, weight, tf32)
     del constants["HAS_NORM_BIAS"]
     programs = min(-(-rows.count // constants["BLOCK"]), PROGRAMS_PER_SM * num_sms(x.device))
     strides = (*rows.strides[0], *rows.strides[1][:3], dy.stride(-1))
@@ -143,8 +145,8 @@ def _backward(
 
 
 def _constants(
-    x: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None, weight: Tensor, tf32: bool
-) -> dict[str, object]:
+    norm_weight: Tensor | None, norm_bias: Tensor | None, weight: Tensor, tf32: bool
+) -> dict[str, Any]:
     K, C = weight.shape
     width = max(16, 1 << (C - 1).bit_length())
     block = max(FEWEST_ROWS, ELEMENTS // width)

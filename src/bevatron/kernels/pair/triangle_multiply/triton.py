@@ -138,8 +138,9 @@ def _multiply(
         pair, of_rows = run.pair, statistics.unbind()
         made = ab if keeps else pair.planes(z, 2 * pair.H)
         run.project(made, of_rows[:2])
-        products.contract(pair, *made.chunk(2), x)
-        del made
+        a, b = made.chunk(2)
+        products.contract(pair, a, b, x)
+        del made, a, b
         run.output(x, y, of_rows)
     return y, x, ab, statistics
 
@@ -215,11 +216,11 @@ def _multiply_backward(
     pair, of_rows, dz = run.pair, statistics.unbind(), found[0]
     C, H = pair.C, pair.H
     d = pair.planes(z, 4 * H)
-    da, _, db, dx = d.chunk(4)
+    (da, _, db, dx), (a, b) = d.chunk(4), ab.chunk(2)
     spare = d if C <= 3 * H else pair.planes(z, C)
     shares = run.output_backward(dy.contiguous(), x, of_rows, dx, dz, spare, found[5:])
     del spare
-    products.contract_backward(pair, dx, *ab.chunk(2), da, db)
+    products.contract_backward(pair, dx, a, b, da, db)
     run.project_backward(d, of_rows[:2], dz, shares, found[1:5])
     return found
 
@@ -278,9 +279,10 @@ class _Contracted(torch.autograd.Function):
     def forward(
         ctx: Any, contraction: Contraction, outgoing: bool, eps: float, keeps: bool, *given: Any
     ) -> Tensor:
-        ctx.how = eps, _GivenProducts(outgoing, contraction)
+        products = _GivenProducts(outgoing, contraction)
+        ctx.how = eps, products
         with on_device(given[0]):
-            y, *kept = _multiply(*given, eps, keeps, ctx.how[1])
+            y, *kept = _multiply(*given, eps=eps, keeps=keeps, products=products)
         ctx.save_for_backward(*given, *kept)
         return y
 

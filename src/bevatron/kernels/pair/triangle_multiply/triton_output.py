@@ -5,8 +5,8 @@ n is [rows, C]; columns, rows and padding as in `triton_project`. A program owns
 holds the normalised rows of x and of the pair in registers, and loops over the C output channels.
 
 - `output_kernel` writes y and the statistics of x.
-- `output_input_kernel` recomputes values and gates; it writes dx and the gradients of the results of
-  both linear layers: of the projection for `weight_kernel`, of the gate as rows, which
+- `output_input_kernel` recomputes values and gates; it writes dx and the gradients of the results
+  of both linear layers: of the projection for `weight_kernel`, of the gate as rows, which
   `project_input_kernel` multiplies by the gate's weight.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -21,8 +21,8 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     identity,
     load_bias,
     load_channels,
-    load_matrix,
     load_cols,
+    load_matrix,
     load_rows,
     norm_backward,
     normalise,
