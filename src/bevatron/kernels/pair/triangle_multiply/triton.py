@@ -280,9 +280,9 @@ class _Contracted(torch.autograd.Function):
         ctx: Any, contraction: Contraction, outgoing: bool, eps: float, keeps: bool, *given: Any
     ) -> Tensor:
         products = _GivenProducts(outgoing, contraction)
-        ctx.how, how = (eps, products), (eps, keeps, products)
+        ctx.how, arguments = (eps, products), (*given, eps, keeps, products)
         with on_device(given[0]):
-            y, *kept = _multiply(*given, *how)
+            y, *kept = _multiply(*arguments)
         ctx.save_for_backward(*given, *kept)
         return y
 
