@@ -125,7 +125,8 @@ def rotation_of_quaternion(quaternion: Float[Tensor, "*frames 4"]) -> Float[Tens
     across = torch.linalg.cross(unit.expand(*v.shape[:-1], 3, 3), v[..., None, :])
     outer = v[..., :, None] * v[..., None, :]
     scale = w * w - v.square().sum(-1)[..., None, None]
-    return scale * unit + 2 * (outer + w * across)
+    rotation: Tensor = scale * unit + 2 * (outer + w * across)
+    return rotation
 
 
 def normalise_quaternion(quaternion: Float[Tensor, "*frames 4"]) -> Float[Tensor, "*frames 4"]:
