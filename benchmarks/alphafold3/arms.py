@@ -136,7 +136,7 @@ def training_of(
     *,
     cycles: int = 1,
     mesh: Mesh | None = None,
-    sharing: Sharing = SamplesApart(),
+    sharing: Sharing | None = None,
 ) -> Training:
     """Make the training of an arm on crops of one length.
 
@@ -153,7 +153,7 @@ def training_of(
     cycles
         Passes through the trunk of every step.
     mesh, sharing
-        Of the ranks that train together.
+        Of the ranks that train together; None = one process.
     """
     device = next(model.parameters()).device
     wide = torch.bfloat16 if device.type == "cuda" else None
@@ -164,7 +164,14 @@ def training_of(
     stage = Stage("initial", ComplexStage(steps=1, samples_per_step=1, step=options), draws, sizes)
     settings = replace(config.settings, optim=replace(config.settings.optim, accumulate=1))
     run = Run(
-        model, task, crops, sizes, Path("unused"), settings, stages=[stage], sharing=sharing
+        model,
+        task,
+        crops,
+        sizes,
+        Path("unused"),
+        settings,
+        stages=[stage],
+        sharing=sharing or SamplesApart(),
     )
     return Training(arm, run, mesh)
 

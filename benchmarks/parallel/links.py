@@ -74,7 +74,6 @@ def measured(mesh: Mesh, group: Group, sizes: list[float], together: int) -> lis
 
 def timed(call: Callable[[], Tensor], right: Tensor, together: int) -> dict[str, Any]:
     """Time an exchange by itself, replayed many times in one graph, and launched."""
-
     results: list[Tensor] = []
 
     def many() -> None:
@@ -106,9 +105,7 @@ def main() -> None:
                 "exchanges, one after another, in one CUDA graph (replayed) or launched; copies "
                 "that lay rows out are part of them. GB/s: sent by one GPU, replayed."
             )
-            write_result(
-                "parallel/links", rows, notes, device=mesh.device.type, folder=given.out
-            )
+            write_result("parallel/links", rows, notes, device=mesh.device.type, folder=given.out)
 
 
 if __name__ == "__main__":

@@ -278,7 +278,9 @@ def sums_overlap(folder: Path) -> int:
             captured.differentiate(model(x, mesh.rank).square().sum())
         captured.sum()
         found.append([p.clone() for p in optimizer.gradients])
-    torch.save({"gradients": found, "began": began, "order": captured._order}, folder / f"sums{mesh.rank}")
+    torch.save(
+        {"gradients": found, "began": began, "order": captured._order}, folder / f"sums{mesh.rank}"
+    )
     return 0
 
 

@@ -22,7 +22,9 @@ def test_buckets_are_noted_as_they_are_completed_and_gradients_add_up(monkeypatc
             loss, [*layers.parameters()], retain_graph=True, materialize_grads=True,
             allow_unused=True,
         )  # fmt: skip
-        expected = found if expected is None else [a + b for a, b in zip(found, expected, strict=True)]
+        expected = (
+            found if expected is None else [a + b for a, b in zip(found, expected, strict=True)]
+        )
         buckets.differentiate(loss)
     assert buckets._noted == [1, 0, 4, 2, 3]
     for one, other in zip(optimizer.gradients, expected, strict=True):
