@@ -101,9 +101,11 @@ def choose_capacity(meter: StepMeter, batches_per_step: int) -> tuple[dict[str, 
     total, largest = int(atoms.sum()), int(atoms.max())
     if meter.device.type != "cuda":
         return {"atoms": max(ON_CPU, largest)}, " (batch.capacity auto, on a CPU)"
-    costs = measured_rates(meter)
+    most = max(total // (STEPS_PER_EPOCH * batches_per_step), largest)
+    # Where the steps of an epoch decide, rates are only told.
+    costs = measured_rates(meter, factor=2 if most > FIRST else 4)
     near = smallest_near_highest(costs) if costs else largest
-    number = max(min(near, total // (STEPS_PER_EPOCH * batches_per_step)), largest)
+    number = min(max(near, largest), most)
     available = available_bytes(meter)
     try:
         cost = meter.measure(meter.densest_batch(number), repeats=1)
@@ -121,11 +123,11 @@ def choose_capacity(meter: StepMeter, batches_per_step: int) -> tuple[dict[str, 
     return capacity, f": {', '.join(reasons)}{more}"
 
 
-def measured_rates(meter: StepMeter, seconds: float = SECONDS) -> list[StepCost]:
-    """Measure batches of doubling size until rate, memory or time no longer allow larger ones."""
+def measured_rates(meter: StepMeter, factor: int = 2) -> list[StepCost]:
+    """Measure batches that grow by a factor until rate, memory or time allow no larger ones."""
     costs: list[StepCost] = []
     number, began = FIRST, time.monotonic()
-    while time.monotonic() - began < seconds:
+    while time.monotonic() - began < SECONDS:
         try:
             costs.append(meter.measure(meter.random_batch(number, seed=number), repeats=3))
         except OutOfMemoryError:
@@ -134,7 +136,7 @@ def measured_rates(meter: StepMeter, seconds: float = SECONDS) -> list[StepCost]
             began = time.monotonic()  # the first compiles the kernels
         elif _rate(costs[-1]) < (1 + (1 - NEAR_HIGHEST) / 2) * _rate(costs[-2]):
             break
-        number *= 2
+        number *= factor
     return costs
 
 
