@@ -99,9 +99,11 @@ class Training:
         How.
     run
         Model, task, data and settings; the model is on the device.
+    mesh
+        All its ranks train together, the samples divided as the run says; None = one process.
     """
 
-    def __init__(self, arm: Arm, run: Run) -> None:
+    def __init__(self, arm: Arm, run: Run, mesh: Mesh | None = None) -> None:
         self.arm, self.device = arm, next(run.model.parameters()).device
         settings = replace(
             run.settings,
@@ -110,14 +112,16 @@ class Training:
             train=replace(run.settings.train, explode_factor=None, tf32=arm.precision == "tf32"),
         )
         self.run = replace(run, settings=settings)
-        self.mesh = Mesh(device=self.device)
+        self.mesh = Mesh(device=self.device) if mesh is None else mesh
         set_policy(run.model, arm.policy)
         self.state = begin_state(self.run, self.mesh, None)
         self._captured = CapturedStep(self.run, self.state, self.mesh) if arm.captured else None
 
     def steps(self, numbers: Sequence[int]) -> Steps:
         """Train the steps of these numbers, from which follows what is random in them."""
-        batches = [(np.array([number]), np.ones(1)) for number in numbers]
+        group = self.run.sharing.planner(self.mesh)
+        samples = (number * group.world + group.rank for number in numbers)
+        batches = [(np.array([sample]), np.ones(1)) for sample in samples]
         found, waiting = Steps(), list[LaunchedStep]()
         run = self.run
         # As in the trainer: a captured step is read when the next is launched.
