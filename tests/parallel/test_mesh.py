@@ -105,3 +105,11 @@ def test_buckets_hold_every_gradient_once_and_one_type_each(monkeypatch):
     assert sorted(id(g) for bucket in buckets for g in bucket) == sorted(map(id, gradients))
     assert all(len({g.dtype for g in bucket}) == 1 for bucket in buckets)
     assert len(buckets) > 2
+
+
+def test_sums_that_are_replaced_leave_no_hooks_behind():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    sums = GradientSums([parameter], Mesh(world=2))
+    assert len(parameter._post_accumulate_grad_hooks) == 1
+    del sums
+    assert not parameter._post_accumulate_grad_hooks

@@ -7,12 +7,14 @@ pass (forces) need no special case, and neither buckets nor their order depend o
 ready first: results repeat.
 """
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils.hooks import RemovableHandle
 
 from bevatron.parallel.collectives import broadcast
 from bevatron.parallel.mesh import Mesh
@@ -61,8 +63,15 @@ class GradientSums:
             p: i for i, bucket in enumerate(self._buckets) for p in bucket
         }
         self._reset()
-        for parameter in self._place:
-            parameter.register_post_accumulate_grad_hook(self._complete)
+        this = weakref.ref(self)
+
+        def complete(parameter: Tensor) -> None:
+            found = this()
+            if found is not None:
+                found._complete(parameter)  # noqa: SLF001
+
+        hooks = [p.register_post_accumulate_grad_hook(complete) for p in self._place]
+        weakref.finalize(self, _remove, hooks)
 
     def _reset(self) -> None:
         self._missing = [set(bucket) for bucket in self._buckets]
@@ -112,6 +121,11 @@ class GradientSums:
                 if parameter.grad is not None:
                     parameter.grad.copy_(part.view_as(parameter.grad))
         self._reset()
+
+
+def _remove(hooks: Sequence[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def _buckets(parameters: Sequence[P]) -> Iterator[list[P]]:

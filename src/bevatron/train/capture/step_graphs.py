@@ -1,8 +1,9 @@
 """The CUDA graphs of a captured step: one per shape of a batch, and one for the update.
 
 They share one pool of memory: a graph grows it by what it needs beyond the others. Together they
-hold at most a share of the GPU's memory (`memory_limit`); beyond it the least recently used graph
-is dropped, and the next finds room where that was.
+hold at most a share of the GPU's memory (`memory_limit`). Beyond it a graph that is no longer used
+makes room, and the next finds room where that was; while all are used, none is captured any more:
+to capture a step takes as long as to launch it many times.
 """
 
 import time
@@ -37,6 +38,10 @@ Choice = Hashable
 MEMORY_SHARE = 0.5
 """Share of a GPU's memory that graphs may hold."""
 
+ROUNDS_UNUSED = 8
+"""A graph is no longer used once all others could have had as many batches meanwhile: of shapes in
+random order nearly all come sooner."""
+
 
 def memory_limit(device: torch.device) -> int:
     """Return how many bytes graphs may hold; a single one may hold more."""
@@ -57,12 +62,15 @@ class _Graph:
         The work, or what replays it.
     size
         Bytes by which it has grown the pool; None = it is not captured.
+    last
+        Number of the batch that it was last used for.
     """
 
     work: Work
     warm_up: Work
     run: Work
     size: int | None = None
+    last: int = 0
 
 
 class StepGraphs:
@@ -104,7 +112,8 @@ class StepGraphs:
         self._pool = GraphPool(mesh.device)
         self._inputs: dict[Key, Feed] = {}
         self._graphs: OrderedDict[tuple[Key, Choice], _Graph] = OrderedDict()
-        self._limit, self._told = memory_limit(mesh.device), False
+        self._limit, self._num_fed = memory_limit(mesh.device), 0
+        self._is_full = self._told = False
         self._say: Callable[[str], None] = lambda _: None
         self._patience, self._seen = patience, Counter[tuple[Key, Choice]]()
         self.num_launched = self.num_replayed = 0
@@ -174,7 +183,8 @@ class StepGraphs:
             for shape in sorted(missing, reverse=True):
                 self._seen[shape, choice] = 0
                 self._make(shape, choice, batch)
-                self._capture(shape, choice)
+                if not self._is_full:
+                    self._capture(shape, choice)
 
     def feed(self, batch: Batch, key: Key, choice: Choice) -> None:
         """Hand a batch to its graph; capture it once enough of its kind were seen."""
@@ -183,9 +193,14 @@ class StepGraphs:
         else:
             self._make(key, choice, batch)
         self._graphs.move_to_end((key, choice))
-        captured = self._graphs[key, choice].size is not None
-        if not captured and self._seen[key, choice] >= self._patience:
-            self._capture(key, choice)
+        graph, self._num_fed = self._graphs[key, choice], self._num_fed + 1
+        graph.last = self._num_fed
+        if graph.size is None and self._seen[key, choice] >= self._patience:
+            unused = self._unused() if self._is_full else None
+            if unused is not None:
+                self._drop(*unused)
+            if unused is not None or not self._is_full:
+                self._capture(key, choice)
         self._seen[key, choice] += 1
 
     def add_gradients(self, place: int, key: Key, choice: Choice) -> None:
@@ -239,21 +254,32 @@ class StepGraphs:
         self._seconds += time.monotonic() - began
 
     def _make_room(self, key: Key, choice: Choice) -> None:
-        """Drop the least recently used graphs while all together hold too much."""
-        if not self._limit:
+        """Give up graphs while all together hold too much: unused ones, else the newest."""
+        captured = {name: graph for name, graph in self._graphs.items() if graph.size is not None}
+        held = sum(graph.size or 0 for graph in captured.values())
+        if not self._limit or held <= self._limit or len(captured) == 1:
             return
-        held = sum(graph.size or 0 for graph in self._graphs.values())
-        if held > self._limit and not self._told:
+        self._is_full = True
+        if not self._told:
             self._told = True
             self._say(
-                f"CUDA graphs hold more than {self._limit / 2**30:.1f} GiB: those least recently "
-                "used are dropped"
+                f"CUDA graphs hold {self._limit / 2**30:.1f} GiB, as much as they may: steps over "
+                "batches of further shapes are launched until a graph is no longer used"
             )
-        for other, graph in [*self._graphs.items()]:
-            if held <= self._limit or other == (key, choice):
-                break
-            held -= graph.size or 0
-            self._drop(*other)
+        while held > self._limit and (unused := self._unused()) is not None:
+            held -= captured[unused].size or 0
+            self._drop(*unused)
+        if held > self._limit:
+            graph = self._graphs[key, choice]
+            graph.run, graph.size = graph.work, None
+
+    def _unused(self) -> tuple[Key, Choice] | None:
+        """Return the captured graph that was used least recently, if that is long ago."""
+        captured = [name for name, graph in self._graphs.items() if graph.size is not None]
+        if not captured:
+            return None
+        idle = self._num_fed - self._graphs[captured[0]].last
+        return captured[0] if idle > ROUNDS_UNUSED * len(captured) else None
 
     def _drop(self, key: Key, choice: Choice) -> None:
         """Forget a graph, and its batch if no other reads it; it must be seen anew."""
@@ -267,7 +293,7 @@ class StepGraphs:
         for other in [*self._graphs]:
             if other != (key, choice):
                 self._drop(*other)
-        self._pool = GraphPool(self._device)
+        self._pool, self._is_full = GraphPool(self._device), False
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
