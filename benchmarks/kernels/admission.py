@@ -4,10 +4,10 @@
     python -m benchmarks.kernels.admission --op triangle_multiply --repeats 0
 
 Forward and backward with all gradients, in bfloat16. Accuracy: of each kind of input, every tensor
-is compared with float64. It must be finite, and off by no more than `SHARE` times what plain PyTorch
-is off in bfloat16, or by less than rounding exact numbers is. Speed and memory: no replay slower and
-no peak higher than plain PyTorch's. Soak: a captured call is replayed over and over and each time
-compared with the first, bit for bit.
+is compared with float64. It must be finite, and off by no more than `SHARE` times what plain
+PyTorch is off in bfloat16, or by less than rounding exact numbers is. Speed and memory: no replay
+slower and no peak higher than plain PyTorch's. Soak: a captured call is replayed over and over and
+each time compared with the first, bit for bit.
 """
 
 import argparse
