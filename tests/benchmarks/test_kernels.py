@@ -234,6 +234,20 @@ def test_every_kind_of_input_is_admitted_by_the_reference(op):
     assert all(row is None or math.isfinite(row["plain's"]) for row in rows)
 
 
+def test_a_call_that_gives_other_bits_is_counted(monkeypatch):
+    monkeypatch.setattr(admission.timing, "captured", lambda call: call)
+    case, calls = small("layer_norm")[0], iter(range(100))
+
+    def other_once(**inputs):
+        return case.ours(**inputs) + (next(calls) == 4)
+
+    with kernels.use("reference"):
+        assert admission.soak(case, 3)["admitted"]
+        row = admission.soak(replace(case, ours=other_once), 5)
+    assert row["differing"] == 1
+    assert not row["admitted"]
+
+
 def test_a_result_that_is_off_is_not_admitted():
     case = small("triangle_multiply")[0]
 
