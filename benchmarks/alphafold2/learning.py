@@ -311,7 +311,7 @@ def draw(groups: dict[str, list[Result]]) -> Any:
         for run in (run for members in groups.values() for run in members):
             points = [(one["step"], one[key]) for one in run["curve"]["valid"] if key in one]
             if len(points) > 1:
-                curves.append(Curve(label(run), *zip(*points, strict=True)))
+                curves.append(Curve(label(run), *np.array(points, dtype=float).T))
         panels.append(Panel("validation", title, curves, logarithmic=False))
     return plots.curves(panels, "steps")
 
