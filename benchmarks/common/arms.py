@@ -35,7 +35,7 @@ GIB = 2**30
 STARTED = 0.02
 """Standard deviation of the weights that would start from zero."""
 
-Precision = Literal["bfloat16", "tf32", "float32"]
+Precision = Literal["bfloat16", "float16", "tf32", "float32"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Arm:
         Whether Adam is one kernel; of a captured step it always is.
     workers
         Of the loader; None = as many as the trainer takes.
+    plain
+        Operators of plain PyTorch all the same.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Arm:
     precision: Precision = "bfloat16"
     fused: bool = True
     workers: int | None = None
+    plain: tuple[str, ...] = ()
 
 
 @dataclass
@@ -148,7 +151,10 @@ class Training:
         """Launch the step of a number over a batch."""
         run, state = self.run, self.state
         _, choice = begin_step(run, state.progress, number)
-        with kernels.use(self.arm.kernels), arithmetic(run.settings.train, None):
+        implementations = kernels.use(
+            self.arm.kernels, **dict.fromkeys(self.arm.plain, "reference")
+        )
+        with implementations, arithmetic(run.settings.train, None):
             if self._captured is not None:
                 return self._captured([batch], lr=0.0, choice=choice)
             result = train_step(run, state, run.model, [batch], lr=0.0, mesh=self.mesh)
@@ -203,8 +209,12 @@ def free() -> None:
 
 
 def peak_gib() -> float:
-    """Return the peak of the memory in use, with what CUDA graphs hold, GiB."""
-    return memory_with_graphs(torch.cuda.max_memory_allocated()) / GIB
+    """Return the most memory in use at once, GiB: by a step, or held by CUDA graphs between steps.
+
+    What a graph holds was in use while it was captured, so the two are not added.
+    """
+    held = memory_with_graphs(torch.cuda.memory_allocated())
+    return max(torch.cuda.max_memory_allocated(), held) / GIB
 
 
 def or_out_of_memory(call: Callable[[], Any]) -> Any:
