@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 SECTIONS = (
     *("mace", "mace_accuracy", "mace_scaling", "gpspp", "graph", "alphafold2", "alphafold3"),
-    *("pair", "data"),
+    *("parallel", "pair", "data"),
     "optimizer",
 )
 TABLE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", flags=re.DOTALL)
