@@ -181,8 +181,7 @@ def _dq(
         HAS_BIAS=bias is not None,
         HAS_GATE=gate is not None,
         STATS_WIDTH=width,
-        **strides_alike(q, k, v, dout),
-        **constants_of(q, tiles, align, bias, Nk, mask, tf32),
+        **strides_alike(q, k, v, dout) | constants_of(q, tiles, align, bias, Nk, mask, tf32),
     )
 
 
@@ -217,8 +216,7 @@ def _dkv(
         BIAS_TURNED=turned,
         BIAS_FIRST=_is_first(q, bias),
         STATS_WIDTH=width,
-        **strides_alike(q, k, v, dout),
-        **constants_of(q, tiles, align, bias, Nk, mask, tf32),
+        **strides_alike(q, k, v, dout) | constants_of(q, tiles, align, bias, Nk, mask, tf32),
     )
 
 
@@ -270,8 +268,7 @@ def _dbias(
         *(dbias_kernel, blocks * parts, tiles, q.device, numbers),
         STAGES=tiles.stages,
         STATS_WIDTH=width,
-        **strides_alike(q, k, v, dout),
-        **constants_of(q, tiles, align, bias, Nk, mask, tf32),
+        **strides_alike(q, k, v, dout) | constants_of(q, tiles, align, bias, Nk, mask, tf32),
     )
     if parts == 1:
         return parts, made, None
