@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ REDUCED = {
 """What is smaller than published; widths are not."""
 
 JUDGED = ("distogram", "contact_precision", "lddt_ca")
+TOLD = (*JUDGED, "lddt", "tm_score", "rmsd", "plddt")
 TITLES = ("cross entropy of the distogram", "precision of contacts", "lDDT of CA atoms")
 SHOWN_ROWS, SHOWN_EXTRA = 124, 1024
 """Rows of a test chain's alignment."""
@@ -144,8 +145,10 @@ def tested(predictor: ChainPredictor, path: Path, longest: int) -> list[Result]:
             # Names end in the file's; where it was on a machine says nothing.
             name = Path(data.describe(index)).name
             length = int(table.length[index])
-            found.append({"chain": name, "residues": length, "rows": rows, "shown": kind,
-                          **metrics.compute()})  # fmt: skip
+            found.append(
+                {"chain": name, "residues": length, "rows": rows, "shown": kind}
+                | kept(metrics.compute())
+            )
     return found
 
 
@@ -185,16 +188,19 @@ def curve(records: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {"steps": [], "valid": []}
     for record in records:
         if record["kind"] == "epoch":
-            found["valid"].append({"step": record["step"], **record["valid"]})
+            found["valid"].append({"step": record["step"], **kept(record["valid"])})
         elif record["kind"] == "step":
-            terms = record["terms"]
-            found["steps"].append(
-                [record["step"], record["loss"], terms["distogram"], terms["fape"]]
-            )
+            losses = record["loss"], record["terms"]["distogram"]
+            found["steps"].append([record["step"], *(round(loss, 4) for loss in losses)])
     return found
 
 
-def collect(folder: Path, out: Path) -> None:
+def kept(measures: Mapping[str, float]) -> dict[str, float]:
+    """Pick the measures that are told, rounded."""
+    return {name: round(measures[name], 4) for name in TOLD if name in measures}
+
+
+def collect(folder: Path, out: Path, note: str) -> None:
     """Make a table and pictures of all runs in a folder."""
     runs = sorted(read_all(folder), key=lambda run: (run["name"], run["seed"]))
     groups: dict[str, list[Result]] = defaultdict(list)
@@ -202,15 +208,54 @@ def collect(folder: Path, out: Path) -> None:
         groups[run["name"]].append(run)
     rows = [row for name, members in groups.items() for row in rows_of(name, members)]
     path = write_result(
-        "alphafold2/learning", rows, NOTES, folder=out, extra={"runs": runs},
+        "alphafold2/learning", rows, f"{NOTES} {note}".rstrip(), folder=out, extra={"runs": runs},
         measured_on=runs[0],
     )  # fmt: skip
-    add_picture(draw(groups), path)
+    drawn = {name: members for name, members in groups.items() if ", " not in name}
+    add_picture(draw(drawn), path)
+    twins = [row for name in groups for row in beside_twin(name, groups)]
+    if twins:
+        write_result("alphafold2/precision", twins, TWIN_NOTES, folder=out, measured_on=runs[0])
+
+
+def beside_twin(name: str, groups: dict[str, list[Result]]) -> list[dict[str, Any]]:
+    """Compare the runs of "name" with those of "name, precision", and with each other."""
+    rows = []
+    for other in (each for each in groups if each.startswith(f"{name}, ")):
+        pairs = [
+            (one, twin)
+            for one in groups[name]
+            for twin in groups[other]
+            if one["seed"] == twin["seed"]
+        ]
+        steps = min(len(run["curve"]["steps"]) for run in (*groups[name], *groups[other]))
+        smooth = {id(run): smoothed(run, steps) for run in (*groups[name], *groups[other])}
+        apart = [np.abs(smooth[id(a)] / smooth[id(b)] - 1).mean() for a, b in pairs]
+        seeds = np.stack([smooth[id(run)] for run in groups[name]])
+        spread = (seeds.std(0, ddof=1) / seeds.mean(0)).mean() if len(seeds) > 1 else ""
+        rows.append(
+            {
+                "run": name,
+                "beside": other,
+                "pairs of one seed": len(pairs),
+                "steps": steps,
+                "loss apart %": 100 * float(np.mean(apart)),
+                "spread of seeds %": spread and 100 * float(spread),
+                "on": groups[name][0]["hardware"],
+            }
+        )
+    return rows
+
+
+def smoothed(run: Result, steps: int) -> Any:
+    """Return means of the first losses over a window that moves."""
+    losses = np.array(run["curve"]["steps"])[:steps, 1]
+    return np.convolve(losses, np.full(WINDOW, 1 / WINDOW), "valid")
 
 
 def rows_of(name: str, members: Sequence[Result]) -> list[dict[str, Any]]:
     """Return the rows of the runs that differ in their seed alone: validated, and tested."""
-    last = [run["curve"]["valid"][-1] for run in members]
+    last = [one for run in members for one in run["curve"]["valid"][-1:]]
     about = {
         "run": name,
         "parameters": f"{members[0]['parameters'] / 1e6:.1f} M",
@@ -219,7 +264,10 @@ def rows_of(name: str, members: Sequence[Result]) -> list[dict[str, Any]]:
         "steps": min(run["curve"]["steps"][-1][0] for run in members),
         "on": members[0]["hardware"],
     }
-    rows = [{**about, "judged on": "validation", **judged(last)}]
+    rows = []
+    if last:
+        after = min(one["step"] for one in last)
+        rows.append({**about, "judged on": f"validation, step {after}", **judged(last)})
     for shown in dict.fromkeys(row["shown"] for row in members[0]["tested"]):
         each = [
             {key: statistics.mean(row[key] for row in run["tested"]
@@ -247,24 +295,30 @@ NOTES = (
 )
 
 
+TWIN_NOTES = (
+    f"Training losses, means of {WINDOW} steps: how far runs of one seed are apart in two types of "
+    "activations, and the standard deviation of the seeds of the first."
+)
+
+
 def draw(groups: dict[str, list[Result]]) -> Any:
     """Draw losses of the training, smoothed, and measures of the validation, of every run."""
     panels = []
-    for place, title in ((1, "training loss"), (2, "cross entropy of the distogram, training")):
+    for place, title in ((1, "training: loss"), (2, "training: distogram, weighted")):
         curves = []
         for run in (run for members in groups.values() for run in members):
             steps = np.array(run["curve"]["steps"])
             if len(steps) >= WINDOW:
                 mean = np.convolve(steps[:, place], np.full(WINDOW, 1 / WINDOW), "valid")
                 curves.append(Curve(label(run), steps[WINDOW - 1 :, 0], mean))
-        panels.append(Panel(title, "mean of some steps", curves, logarithmic=False))
+        panels.append(Panel(title, f"mean of {WINDOW} steps", curves, logarithmic=False))
     for key, title in zip(JUDGED, TITLES, strict=True):
         curves = []
         for run in (run for members in groups.values() for run in members):
             points = [(one["step"], one[key]) for one in run["curve"]["valid"] if key in one]
             if len(points) > 1:
-                curves.append(Curve(label(run), *zip(*points, strict=True)))
-        panels.append(Panel(f"{title}, validation", title, curves, logarithmic=False))
+                curves.append(Curve(label(run), *np.array(points, dtype=float).T))
+        panels.append(Panel("validation", title, curves, logarithmic=False))
     return plots.curves(panels, "steps")
 
 
@@ -298,9 +352,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
+    parser.add_argument("--note", default="", help="more to say under a collected table")
     given = parser.parse_args(argv)
     if given.collect is not None:
-        collect(given.collect, given.results)
+        collect(given.collect, given.results, given.note)
         return
     if given.store is None:
         parser.error("expected a STORE (or --collect FOLDER)")
