@@ -1,8 +1,7 @@
 """Annotations are checked while the tests run: types by beartype, shapes by jaxtyping with it.
 
-jaxtyping's own wrapper binds the arguments of every call to names and checks them twice, for better
-messages, which takes far longer than the check itself. Here beartype checks arguments and result
-once, within jaxtyping's memory of the call's dimensions, which a function without shapes needs not.
+jaxtyping binds the arguments of every call to names, which takes far longer than the check itself.
+A function that mentions no shape is left to beartype alone: the same types are checked.
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ from beartype import BeartypeConf, beartype
 from beartype.roar import BeartypeDecorHintException
 
 _check = beartype(conf=BeartypeConf(is_pep484_tower=True))
-_dimensions_of_a_call = functools.partial(jaxtyping.jaxtyped, "context")
+_with_shapes = jaxtyping.jaxtyped
 
 
 def checked(function):
@@ -37,20 +36,11 @@ def _jaxtyped(target=None, *, typechecker):
         return functools.partial(_jaxtyped, typechecker=typechecker)
     if not isinstance(target, type):
         if any(map(_mentions_shapes, target.__annotations__.values())):
-            return _with_shapes(typechecker(target))
+            return _with_shapes(target, typechecker=typechecker)
         return typechecker(target)
     if dataclasses.is_dataclass(target) and "__init__" in vars(target):
         target.__init__ = _jaxtyped(target.__init__, typechecker=typechecker)
     return target
-
-
-def _with_shapes(function):
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        with _dimensions_of_a_call():
-            return function(*args, **kwargs)
-
-    return call
 
 
 def _mentions_shapes(annotation):

@@ -5,7 +5,6 @@ import typing
 import numpy as np
 import pytest
 import torch
-from jaxtyping import Float
 
 from bevatron.data.packing import pack
 from bevatron.data.packing.plan import RankPlan
@@ -25,19 +24,6 @@ def test_a_wrong_type_is_found_where_no_shape_is_mentioned():
 def test_a_wrong_shape_is_found():
     with pytest.raises(Exception, match="edges"):
         AwkwardGraph("three rows", 2, torch.zeros(3, 4, dtype=torch.int64))
-
-
-def test_a_dimension_is_the_same_in_all_arguments_and_the_result_of_a_call():
-    import shape_checks
-
-    def first_rows(x: Float[torch.Tensor, "N"], n: int) -> Float[torch.Tensor, "N"]:
-        return x[:n]
-
-    call = shape_checks._jaxtyped(first_rows, typechecker=shape_checks.checked)
-    assert call(torch.ones(3), 3).shape == (3,)
-    assert call(torch.ones(4), 4).shape == (4,)  # another call has other dimensions
-    with pytest.raises(Exception, match="violates type hint"):
-        call(torch.ones(3), 2)
 
 
 def test_shapes_are_left_out_only_where_none_are_mentioned():
