@@ -58,7 +58,7 @@ class GradientSums:
     ) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._flat, self._open, self._group = flat, False, mesh.group
-        self._buckets = [] if mesh.world == 1 else list(_buckets(self._parameters))[::-1]
+        self._buckets = [] if mesh.world == 1 else list(buckets(self._parameters))[::-1]
         self._place: dict[Tensor, int] = {
             p: i for i, bucket in enumerate(self._buckets) for p in bucket
         }
@@ -128,7 +128,7 @@ def _remove(hooks: Sequence[RemovableHandle]) -> None:
         hook.remove()
 
 
-def _buckets(parameters: Sequence[P]) -> Iterator[list[P]]:
+def buckets(parameters: Sequence[P]) -> Iterator[list[P]]:
     """Group tensors of one dtype into buckets, in order, up to `BUCKET_BYTES` each."""
     for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
         bucket: list[P] = []

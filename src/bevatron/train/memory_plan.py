@@ -29,6 +29,7 @@ from bevatron.kernels.shared.launch import planned_for_gpu
 from bevatron.parallel.data_parallel import GradientSums
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Batch, Numbered, StepNumbers, Unchanging
+from bevatron.train.capture.gradients import GradientBuckets
 from bevatron.train.capture.step import obstacle
 from bevatron.train.optim import (
     AveragedWeights,
@@ -320,12 +321,9 @@ class _Step:
             loss = task.loss(model, batch, counts).total
         if self._captured and isinstance(optimizer, FusedAdamEMA):
             before = optimizer.gradient.clone()
-            found = torch.autograd.grad(
-                loss, optimizer.parameters, allow_unused=True, materialize_grads=True
-            )
-            torch._foreach_add_(optimizer.gradients, list(found))
+            GradientBuckets(optimizer, Mesh()).differentiate(loss)
             optimizer.gradient.copy_(before)
-            del before, found, loss
+            del before, loss
         else:
             loss.backward()
             del loss

@@ -111,9 +111,11 @@ def choose_capacity(meter: StepMeter, batches_per_step: int) -> tuple[dict[str, 
         return {"atoms": max(ON_CPU, largest)}, " (batch.capacity auto, on a CPU)"
     available = available_bytes(meter)
     ceiling = planned_ceiling(meter, available)
-    costs = measured_rates(meter, ceiling)
+    allowed = max(total // (STEPS_PER_EPOCH * batches_per_step), largest)
+    # Where the steps of an epoch decide, rates are only told.
+    costs = measured_rates(meter, ceiling, factor=2 if allowed > FIRST else 4)
     near = smallest_near_highest(costs) if costs else largest
-    number = max(min(near, total // (STEPS_PER_EPOCH * batches_per_step)), largest)
+    number = min(max(near, largest), allowed)
     fits = _fits(meter, number, available) if ceiling is None else number <= ceiling
     capacity = {"atoms": number} if fits else largest_capacity(meter, available, number)
     steps = max(total // (capacity["atoms"] * batches_per_step), 1)
@@ -146,8 +148,8 @@ def _fits(meter: StepMeter, number: int, available: float) -> bool:
         return False
 
 
-def measured_rates(meter: StepMeter, most: int | None = None) -> list[StepCost]:
-    """Measure batches of doubling size until rate, memory or time no longer allow larger ones.
+def measured_rates(meter: StepMeter, most: int | None = None, factor: int = 2) -> list[StepCost]:
+    """Measure batches that grow by a factor until rate, memory or time allow no larger ones.
 
     ``most`` atoms fit, None = not known.
     """
@@ -162,7 +164,7 @@ def measured_rates(meter: StepMeter, most: int | None = None) -> list[StepCost]:
             began = time.monotonic()  # the first compiles the kernels
         elif _rate(costs[-1]) < (1 + (1 - NEAR_HIGHEST) / 2) * _rate(costs[-2]):
             break
-        number *= 2
+        number *= factor
     return costs
 
 

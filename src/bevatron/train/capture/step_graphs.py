@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from bevatron.data.padding import BatchShape, Paddable
+from bevatron.parallel.axial import sample_group
+from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Batch
 from bevatron.train.capture.cuda_graphs import GraphPool, Work, same_draws
+from bevatron.train.capture.gradients import GradientBuckets
 from bevatron.train.capture.transfers import BatchFeed, Feed, NumberFeed, Reading, StandingFeed
 from bevatron.train.optim import FusedAdamEMA
 from bevatron.train.precision import autocast_context, dtype_of
@@ -105,6 +108,7 @@ class StepGraphs:
         patience: int = 0,
     ) -> None:
         self._task, self._model, self._update = run.task, state.model, update
+        self._buckets, self._mesh = GradientBuckets(update, mesh), mesh
         self._config = run.settings.train
         self._device, self._dtype = mesh.device, dtype_of(self._config.dtype)
         self.rows = rows
@@ -240,16 +244,21 @@ class StepGraphs:
         if self._limit and self._pool.grown > 2 * self._limit:
             self._begin_again(key, choice)  # what was dropped has left gaps that nothing fits in
         grown = self._pool.grown
+        group = sample_group()
         try:
             graph.run = self._pool.capture(graph.work, graph.warm_up)
         except torch.OutOfMemoryError:
-            if len(self._graphs) == 1:
+            # The others of a group wait for the collectives of this capture, not of another.
+            if len(self._graphs) == 1 or group.size > 1:
                 raise
             self._begin_again(key, choice)
             grown = 0
             graph.run = self._pool.capture(graph.work, graph.warm_up)
         self._update.gradient.copy_(before)
-        graph.size = self._pool.grown - grown
+        # What is dropped is decided by these numbers, alike on all processes of a group.
+        size = torch.tensor(self._pool.grown - grown)
+        graph.size = int(group.all_reduce(size, "max").wait())
+        self._pool.grown = grown + graph.size
         self._make_room(key, choice)
         self._seconds += time.monotonic() - began
 
@@ -307,12 +316,13 @@ class StepGraphs:
             return BatchFeed(key, self._dtype, self._device, batch)
         return StandingFeed(batch, self._dtype, self._device)
 
-    def add_up(self, num_batches: int) -> Tensor:
-        """Return loss and terms of this rank's batches together, on the device."""
+    def add_up(self, num_batches: int) -> None:
+        """Sum gradients, loss and terms over this rank's batches and over ranks, on the device."""
         if not self.whole_steps:
+            self._buckets.sum()
             self._parts[num_batches:].zero_()
             torch.sum(self._parts, 0, out=self._totals)
-        return self._totals
+            sum_over_ranks(self._totals, self._mesh)
 
     def update(self) -> Callable[[], Figures]:
         """Launch the update if it has not been; return what waits for the step's figures."""
@@ -334,10 +344,7 @@ class StepGraphs:
         with autocast_context(self._config, self._device):
             loss = self._task.loss(self._model, batch, self._normalisers)
         if loss.total.requires_grad:
-            found = torch.autograd.grad(
-                loss.total, self._update.parameters, allow_unused=True, materialize_grads=True
-            )
-            torch._foreach_add_(self._update.gradients, list(found))
+            self._buckets.differentiate(loss.total)
         scalars = [loss.total, *(loss.terms[name] for name in self._names)]
         self._terms.copy_(torch.stack([scalar.detach().double() for scalar in scalars]))
 

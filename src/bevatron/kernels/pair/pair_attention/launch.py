@@ -67,9 +67,18 @@ def strides(align: int, *tensors: Tensor | None) -> list[int]:
     return found
 
 
-def one_stride(*tensors: Tensor) -> bool:
-    """Whether rows of all these lie equally far apart: kernels then need fewer registers."""
-    return len({tensor.stride(3) for tensor in tensors}) == 1
+def one_stride(q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None = None) -> int:
+    """Count for which S and N have the same strides, so that kernels need fewer registers.
+
+    0: for none; 1: for q, k and v; 2: for the gradient of the result too.
+    """
+
+    def steps(tensor: Tensor) -> tuple[int, ...]:
+        return tuple(tensor.stride(axis) if tensor.shape[axis] > 1 else 0 for axis in (1, 3))
+
+    if not steps(q) == steps(k) == steps(v):
+        return 0
+    return 2 if dout is not None and steps(dout) == steps(q) else 1
 
 
 def mask_strides(mask: Tensor | None) -> Sequence[int]:

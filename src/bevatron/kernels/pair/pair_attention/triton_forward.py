@@ -38,7 +38,7 @@ MASK_COLUMNS = tl.constexpr(16)
 NUMBERS = (
     *(
         f"{tensor}_{axis}"
-        for tensor in ("q", "k", "v", "bias", "g", "o", "do", "dk")
+        for tensor in ("q", "k", "v", "bias", "g", "o", "do", "dq", "dk")
         for axis in "BSHN"
     ),
     *("mask_B", "mask_S", "S", "H", "Nq", "Nk"),
@@ -284,8 +284,7 @@ def forward_kernel(
 ):  # fmt: skip
     """Compute one block of queries of a head of a row; write 1 to Again to have it recomputed."""
     if ONE_STRIDE:
-        k_N = q_N
-        v_N = q_N
+        k_S, k_N, v_S, v_N = q_S, q_N, q_S, q_N
     blocks = tl.cdiv(Nq, BLOCK_Q)
     pid = tl.program_id(0)
     first_q = (pid % blocks) * BLOCK_Q
