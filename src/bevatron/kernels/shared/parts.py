@@ -37,10 +37,11 @@ def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
     width, axes = 1, first.ndim
     while axes and (first.stride(axes - 1) == width or first.shape[axes - 1] == 1):
         width, axes = width * first.shape[axes - 1], axes - 1
-    rows, step = first.shape[:axes], width * count
+    rows, steps, step = first.shape[:axes], [1], width * count
     for size, stride in zip(reversed(rows), reversed(first.stride()[:axes]), strict=True):
         if stride != step and size != 1:
             return None
+        steps.insert(0, step)
         step *= size
     for place, part in enumerate(parts):
         if (
@@ -51,11 +52,7 @@ def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
             or part.storage_offset() != first.storage_offset() + place * width
         ):
             return None
-    strides, step = [], width * count
-    for size in reversed(rows):
-        strides.append(step)
-        step *= size
-    return first.as_strided((*rows, width * count), (*reversed(strides), 1))
+    return first.as_strided((*rows, width * count), steps)
 
 
 def split(joint: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:

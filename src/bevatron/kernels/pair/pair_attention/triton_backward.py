@@ -21,6 +21,7 @@ import triton.language as tl
 from bevatron.kernels.pair.pair_attention.triton_forward import (
     NUMBERS,
     accumulate,
+    alike,
     load_bias,
     load_block,
     load_pairs,
@@ -95,17 +96,16 @@ def dq_kernel(
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr, HAS_GATE: tl.constexpr,
-    STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr, ONE_STRIDE: tl.constexpr,
+    STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    S_ALIKE: tl.constexpr, N_ALIKE: tl.constexpr,
 ):  # fmt: skip
     """Compute dq, delta and the gradients around the gate of one block of queries.
 
     Dgate has the strides of Dq, and Dgated (the gradient of the ungated output) those of Out; Stats
     takes the logsumexp and delta of each query, for the other kernels.
     """
-    if ONE_STRIDE >= 1:
-        k_S, k_N, v_S, v_N = q_S, q_N, q_S, q_N
-    if ONE_STRIDE == 2:
-        do_S, do_N = q_S, q_N
+    k_S, v_S, do_S = alike(q_S, k_S, v_S, do_S, S_ALIKE)
+    k_N, v_N, do_N = alike(q_N, k_N, v_N, do_N, N_ALIKE)
     blocks = tl.cdiv(Nq, BLOCK_Q)
     pid = tl.program_id(0)
     first_q = (pid % blocks) * BLOCK_Q
@@ -237,16 +237,14 @@ def dkv_kernel(
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     BIAS_TURNED: tl.constexpr, BIAS_FIRST: tl.constexpr, HAS_BIAS: tl.constexpr,
     MASK: tl.constexpr, STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
-    ONE_STRIDE: tl.constexpr,
+    S_ALIKE: tl.constexpr, N_ALIKE: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of one block of keys of a head of a row.
 
     If BIAS_TURNED, Bias is transposed, [.., Nk, Nq], and its blocks are loaded as they are used.
     """
-    if ONE_STRIDE >= 1:
-        k_S, k_N, v_S, v_N = q_S, q_N, q_S, q_N
-    if ONE_STRIDE == 2:
-        do_S, do_N = q_S, q_N
+    k_S, v_S, do_S = alike(q_S, k_S, v_S, do_S, S_ALIKE)
+    k_N, v_N, do_N = alike(q_N, k_N, v_N, do_N, N_ALIKE)
     blocks = tl.cdiv(Nk, BLOCK_K)
     pid = tl.program_id(0)
     first_k = (pid % blocks) * BLOCK_K
@@ -297,16 +295,14 @@ def dbias_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
     BIAS_FULL: tl.constexpr, MASK: tl.constexpr, STATS_WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr, ONE_STRIDE: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, S_ALIKE: tl.constexpr, N_ALIKE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradient of one block of the bias over rows; Part is [parts, B, rows, H, Nq, Nk].
 
     If every row has its own bias (bias_rows = S), the sum is over one row.
     """
-    if ONE_STRIDE >= 1:
-        k_S, k_N, v_S, v_N = q_S, q_N, q_S, q_N
-    if ONE_STRIDE == 2:
-        do_S, do_N = q_S, q_N
+    k_S, v_S, do_S = alike(q_S, k_S, v_S, do_S, S_ALIKE)
+    k_N, v_N, do_N = alike(q_N, k_N, v_N, do_N, N_ALIKE)
     blocks_q = tl.cdiv(Nq, BLOCK_Q)
     blocks_k = tl.cdiv(Nk, BLOCK_K)
     pid = tl.program_id(0)

@@ -9,9 +9,9 @@ from bevatron.kernels.pair.pair_attention.launch import (
     alignment,
     constants_of,
     mask_strides,
-    one_stride,
     prepared,
     strides,
+    strides_alike,
 )
 from bevatron.kernels.pair.pair_attention.tiles import LARGEST_BIAS_FIRST, choose, padded
 from bevatron.kernels.pair.pair_attention.triton_backward import (
@@ -68,7 +68,7 @@ def forward_launches(
     constants = {
         "HAS_BIAS": bias is not None,
         "HAS_GATE": gate is not None,
-        "ONE_STRIDE": one_stride(q, k, v),
+        **strides_alike(q, k, v),
         **constants_of(q, tiles, align, bias, Nk, mask, tf32),
     }
     groups = -(-programs // MARKS.value)
@@ -181,8 +181,7 @@ def _dq(
         HAS_BIAS=bias is not None,
         HAS_GATE=gate is not None,
         STATS_WIDTH=width,
-        ONE_STRIDE=one_stride(q, k, v, dout),
-        **constants_of(q, tiles, align, bias, Nk, mask, tf32),
+        **strides_alike(q, k, v, dout) | constants_of(q, tiles, align, bias, Nk, mask, tf32),
     )
 
 
@@ -217,8 +216,7 @@ def _dkv(
         BIAS_TURNED=turned,
         BIAS_FIRST=_is_first(q, bias),
         STATS_WIDTH=width,
-        ONE_STRIDE=one_stride(q, k, v, dout),
-        **constants_of(q, tiles, align, bias, Nk, mask, tf32),
+        **strides_alike(q, k, v, dout) | constants_of(q, tiles, align, bias, Nk, mask, tf32),
     )
 
 
@@ -270,8 +268,7 @@ def _dbias(
         *(dbias_kernel, blocks * parts, tiles, q.device, numbers),
         STAGES=tiles.stages,
         STATS_WIDTH=width,
-        ONE_STRIDE=one_stride(q, k, v, dout),
-        **constants_of(q, tiles, align, bias, Nk, mask, tf32),
+        **strides_alike(q, k, v, dout) | constants_of(q, tiles, align, bias, Nk, mask, tf32),
     )
     if parts == 1:
         return parts, made, None
