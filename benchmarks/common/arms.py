@@ -1,7 +1,7 @@
 """Arms of a benchmark of training steps: ways to train one model on the same batches.
 
-All arms share the weights, which stay as they are (the learning rate is 0), and see the same
-samples with the same dropout, so that their losses and gradients can be compared. Layers that
+All arms share the weights, which stay as they are (the learning rate is 0 if none is set), and see
+the same samples with the same dropout, so that their losses and gradients can be compared. Layers that
 training starts from zero are drawn, or nothing in front of them would count.
 """
 
@@ -96,7 +96,14 @@ class Training:
         How.
     run
         Model, task, data and settings; the model is on the device.
+
+    Attributes
+    ----------
+    lr
+        Learning rate of the next steps.
     """
+
+    lr = 0.0
 
     def __init__(self, arm: Arm, run: Run) -> None:
         self.arm, self.device = arm, next(run.model.parameters()).device
@@ -146,8 +153,8 @@ class Training:
         _, choice = begin_step(run, state.progress, number)
         with kernels.use(self.arm.kernels), arithmetic(run.settings.train, None):
             if self._captured is not None:
-                return self._captured([batch], lr=0.0, choice=choice)
-            result = train_step(run, state, run.model, [batch], lr=0.0, mesh=self.mesh)
+                return self._captured([batch], lr=self.lr, choice=choice)
+            result = train_step(run, state, run.model, [batch], lr=self.lr, mesh=self.mesh)
         return LaunchedStep(result.notes, lambda: result)
 
     def release(self) -> None:
