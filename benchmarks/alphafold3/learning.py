@@ -7,9 +7,9 @@
 
 A model of reduced sizes is trained at a rate that rises, stays and falls to zero over the last
 third, one crop a step, with the trainer's own step; its averaged weights are judged. By heart: the
-whole complex is the crop, or with ``--crop`` one part of it, and several structures are sampled. Otherwise crops
-of the held-out complexes are predicted, once with their alignments and once without. Runs at a
-constant rate leave curves to compare: of kernels, of precisions, over seeds.
+whole complex is the crop, or with ``--crop`` one part of it, and several structures are sampled.
+Otherwise crops of the held-out complexes are predicted, with their alignments and without. Runs at
+a constant rate leave curves to compare: of kernels, of precisions, over seeds.
 """
 
 import argparse
@@ -367,83 +367,6 @@ NOTES = (
     "tokens, 2,805 atoms, 16 copies), the crop 32 tokens of 1pfe (114 atoms of DNA, peptide and "
     "ligand, 8 copies, poses that stay, on a CPU in float32); rmsd: all resolved atoms, Å, mean of "
     "the samples. The runs on the GPU shared it and were cut off by time, not at their best."
-)
-CURVE_NOTES),
-    ):
-        kept = [{**run, "curve": thinned(run["curve"])} for run in of]
-        path = write_result(
-            name, rows, notes, folder=results, measured_on=of[0], extra={"runs": kept}
-        )
-        add_picture(picture(of), path)
-
-
-def found_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what each run predicts."""
-    return [
-        {"trained": run["name"], "steps": run["steps"], "predicted": name, **found}
-        for run in runs
-        for name, found in run["found"].items()
-    ]
-
-
-def curve_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return mean losses of so many steps: by precision over seeds, by kernels from one seed."""
-    losses = {
-        (run["options"]["kernels"], run["options"]["precision"], run["options"]["seed"]): [
-            one["loss"] for one in thinned(run["curve"])
-        ]
-        for run in runs
-    }
-    plain = losses["reference", "bfloat16", 0]
-    rows = []
-    for place in range(len(plain)):
-        row: dict[str, Any] = {"to step": CHUNK * (place + 1)}
-        seeds = {}
-        for precision in ("bfloat16", "float32"):
-            of = [
-                loss[place]
-                for (kernels, kind, _), loss in sorted(losses.items())
-                if (kernels, kind) == ("auto", precision)
-            ]
-            seeds[precision] = np.array(of)
-            row[f"{precision}, mean"] = float(np.mean(of))
-            row[f"{precision}, deviation of seeds"] = float(np.std(of, ddof=1))
-        apart = np.abs(seeds["bfloat16"] - seeds["float32"]).max()
-        row["same seed, bfloat16 to float32, most"] = float(apart)
-        fused = losses["auto", "bfloat16", 0][place]
-        row |= {"seed 0, fused": fused, "seed 0, reference": plain[place]}
-        rows.append({**row, "off by": abs(fused / plain[place] - 1)})
-    return rows
-
-
-def thinned(curve: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Average every so many steps of a curve."""
-    chunks = [curve[first : first + CHUNK] for first in range(0, len(curve), CHUNK)]
-    return [
-        {name: round(float(np.mean([one[name] for one in chunk])), 5) for name in chunk[0]}
-        for chunk in chunks
-    ]
-
-
-def picture(runs: Sequence[Mapping[str, Any]]) -> Any:
-    """Draw the loss of every run."""
-    curves = []
-    for run in runs:
-        loss = [one["loss"] for one in thinned(run["curve"])]
-        if loss:
-            steps = [CHUNK * (place + 1) for place in range(len(loss))]
-            curves.append(Curve(run["name"], steps, loss))
-    return plots.curves([Panel("Training", "loss", curves)], "steps")
-
-
-NOTES = (
-    "A model of 24 million weights (8 Pairformer blocks, 8 of the diffusion; by heart: 2 and 8), "
-    "bfloat16, one pass through the trunk, no confidences (plddt is untrained), one crop a step, "
-    "weights averaged with 0.99. 154 complexes of the Protein Data Bank and of the protein-DNA "
-    "benchmark, of which no chain shares 30 % with those held out; crops of 128 tokens, 64 rows, "
-    "16 copies. lDDT of all pairs of 32 held-out complexes, 20 steps of sampling, one structure "
-    "each, chains of one kind exchanged to fit best. rmsd: all resolved atoms, Å, mean of the "
-    "samples of the complex learnt by heart. Runs shared one GPU."
 )
 CURVE_NOTES = (
     "The same crops, noise and dropout for all arms of one seed; learning rate 1e-3 after 100 "

@@ -24,8 +24,8 @@ from benchmarks.common.report import write_result
 
 from bevatron.data.proteins.alignments import (
     ALIGNMENT_FIELDS,
+    ALIGNMENTS_VERSION,
     Alignments,
-    StoredAlignment,
     merge_alignment,
 )
 from bevatron.data.proteins.chain_index import Choices, protein_sequences
@@ -33,6 +33,7 @@ from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.data.proteins.crop import CropSizes
 from bevatron.data.proteins.poses import Poses, open_poses, prepare_poses
 from bevatron.data.proteins.sample import SampleSizes, Sources, sample
+from bevatron.data.proteins.stored_alignment import StoredAlignment
 from bevatron.data.readers.proteins import open_components
 from bevatron.data.readers.proteins.folders import StructureFiles, find_protein_files
 from bevatron.data.store.prepare import prepare, write_store
@@ -46,9 +47,10 @@ from bevatron.recipes.alphafold3.stores import (
     FIELDS,
     KIND,
     ComplexFeaturizer,
+    named_chains,
     summarise,
 )
-from bevatron.recipes.proteins import ALIGNMENTS, prepare_found_alignments, write_clusters
+from bevatron.recipes.proteins import ALIGNMENTS, prepare_searches, write_clusters
 
 PUBLISHED_SECONDS = {"7a4d": 12.4, "721p": 14.0}
 """alphafold3-pytorch, one core."""
@@ -56,6 +58,8 @@ PUBLISHED_EACH = {"s": 1.36, "MB": 3.1}
 COMPLEXES, PDB = 127_234, 245_000
 """Complexes of the published cache (48 h, 395 GB); entries of the whole archive, about."""
 POSES = "poses.arrow"
+DELETED = 0.01
+"""Share of cells of random alignments with a deletion, as in the shared ones."""
 
 Row = dict[str, Any]
 
@@ -96,7 +100,11 @@ def prepared(
         )  # fmt: skip
     seconds["entries"], size["entries"] = clock.seconds, megabytes(out)
     with timed() as clock:
-        prepare_found_alignments(found, out, 0, strict=False, overwrite=False)
+        proteins, rna = named_chains(store)
+        prepare_searches(
+            found, store, proteins, strict=False, workers=0, overwrite=False, progress=False,
+            rna=rna,
+        )  # fmt: skip
     seconds["alignments"] = clock.seconds
     size["alignments"] = megabytes(out) - size["entries"]
     return store, seconds, size
@@ -221,15 +229,7 @@ def complex_samples(store: Store) -> list[Row]:
 def rows_of_alignment() -> list[Row]:
     """Read what a crop needs of a deep alignment in memory, verified."""
     number, columns = 12_096, 800
-    made = random_alignment(number, columns)
-    alignment = StoredAlignment(
-        "made up", number,
-        **{
-            name: made[name]
-            for name in ("profile", "deletion_mean", "species", "species_row", "cells")
-        },
-        block_checksums=made["block_checksums"],
-    )  # fmt: skip
+    alignment = StoredAlignment.of(random_alignment(number, columns), "made up")
     crop = np.arange(200, 584)
 
     def read(place: int) -> None:
@@ -244,7 +244,7 @@ def random_alignment(number: int, columns: int) -> Any:
     rng = np.random.default_rng(0)
     return merge_alignment({
         "rows": rng.integers(0, 20, (number, columns)).astype(np.int8),
-        "deletions": np.zeros((number, columns), dtype=np.uint16),
+        "deletions": (rng.random((number, columns)) < DELETED).astype(np.uint16),
         "species": rng.integers(0, 9, number), "files": np.zeros(1, np.int32),
         "file_rows": np.full(1, number),
     })  # fmt: skip
@@ -299,7 +299,10 @@ def large_store(store: Store, folder: Path) -> list[Row]:
     columns = concatenate([store[small[i % len(small)]] for i in range(1024)], FIELDS)
     entries = many(folder / "many", write_store(folder / "one", FIELDS, [columns]), 98)
     made = [random_alignment(301, 100 + number) for number in range(64)]
-    few = write_store(folder / "few", ALIGNMENT_FIELDS, [concatenate(made, ALIGNMENT_FIELDS)])
+    few = write_store(
+        folder / "few", ALIGNMENT_FIELDS, [concatenate(made, ALIGNMENT_FIELDS)],
+        settings={"features": ALIGNMENTS_VERSION},
+    )  # fmt: skip
     alignments = many(folder / "many_alignments", few, 1563)
     command = [sys.executable, "-m", "benchmarks.data.proteins", str(entries), str(alignments)]
     command += ["--poses", str(store.path / POSES)]

@@ -181,7 +181,7 @@ def row(record: dict[str, Any], target: str) -> dict[str, Any]:
         "step": record["step"],
         "train_loss": record["loss"],
         "train_target_loss": record["terms"].get("targets"),
-        "molecules_per_s": record["time"].get("graphs_per_s"),
+        "molecules_per_s": record["time"].get("molecules_per_s"),
         "wait_share": record["time"]["wait_share"],
         **errors,
     }

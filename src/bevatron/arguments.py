@@ -42,6 +42,8 @@ def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **op
     SystemExit
         After ``--help`` was printed.
     """
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        _strip_markup(target)
     printed = io.StringIO()
     try:
         with redirect_stderr(printed):
@@ -67,6 +69,20 @@ def call(function: Callable[..., T], arguments: Sequence[str], command: str) -> 
         return functools.partial(function, *args, **kwargs)
 
     return parse(later, arguments, command)()
+
+
+def _strip_markup(target: Any) -> None:
+    """Take the double backticks out of the docstrings that help is made from."""
+    documented = [*getattr(target, "__mro__", [target])]
+    while hasattr(documented[-1], "__wrapped__"):
+        documented.append(documented[-1].__wrapped__)
+    for each in documented:
+        if "``" in (each.__doc__ or ""):
+            each.__doc__ = each.__doc__.replace("``", "")
+    for hint in _hints(target).values():
+        for part in (hint, *typing.get_args(hint)):
+            if isinstance(part, type) and dataclasses.is_dataclass(part):
+                _strip_markup(part)
 
 
 def sentence(box: str, command: str) -> str:

@@ -164,7 +164,9 @@ def test_bash_completes_commands_options_and_choices(completed, words, expected)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_explained(command, capsys):
     assert main([*command.split(), "--help-all"]) == 0
-    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    said = capsys.readouterr().out
+    assert "``" not in said
+    lines = [line.strip("│ ") for line in said.splitlines()]
     for option, below in pairwise(lines):
         if option.startswith("--"):
             words = option.partition("  ")[2] or below

@@ -236,11 +236,14 @@ def test_what_is_written_has_the_name_of_its_format(shelf, tmp_path, refused):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_committee_adds_its_spread(shelf, train, tmp_path):
+def test_a_committee_adds_its_spread(shelf, train, tmp_path, refused):
     assert train("--train.seed", "1", data=shelf / "store") == 0
     out, other = tmp_path / "out.xyz", tmp_path / "run"
     arguments = [str(shelf / "run"), str(shelf / "data.xyz"), str(out)]
     assert main(["predict", *arguments, "--committee", str(other), "--prefix", "my_"]) == 0
+    same = f"{tmp_path}/../{tmp_path.name}/run"
+    said = refused("predict", *arguments, "--committee", str(other), same)
+    assert said == f"{other}: is given 2 times; a committee needs different models"
     alone = tmp_path / "alone.xyz"
     energies = []
     for model in (shelf / "run", other):

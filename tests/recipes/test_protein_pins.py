@@ -30,7 +30,7 @@ import malformed_proteins as proteins
 PINNED = {
     ("complexes", 1): "848582fc859cc290",
     ("chains", 2): "662ac27ed8d60c18",
-    ("alignments", 1): "fa036d81e02ea4df",
+    ("alignments", 2): "22f9d3d4ee4bd2eb",
 }
 SAMPLES = {"alphafold3": "437a5bba3e1226b6", "alphafold2": "8a04204f858ec858"}
 

@@ -63,10 +63,10 @@ def test_features_of_another_version_are_refused_by_both(system, folder, monkeyp
 
 def test_alignments_of_another_version_are_refused(system, folder, monkeypatch):
     out = prepare(system, folder)
-    monkeypatch.setattr(alignments, "ALIGNMENTS_VERSION", 2)
-    with pytest.raises(DataError, match="alignments: has version 1 of the features"):
+    monkeypatch.setattr(alignments, "ALIGNMENTS_VERSION", 3)
+    with pytest.raises(DataError, match="alignments: has version 2 of the features"):
         Alignments.open(out / "alignments")
-    with pytest.raises(StoreError, match=r"alignments: .* version 1, this release makes version 2"):
+    with pytest.raises(StoreError, match=r"alignments: .* version 2, this release makes version 3"):
         prepare(system, folder)
     prepare(system, folder, overwrite=True)
     Alignments.open(out / "alignments")

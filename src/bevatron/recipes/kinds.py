@@ -1,10 +1,11 @@
 """Finds the model in a folder and its kind, for commands that take any model."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from bevatron.errors import CheckpointError
+from bevatron.errors import CheckpointError, ConfigError
 from bevatron.files import MODEL_FILE, read_description
 from bevatron.recipes.named_models import models_folder, named_model
 
@@ -79,3 +80,19 @@ def newest_model(path: Path, of_a_file: str = "") -> Path:
     best = path / "best"
     unfinished = not (path / MODEL_FILE).exists() and (best / MODEL_FILE).exists()
     return best if unfinished else path
+
+
+def check_distinct(models: Iterable[object]) -> None:
+    """Refuse a committee that has a model twice: their spread would be too small.
+
+    Raises
+    ------
+    ConfigError
+        Naming the model; only paths and names are compared.
+    """
+    folders = Counter(newest_model(Path(m)).resolve() for m in models if isinstance(m, str | Path))
+    for folder, times in folders.items():
+        if times > 1:
+            raise ConfigError(
+                f"{folder}: is given {times} times; a committee needs different models"
+            )

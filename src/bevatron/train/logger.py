@@ -55,6 +55,7 @@ class Logger:
         self.console = console
         self._log_every = run.settings.train.log_every
         self._stages = [stage.name for stage in run.stages]
+        self._rate_names = run.rate_names
         self._journal: Journal | None = None
         self._writers: list[Writer] = []
         self._began = time.monotonic()
@@ -144,7 +145,7 @@ class Logger:
             **({"numbers": dict(numbers)} if numbers else {}),
             "time": {
                 "seconds": seconds,
-                **_rates(result.sizes, seconds, capture_seconds),
+                **self._rates(result.sizes, seconds, capture_seconds),
                 "wait_share": min(waited / seconds, 1.0),
             },
         }
@@ -171,7 +172,7 @@ class Logger:
             "samples": progress.samples,
             "time": {
                 "seconds": seconds,
-                **_rates(sizes, seconds, sums.get("time/capture", 0.0)),
+                **self._rates(sizes, seconds, sums.get("time/capture", 0.0)),
                 "wait_share": min(sums.get("time/waited", 0.0) / seconds, 1.0),
             },
         }
@@ -190,12 +191,12 @@ class Logger:
         self.write(whole)
         self.console.epoch(whole)
 
-
-def _rates(sizes: Mapping[str, int], seconds: float, capture: float) -> dict[str, float]:
-    """Return the throughput by name; with ``capture`` if time went into that."""
-    at_work = seconds - capture if seconds > capture else seconds
-    rates = {f"{name}_per_s": value / at_work for name, value in sizes.items()}
-    return rates | ({"capture": capture} if capture else {})
+    def _rates(self, sizes: Mapping[str, int], seconds: float, capture: float) -> dict[str, float]:
+        """Return the throughput by name; with ``capture`` if time went into that."""
+        at_work = seconds - capture if seconds > capture else seconds
+        names = {name: self._rate_names.get(name, name) for name in sizes}
+        rates = {f"{names[name]}_per_s": value / at_work for name, value in sizes.items()}
+        return rates | ({"capture": capture} if capture else {})
 
 
 class Journal:

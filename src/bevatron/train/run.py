@@ -220,6 +220,9 @@ class Run:
         Writes a model folder.
     shown_metrics
         Validation metrics that the console shows after an epoch; none given: all.
+    rate_names
+        What the log calls sizes of batches in rates, where not by their own name:
+        ``{"graphs": "molecules"}``.
     notes
         Lines for the start of the log: what was found in the data.
     model_options
@@ -260,6 +263,7 @@ class Run:
     checkpoint: Path | None = None
     save_model: SaveModel = save_weights
     shown_metrics: Sequence[str] = ()
+    rate_names: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     model_options: str = ""
     sharing: Sharing = field(default_factory=SamplesApart)

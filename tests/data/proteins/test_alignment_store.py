@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bevatron.data.proteins.alignment_files import AlignmentReader, species_number, species_of
-from bevatron.data.proteins.alignments import (
-    BLOCK,
-    Alignments,
-    StoredAlignment,
-    merge_alignment,
-    prepare_alignments,
-)
+from bevatron.data.proteins.alignments import Alignments, merge_alignment, prepare_alignments
+from bevatron.data.proteins.stored_alignment import BLOCK, GROUP, StoredAlignment, pack_rows
 from bevatron.data.readers.proteins import parse_names, read_alignment
 from bevatron.data.readers.proteins.alphabet import CLASSES, GAP
 from bevatron.errors import DataError, StoreError
@@ -165,23 +160,47 @@ def test_different_species_have_different_numbers(mnemonics):
 # ---- damage ----
 
 
-def test_a_flipped_bit_is_noticed_by_who_reads_its_block_only(folder, paths, tmp_path):
-    out = prepare_alignments(AlignmentReader(paths), tmp_path / "s", workers=0).store.path
-    shard = out / "shard-000000.arrow"
+def damaged_store(paths, out, name, place):
+    """A store of which one bit of an array of the wide alignment is flipped."""
+    path = prepare_alignments(AlignmentReader(paths), out, workers=0).store.path
+    shard = path / "shard-000000.arrow"
     content = bytearray(shard.read_bytes())
-    victim = Alignments.open(out)[1].cells
-    # Row 7 of the second block of columns.
-    position = content.index(victim.tobytes()) + 2 * 70 * BLOCK + 7 * 2 * BLOCK + 5
-    content[position] ^= 1
+    victim = getattr(Alignments.open(path)[1], name)
+    content[content.index(victim.tobytes()) + victim.itemsize * place] ^= 1
     shard.write_bytes(content)
-    damaged = Alignments.open(out)[1]
+    return Alignments.open(path)[1]
+
+
+def test_a_flipped_bit_is_noticed_by_who_reads_its_block_only(paths, tmp_path):
+    # Row 7 of the second block of columns.
+    words = BLOCK // 3
+    damaged = damaged_store(paths, tmp_path / "s", "residues", 70 * words + 7 * words + 5)
     damaged.read(np.array([6, 8]), np.arange(2 * BLOCK + 40))
     damaged.read(np.array([7]), np.arange(BLOCK))
     sentence = rf"wide.a3m, query 0: row 7 of the alignment is damaged at columns {BLOCK} to"
     with pytest.raises(StoreError, match=sentence):
-        damaged.read(np.array([6, 7]), np.array([BLOCK + 300]))
+        damaged.read(np.array([6, 7]), np.array([BLOCK + 30]))
     with pytest.raises(StoreError, match="row 7"):
         list(damaged.stream())
+
+
+@pytest.mark.parametrize(
+    "name", ["deletion_ptr", "deletion_column", "deletion_count", "deletion_checksums"]
+)
+def test_a_flipped_bit_in_deletions_is_noticed_by_who_reads_its_block_only(name, paths, tmp_path):
+    rng = np.random.default_rng(4)
+    deep = write_a3m(tmp_path / "deep.a3m", random_rows(rng, GROUP + 60, BLOCK + 20))
+    whole = read_alignment(deep)
+    packed = pack_rows(whole.rows, whole.deletions)
+    first = packed["deletion_ptr"]
+    at = GROUP + 40  # a row of the second group of the first block
+    place = {"deletion_ptr": at, "deletion_checksums": 1}.get(name, int(first[at]))
+    damaged = damaged_store([paths[0], deep], tmp_path / "s", name, place)
+    damaged.read(np.arange(GROUP), np.arange(BLOCK + 20))
+    damaged.read(np.arange(GROUP + 60), np.arange(BLOCK, BLOCK + 20))
+    sentence = rf"deletions of rows {GROUP} to {GROUP + 59} are damaged at columns 0 to {BLOCK - 1}"
+    with pytest.raises(StoreError, match=sentence):
+        damaged.read(np.array([GROUP + 1]), np.array([0]))
 
 
 def test_other_stores_and_files_are_refused_in_one_sentence(tmp_path):
@@ -207,9 +226,7 @@ def deep_alignment(num_rows, num_columns):
         "files": np.zeros(1, dtype=np.int32),
         "file_rows": np.full(1, num_rows, dtype=np.int32),
     }
-    stored = merge_alignment(raw)
-    values = {name: stored[name] for name in StoredAlignment.__annotations__ if name in stored}
-    return StoredAlignment(**values | {"name": "deep", "num_rows": num_rows})
+    return StoredAlignment.of(merge_alignment(raw), "deep")
 
 
 def test_memory_to_read_rows_or_stream_all_does_not_grow_with_depth():

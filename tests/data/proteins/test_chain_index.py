@@ -9,7 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bevatron.data.proteins.alignments import ALIGNMENT_FIELDS, merge_alignment
+from bevatron.data.proteins.alignments import (
+    ALIGNMENT_FIELDS,
+    ALIGNMENTS_VERSION,
+    merge_alignment,
+)
 from bevatron.data.proteins.chain_index import (
     UNKNOWN_DAY,
     Choices,
@@ -131,7 +135,7 @@ def test_a_hundred_thousand_entries_open_plan_and_sample_in_two_seconds_and_300_
         merge_alignment(
             {
                 "rows": np.concatenate([q[None], rng.integers(0, 20, (300, len(q)))]).astype("i1"),
-                "deletions": np.zeros((301, len(q)), dtype=np.uint16),
+                "deletions": (rng.random((301, len(q))) < 0.01).astype(np.uint16),
                 "species": rng.integers(0, 9, 301).astype(np.int32),
                 "files": np.zeros(1, dtype=np.int32),
                 "file_rows": np.full(1, 301, dtype=np.int32),
@@ -143,7 +147,8 @@ def test_a_hundred_thousand_entries_open_plan_and_sample_in_two_seconds_and_300_
     one = write_store(tmp_path / "one", STORED, [columns])
     large = many(tmp_path / "large", one, 98)
     columns = concatenate([stored[i % 100] for i in range(64)], ALIGNMENT_FIELDS)
-    few = write_store(tmp_path / "few", ALIGNMENT_FIELDS, [columns])
+    settings = {"features": ALIGNMENTS_VERSION}
+    few = write_store(tmp_path / "few", ALIGNMENT_FIELDS, [columns], settings=settings)
     alignments = many(tmp_path / "alignments", few, 1563)
     assert len(large) > 100_000
     assert len(alignments) > 100_000

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bevatron.data.proteins import rows as rows_module
-from bevatron.data.proteins.alignments import StoredAlignment, merge_alignment
+from bevatron.data.proteins.alignments import merge_alignment
 from bevatron.data.proteins.rows import NO_ROW, sample_rows, stack_rows
+from bevatron.data.proteins.stored_alignment import StoredAlignment
 from bevatron.data.readers.proteins.alphabet import GAP
 
 
@@ -20,9 +21,7 @@ def alignment(rows, species, deletions=None):
         "files": np.zeros(1, dtype=np.int32),
         "file_rows": np.full(1, len(rows), dtype=np.int32),
     }
-    stored = merge_alignment(raw)
-    values = {name: stored[name] for name in StoredAlignment.__annotations__ if name in stored}
-    return StoredAlignment(**values | {"name": "a", "num_rows": int(stored["num_rows"])})
+    return StoredAlignment.of(merge_alignment(raw), "a")
 
 
 def distinct(similarities, width=8):

@@ -5,7 +5,7 @@ import torch
 
 from bevatron.kernels import layer_norm_linear, use
 from bevatron.kernels.shared import chunked_linear as products
-from bevatron.testing import Tolerance, check_op
+from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
@@ -51,6 +51,27 @@ def _small_chunks(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_result_and_gradients_are_right(names, dtype):
     check(make((3, 5), 24, 7, *names, dtype=dtype))
+
+
+@pytest.mark.parametrize(("width", "out"), [(24, 17), (40, 16), (3, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_few_and_many_channels_are_right(width, out, dtype):
+    check(make((70, 2), width, out, "norm_weight", "bias", dtype=dtype), strided=True)
+
+
+def test_rows_and_their_gradient_are_read_where_they_lie():
+    """Attention's gradient of a pair bias has its heads in front, the pair may be transposed."""
+    inputs = make((3, 5), 24, 4, "norm_weight", "norm_bias")
+    inputs["x"] = inputs["x"].transpose(0, 1)
+    results = []
+    for choice, dtype in (("triton", torch.float32), ("reference", torch.float64)):
+        leaves = {n: v.to(dtype).requires_grad_() for n, v in inputs.items()}
+        with use(layer_norm_linear=choice):
+            y = layer_norm_linear(**leaves).movedim(-1, 0)
+        weight = torch.linspace(-1.0, 1.0, y.numel(), device=y.device).to(dtype).view(y.shape)
+        results.append((y, *torch.autograd.grad((weight * y).sum(), list(leaves.values()))))
+    for got, want in zip(*results, strict=True):
+        assert_close(got, want, 2e-5)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 8])

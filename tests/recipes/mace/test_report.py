@@ -13,6 +13,7 @@ from bevatron.models.common.metrics import error_rows
 from bevatron.recipes.mace.evaluate import Predictions, summarise
 from bevatron.recipes.mace.report import isolated_energies, write_report
 from bevatron.recipes.mace.report_errors import constant_shifts
+from bevatron.train.report import plots
 from bevatron.train.report.training import duration
 from bevatron.train.settings import BatchConfig
 
@@ -111,6 +112,19 @@ def test_everything_is_in_the_page_and_all_pictures_are_written(folder, evaluati
         "learning_curves", "errors_by_group", "errors_by_file", "errors_by_element",
         "parity_energy", "parity_forces", "parity_stress", "batch_balance", "timing",
     }  # fmt: skip
+
+
+def test_a_symmetric_stress_is_drawn_once(folder, evaluation, monkeypatch):
+    drawn, draw = {}, plots.parity
+    monkeypatch.setattr(
+        plots,
+        "parity",
+        lambda label, said, name, *rest: (
+            drawn.update({name: np.isfinite(label).sum()}) or draw(label, said, name, *rest)
+        ),
+    )
+    write_report(folder, {"test": evaluation})
+    assert drawn["stress component"] == 6
 
 
 def test_coverage_of_labels_is_told(folder, evaluation):

@@ -31,7 +31,7 @@ Counts = npt.NDArray[np.uint8]
 class AlignmentRows(Protocol):
     """R rows of an alignment, the query first, and L columns, with classes of the alphabet.
 
-    `bevatron.data.proteins.alignments.StoredAlignment` is one.
+    `bevatron.data.proteins.stored_alignment.StoredAlignment` is one.
     """
 
     @property

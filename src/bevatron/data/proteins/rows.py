@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bevatron.data.proteins.alignments import StoredAlignment
+from bevatron.data.proteins.stored_alignment import StoredAlignment
 from bevatron.data.readers.proteins.alphabet import CLASSES, GAP
 from bevatron.typing import Array, IntArray
 

@@ -7,7 +7,7 @@ read-only numpy views of the memory-mapped file, after their checksum has been v
 import json
 import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -156,7 +156,7 @@ class Store:
         result = np.empty(len(self), dtype=np.int64)
         start = 0
         for number in range(len(self._entries)):
-            shard = self._shards[number] or self._open_shard(number)
+            shard = self._shards[number] or self._opened(number, (spec,))
             shard.verify_column(f"{field}/offsets")
             offsets = shard.offsets[field]
             np.subtract(offsets[1:], offsets[:-1], out=result[start : start + shard.num_samples])
@@ -179,7 +179,7 @@ class Store:
         """
         spec = self._field(field)
         for number in range(len(self._entries)):
-            shard = self._shards[number] or self._open_shard(number)
+            shard = self._shards[number] or self._opened(number, (spec,))
             shard.verify_column(field)
             if spec.ragged:
                 shard.verify_column(f"{field}/offsets")
@@ -209,14 +209,18 @@ class Store:
         return self._by_name[name]
 
     def _open_shard(self, number: int) -> Shard:
+        shard = self._shards[number] = self._opened(number, self.fields)
+        return shard
+
+    def _opened(self, number: int, fields: Sequence[Field]) -> Shard:
+        """Map a shard for some fields; only what samples are read from is kept."""
         entry = self._entries[number]
-        shard = Shard.open(self.path / entry["name"], entry["size"], self.fields)
+        shard = Shard.open(self.path / entry["name"], entry["size"], fields)
         if shard.num_samples != entry["samples"]:
             raise StoreError(
                 f"{shard.path}: the shard holds {shard.num_samples} samples where the manifest "
                 f"says {entry['samples']}; {REBUILD}"
             )
-        self._shards[number] = shard
         return shard
 
     def _bound_pages(self) -> None:

@@ -6,11 +6,14 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.shared.dtypes import wide_type
+from bevatron.kernels.shared.launch import pointers
 from bevatron.kernels.shared.triton_launch import launch
 from bevatron.kernels.shared.triton_math import accumulator
 
 SUM_BLOCK, PAIR_BLOCK, SUM_BLOCK_C = 512, 1024, 8
 """Partial sums that are added at once, at most, of one tensor and of two; columns of a program."""
+LAYER_BLOCK_C = 32
+"""The same of a layer: few, so that all partial sums are on their way at once."""
 
 
 def new_sums(rows: Tensor, count: int, width: int) -> Tensor:
@@ -55,6 +58,82 @@ def sum_weight_and_bias_partials(
         HAS_BIAS=bias is not None,
         num_warps=8,
     )
+
+
+def finish_normed_layer(
+    parts: Tensor,
+    weight: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    dweight: Tensor,
+    dbias: Tensor,
+    shares: Tensor,
+) -> None:
+    """Make gradients of a linear layer that follows a norm of what programs left in ``parts``.
+
+    Parameters
+    ----------
+    parts
+        [programs, K C + K], partial sums over rows of ``d xhat^T`` and of d. d is the gradient of
+        the layer's result, xhat are the rows normalised, without the norm's weight and bias.
+    weight, norm_weight, norm_bias
+        [K, C] and [C].
+    dweight, dbias
+        Are written; a bias that is not given has no elements.
+    shares
+        [K, 2, C]: terms of the gradients of the norm's weight and bias, are written.
+    """
+    K, C = weight.shape
+    launch(
+        finish_layer_kernel,
+        (K, -(-C // LAYER_BLOCK_C)),
+        (parts, *pointers(parts, weight, norm_weight, norm_bias), dweight, dbias, shares),
+        (len(parts),),
+        K=K,
+        C=C,
+        BLOCK=min(SUM_BLOCK, 1 << (len(parts) - 1).bit_length()),
+        BLOCK_C=LAYER_BLOCK_C,
+        HAS_NORM_WEIGHT=norm_weight is not None,
+        HAS_NORM_BIAS=norm_bias is not None,
+        HAS_BIAS=dbias.numel() > 0,
+        num_warps=8,
+    )
+
+
+@triton.jit
+def finish_layer_kernel(
+    Parts, Weight, NormWeight, NormBias, DWeight, DBias, Shares, parts,
+    K: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    HAS_NORM_WEIGHT: tl.constexpr, HAS_NORM_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Finish BLOCK_C weights of channel h of a layer, their partial sums added in their order.
+
+    With X = sum d xhat^T and s = sum d, W the layer's weight, w and b the norm's: dW = X w + s b,
+    ds = s, and dw = sum_h W_h X_h, db = sum_h W_h s_h, whose terms go to Shares.
+    """
+    h, c = tl.program_id(0), tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    of_c = c < C
+    total = tl.zeros([BLOCK, BLOCK_C], tl.float32)
+    sums = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, parts, BLOCK):
+        part = first + tl.arange(0, BLOCK)
+        at, keep = Parts + part.to(tl.int64) * (K * (C + 1)), part < parts
+        # [BLOCK, BLOCK_C]
+        total += tl.load(
+            at[:, None] + h * C + c[None, :], mask=keep[:, None] & of_c[None, :], other=0.0
+        )
+        sums += tl.load(at + K * C + h, mask=keep, other=0.0)  # [BLOCK]
+    d_xhat, d_sum = tl.sum(total, 0), tl.sum(sums, 0)
+    weight = tl.load(Weight + h * C + c, mask=of_c, other=0.0).to(tl.float32)  # [BLOCK_C]
+    tl.store(Shares + 2 * h * C + c, weight * d_xhat, mask=of_c)
+    tl.store(Shares + (2 * h + 1) * C + c, weight * d_sum, mask=of_c)
+    if HAS_NORM_WEIGHT:
+        d_xhat *= tl.load(NormWeight + c, mask=of_c, other=0.0).to(tl.float32)  # [BLOCK_C]
+    if HAS_NORM_BIAS:
+        d_xhat += d_sum * tl.load(NormBias + c, mask=of_c, other=0.0).to(tl.float32)  # [BLOCK_C]
+    tl.store(DWeight + h * C + c, d_xhat.to(DWeight.dtype.element_ty), mask=of_c)
+    if HAS_BIAS and tl.program_id(1) == 0:
+        tl.store(DBias + h, d_sum.to(DBias.dtype.element_ty))
 
 
 @triton.jit

@@ -48,7 +48,7 @@ def shared(mesh: Mesh, size: int) -> Iterator[Group]:
     """
     groups = data_mesh(mesh, size).world
     partition = [range(size * k, size * (k + 1)) for k in range(groups)]
-    _joined.append(open_groups(partition, mesh))
+    _joined.append(open_groups(partition, mesh, apart=True))
     try:
         yield _joined[-1]
     finally:

@@ -1,12 +1,14 @@
 """How near predicted chains are to known ones."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from bevatron.data.proteins.chain_batch import collate_chain
+from bevatron.data.proteins.chain_batch import ChainBatch, collate_chain
 from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.errors import ConfigError
 from bevatron.files import write_json_atomically
@@ -24,6 +26,7 @@ def evaluate_stores(
     device: str = "auto",
     most: int | None = None,
     out: Path | None = None,
+    pictures: Path | None = None,
 ) -> dict[str, Any]:
     """Predict the chains of stores, whole, and compare them with the known structures.
 
@@ -39,6 +42,8 @@ def evaluate_stores(
         Chains of each store at most; None for all.
     out
         JSON file for the table.
+    pictures
+        Folder for one picture of each chain: lDDT by residue, and both structures superposed.
 
     Returns
     -------
@@ -64,11 +69,22 @@ def evaluate_stores(
             found, each = task.predict(predictor.model, one), task.metrics()
             for metrics in (each, total):
                 metrics.update(one, found)
-            rows.append({"name": data.describe(index), **each.compute()})
+            name = data.describe(index)
+            rows.append({"name": name, **each.compute()})
+            if pictures is not None:
+                _draw(name, one, found, pictures)
     values = {"mean": total.compute(), "chains": rows}
     if out is not None:
         write_json_atomically(out, values)
     return values
+
+
+def _draw(name: str, batch: ChainBatch, found: Mapping[str, Tensor], folder: Path) -> None:
+    from bevatron.recipes.alphafold2.pictures import picture_of
+    from bevatron.train.report.plots import save
+
+    title = Path(name).name
+    save(picture_of(title, batch, found), folder / f"{re.sub(r'[^A-Za-z0-9.]+', '-', title)}.png")
 
 
 def print_table_of(values: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ from bevatron.recipes.gpspp.data import molecule_sizes
 from bevatron.recipes.gpspp.domain import differences
 from bevatron.recipes.gpspp.finetune import trained_model
 from bevatron.recipes.gpspp.stores import check_molecules, prepare_molecules
+from bevatron.recipes.kinds import check_distinct
 from bevatron.train.evaluate import in_eval_mode, ordered_batches, predict
 from bevatron.train.settings import BatchConfig
 from bevatron.typing import Array, Arrays, FloatArray, IntArray
@@ -169,6 +170,7 @@ class MoleculePredictor:
         given: Sequence[Any] = [models] if single else list(models)  # type: ignore[arg-type]
         if not given:
             raise ConfigError("models: expected at least one run or model folder")
+        check_distinct(given)
         dtype = torch.float64 if precision == "float64" else torch.float32
         self.device, self.precision, self.dtype = device_to_use(device), precision, dtype
         announce(self.device, precision)

@@ -204,6 +204,7 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
         resume=resume,
         save_model=SaveModel(SYSTEM.kind, model.config),
         shown_metrics=_shown(model.config, modes),
+        rate_names={"graphs": SYSTEM.samples},
         on_end=WriteOutcome(
             data, modes, WriteReport(REPORT, data, modes, settings.batch) if config.report else None
         ),

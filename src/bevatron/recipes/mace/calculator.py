@@ -24,7 +24,7 @@ from bevatron.data.verlet import VerletList
 from bevatron.errors import ConfigError
 from bevatron.recipes.devices import announce
 from bevatron.recipes.finite import check_finite
-from bevatron.recipes.mace.potential import Potential, Results
+from bevatron.recipes.mace.potential import Potential, Results, committee
 from bevatron.typing import Arrays
 
 Model = torch.nn.Module | Path | str
@@ -96,7 +96,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
         models: list[Any] = list(model) if several else [model]  # type: ignore[arg-type]
         if not models:
             raise ConfigError("the calculator needs at least one model")
-        self.potentials = [Potential(each, device, dtype, head, capture=capture) for each in models]
+        self.potentials = committee(models, device, dtype, head, capture=capture)
         announce(self.potentials[0].device, self.potentials[0].dtype)
         cutoffs = {potential.cutoff for potential in self.potentials}
         self.neighbours = {cutoff: VerletList(cutoff, skin) for cutoff in sorted(cutoffs)}

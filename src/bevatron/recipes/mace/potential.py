@@ -21,7 +21,7 @@ from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.models.mace import MACE, MaceConfig, hessian, load_model
 from bevatron.parallel.threads import few_threads
 from bevatron.recipes.devices import device_to_use
-from bevatron.recipes.kinds import newest_model
+from bevatron.recipes.kinds import check_distinct, newest_model
 from bevatron.train.capture.cuda_graphs import NotCapturableError
 from bevatron.train.capture.inference import CapturedInference, Outputs, obstacle
 from bevatron.typing import Arrays
@@ -242,6 +242,20 @@ class Potential:
         if self.device.type == "cuda" and why not in _said:
             _said.add(why)
             log.warning("inference is not captured as CUDA graphs: %s", why)
+
+
+def committee(
+    models: Sequence[torch.nn.Module | Path | str], *given: Any, **options: Any
+) -> list[Potential]:
+    """Open one or several different models; ``given`` and ``options`` as of `Potential`.
+
+    Raises
+    ------
+    ConfigError
+        If one is given twice.
+    """
+    check_distinct(models)
+    return [Potential(model, *given, **options) for model in models]
 
 
 def _results(batch: StructureBatch, read: Callable[[], Outputs]) -> Iterator[Results]:

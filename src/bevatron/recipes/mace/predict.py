@@ -21,7 +21,7 @@ from bevatron.errors import DataError, TrustError
 from bevatron.recipes.devices import announce
 from bevatron.recipes.finite import check_finite
 from bevatron.recipes.mace.calculator import as_properties
-from bevatron.recipes.mace.potential import Potential, Results
+from bevatron.recipes.mace.potential import Potential, Results, committee
 from bevatron.recipes.mace.relax import Relaxation, relax
 from bevatron.typing import Arrays
 
@@ -79,7 +79,7 @@ def predict_file(
     import ase.io
 
     out, done = _extxyz(out), 0
-    potentials = [Potential(model, device, dtype, head) for model in models]
+    potentials = committee(models, device, dtype, head)
     announce(potentials[0].device, potentials[0].dtype)
     structures = _read(Path(source))
     with files.atomic_write(out, DataError) as raw:
@@ -135,7 +135,7 @@ def predict_structures(
     else:
         given = [source] if isinstance(source, Atoms) else source
         where, structures = Path("structures"), list(enumerate(given))
-    potentials = [Potential(model, device, dtype, head) for model in models]
+    potentials = committee(models, device, dtype, head)
     announce(potentials[0].device, potentials[0].dtype)
     for potential in potentials:
         for number, atoms in structures:

@@ -174,10 +174,12 @@ def show_parity(
         "parity_forces",
     )
     if np.isfinite(values.stress).any():
+        row, column = np.triu_indices(3)  # a stress is symmetric
+        label, said = (
+            1e3 * stress[:, row, column] for stress in (values.stress, values.predicted_stress)
+        )
         report.figure(
-            plots.parity(
-                1e3 * values.stress, 1e3 * values.predicted_stress, "stress component", "meV/Å³"
-            ),
+            plots.parity(label, said, "stress component", "meV/Å³"),
             f"Stress components of the {name} set.",
             "parity_stress",
         )

@@ -5,7 +5,6 @@
 node sends in a fixed order and writes the row once.
 """
 
-import linecache
 import os
 from collections.abc import Collection, Mapping
 from functools import cache
@@ -25,6 +24,7 @@ from bevatron.kernels.equivariant.channelwise_tensor_product.triton_source impor
     write_source,
 )
 from bevatron.kernels.equivariant.edge_order import EdgeOrder
+from bevatron.kernels.shared.triton_generated import generated
 from bevatron.kernels.shared.triton_math import accumulator
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -45,17 +45,11 @@ MOST_SUMS = 64
 
 
 @cache
-def compiled(product: Product, variant: Variant) -> Any:
-    """Return the kernel of a variant; Triton reads its source where a debugger would."""
-    source = write_source(product, variant)
-    name = f"<bevatron channelwise_tensor_product {variant.kind} {len(linecache.cache)}>"
-    # Without a time of change, nobody looks for the file.
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    namespace: dict[str, Any] = {"tl": tl, "__name__": __name__}
-    exec(compile(source, name, "exec"), namespace)  # noqa: S102  our own text, written just now
-    return triton.jit(do_not_specialize=["first", "stop", "num_rows"])(
-        namespace[kernel_name(variant)]
-    )
+def compiled(product: Product, variant: Variant, layouts: bool) -> Any:
+    """Return the kernel of a variant, with the layouts that a GPU needs or without."""
+    source = write_source(product, variant, layouts)
+    counts = ["first", "stop", "num_rows"]
+    return generated(source, kernel_name(variant), __name__, layouts, counts)
 
 
 class Index(NamedTuple):
@@ -137,7 +131,8 @@ def run(
     arguments += [t for t in index[:3] if t is not None]
     num_nodes = index.receiver_ptr.shape[0] - 1
     grid = (num_nodes * variant.pieces * num_blocks(product, variant),)
-    compiled(product, variant)[grid](*arguments, chunk.first, chunk.stop, w.shape[0], num_warps=1)
+    kernel = compiled(product, variant, x.is_cuda)
+    kernel[grid](*arguments, chunk.first, chunk.stop, w.shape[0], num_warps=1)
     if by_y and results[by_y] is not into[by_y]:
         torch.sum(results[by_y], 0, out=into[by_y])
     if by_x:

@@ -16,7 +16,8 @@ gradients of edges are written as they are computed. There are no atomics.
   <g, T(ax, Y, w) + T(x, ay, w) + T(x, Y, aw)> with respect to g (dg, summed over edges), x, Y and
   w; and gw again for callers that did not keep it.
 
-In a generated kernel a variable with channels is a block [EDGES, BLOCK] (written out, such as
+The same source is Triton, for the interpreter, and Gluon (`shared.triton_generated`). In a
+generated kernel a variable with channels is a block [EDGES, BLOCK] (written out, such as
 [1, 32]), one without, such as a harmonic, [EDGES, 1], or a scalar [] where EDGES is 1.
 """
 
@@ -24,6 +25,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bevatron.kernels.equivariant.channelwise_tensor_product.couplings import Coupling, Product
+
+LAYOUT = "tl.BlockedLayout([1, 1], [1, 32], [1, 1], [1, 0])"
+"""Of a block of channels: one per thread of a warp."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,13 @@ class Variant:
     permuted: bool = False
 
 
-def write_source(product: Product, variant: Variant) -> str:
-    """Return the source of a module that defines the function `kernel_name` for `triton.jit`."""
-    return _Writer(product, variant).text()
+def write_source(product: Product, variant: Variant, layouts: bool = False) -> str:
+    """Return the source of a module that defines the function `kernel_name`.
+
+    ``layouts``: whether to write the layouts that Gluon requires and Triton does not accept, for
+    one edge at once.
+    """
+    return _Writer(product, variant, layouts).text()
 
 
 class _Writer:
@@ -73,8 +81,8 @@ class _Writer:
     Variables of edges have one row per edge computed at once.
     """
 
-    def __init__(self, product: Product, variant: Variant) -> None:
-        self.product, self.variant = product, variant
+    def __init__(self, product: Product, variant: Variant, layouts: bool) -> None:
+        self.product, self.variant, self.layouts = product, variant, layouts
         self.lines: list[str] = []
         self.depth = 0
         self.inputs = ["x", "y", "w", *(n for n in ("ax", "ay", "aw") if n in variant.given)]
@@ -109,9 +117,11 @@ class _Writer:
         self.depth -= 1
         for c, m in self._rows() if self.sums else ():
             self._load_node("previous", self.sums, c, m, "carry")
-            total = f"previous + tl.sum(sum_{c.number}_{m}, axis=0)[None, :]"
+            total = f"sum_{c.number}_{m}"
+            if edges > 1:
+                total = f"tl.sum({total}, axis=0)[None, :]"
             where, shape = f"{self.sums}_ptr + {self._offset(c, m)}", f"[1, {self.variant.block}]"
-            self._store(where, total, self._mask(c.path.x), shape)
+            self._store(where, f"previous + {total}", self._mask(c.path.x), shape)
         return "\n".join(self.lines) + "\n"
 
     def _header(self) -> None:
@@ -126,7 +136,8 @@ class _Writer:
         self._add("pid = tl.program_id(0).to(tl.int64)")
         self._add(f"node = pid // {parts * pieces}")
         self._add(f"part = pid % {parts}")
-        self._add(f"lane = tl.arange(0, {block})[None, :]")
+        lanes = f", layout=tl.SliceLayout(0, {LAYOUT})" if self.layouts else ""
+        self._add(f"lane = tl.arange(0, {block}{lanes})[None, :]")
         self._add(f"k = part * {block} + lane")
         for i, irrep in enumerate(self.product.irreps_in):
             if self._mask(i):
@@ -409,7 +420,8 @@ class _Writer:
         return f"mask_{block} & {also}" if also else f"mask_{block}"
 
     def _zeros(self) -> str:
-        return f"tl.zeros({self._channels_shape}, dtype=tl.{self.variant.dtype})"
+        layout = f", layout={LAYOUT}" if self.layouts else ""
+        return f"tl.zeros({self._channels_shape}, dtype=tl.{self.variant.dtype}{layout})"
 
     def _add(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)

@@ -9,7 +9,6 @@ Operators: ``forward`` -> ``backward`` and ``weights`` -> ``double_backward`` an
 The backward of ``weights``, which is linear in g and does not depend on C, uses the first two.
 """
 
-import linecache
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -31,6 +30,7 @@ from bevatron.kernels.equivariant.symmetric_contraction.triton_source import (
 from bevatron.kernels.equivariant.triton_element_tiles import sum_tiles, tile_table
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
+from bevatron.kernels.shared.triton_generated import generated
 from bevatron.maths.irreps import Layout
 from bevatron.maths.symmetric_product import CouplingTensor
 
@@ -231,21 +231,9 @@ def _rows(kind: str, a: Tensor) -> int:
 
 @cache
 def _kernel(key: str, kind: str, chunk: int, compiled: bool) -> Any:
-    """Build the kernel of one kind for a polynomial, and its source known to tracebacks."""
+    """Build the kernel of one kind for a polynomial."""
     source = write_source(known_polynomial(key), kind, chunk, layouts=compiled)
-    name = f"<bevatron symmetric_contraction {kind} {len(linecache.cache)}>"
-    # Without a time of change, nobody looks for the file.
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    namespace: dict[str, Any] = {"__name__": __name__}
-    if compiled:
-        from triton.experimental import gluon
-        from triton.experimental.gluon import language as gl
-
-        namespace |= {"jit": gluon.jit, "tl": gl, "gl": gl}
-    else:
-        namespace |= {"jit": triton.jit, "tl": tl}
-    exec(compile(source, name, "exec"), namespace)  # noqa: S102  our own text, written just now
-    return namespace[f"contraction_{kind}"]
+    return generated(source, f"contraction_{kind}", __name__, compiled)
 
 
 def _is_component_major(a: Tensor) -> bool:

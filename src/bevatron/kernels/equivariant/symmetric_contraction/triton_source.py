@@ -13,9 +13,8 @@ p_M the polynomial of the component M and g the gradient of the result:
 - weights: the gradient of C, sum_n g_M m_t(A) for each term's product m_t, summed here over the
   atoms of a tile. `weights_along`: the same for <v, grad f>, with the derivative of m_t along v.
 
-The same source is Triton, for the interpreter, and Gluon, Triton's lower level, which takes the
-layout of every tensor explicitly: the channels of a row over the threads of a warp, one each.
-Triton infers the same layout, but its layout-improving pass takes minutes for thousands of terms.
+The same source is Triton, for the interpreter, and Gluon (`shared.triton_generated`): the channels
+of a row lie over the threads of a warp, one each.
 
 Variables of the kernels are blocks [ROWS, LANES] unless a comment says otherwise. A node of the
 tree at depth d is a product s{d} of d components, and q{d} the sum of its subtree divided by that
@@ -29,7 +28,6 @@ from bevatron.kernels.equivariant.symmetric_contraction.polynomial import Node, 
 KINDS = ("forward", "backward", "double_backward", "weights", "weights_along")
 
 _SIGNATURE = """
-@jit
 def contraction_{kind}(
     {pointers}, order_ptr, table_ptr,
     K: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_S: tl.constexpr,
@@ -54,10 +52,10 @@ _ROWS = """
 {margin}row = n[:, None] * ({num_m} * K)
 """
 
-_BOTH = "gl.BlockedLayout([ROWS, 1], [1, 32], [1, LANES // 32], [1, 0])"
+_BOTH = "tl.BlockedLayout([ROWS, 1], [1, 32], [1, LANES // 32], [1, 0])"
 _LAYOUTS = {
-    "row_layout": f", layout=gl.SliceLayout(1, {_BOTH})",
-    "lane_layout": f", layout=gl.SliceLayout(0, {_BOTH})",
+    "row_layout": f", layout=tl.SliceLayout(1, {_BOTH})",
+    "lane_layout": f", layout=tl.SliceLayout(0, {_BOTH})",
     "both_layout": f", layout={_BOTH}",
 }
 

@@ -1,12 +1,14 @@
-"""LayerNorm and a linear layer: two custom operators that work a chunk of rows at a time.
+"""LayerNorm and a linear layer: two custom operators.
 
-The normalised rows of a chunk come from the LayerNorm's kernel and go into the device library's
-product while they are in its cache; the backward pass makes them again.
+A layer of a few channels has kernels of its own (`triton_narrow`). Others work a chunk of rows at a
+time: its normalised rows come from the LayerNorm's kernel and go into the device library's product
+while they are in its cache; the backward pass makes them again.
 """
 
 from torch import Tensor
 
 from bevatron.kernels.pair.layer_norm.triton import NormedRows, new_outputs
+from bevatron.kernels.pair.layer_norm_linear import triton_narrow
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.chunked_linear import Linear, chunk_of, chunks
 from bevatron.kernels.shared.custom_op import custom_op
@@ -40,6 +42,10 @@ def project(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the result and every row's mean and 1/sigma in float32."""
     y, mean, rstd = new_outputs(x, weight.shape[0])
+    if triton_narrow.is_narrow(x, weight):
+        given = x, norm_weight, norm_bias, weight, bias
+        triton_narrow.project(*given, y, mean, rstd, eps)
+        return y, mean, rstd
     rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
     layer, y_rows = Linear(x.dtype, [weight], [bias]), y.view(-1, weight.shape[0])
     for part in chunks(len(rows.rows), x.shape[-1] * x.element_size()):
@@ -60,6 +66,13 @@ def project_backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of all tensors, without elements for those that are not given."""
+    if triton_narrow.is_narrow(x, weight):
+        dx, *of_weights = empty_gradients(x, x, norm_weight, norm_bias, weight, bias)
+        given = dy, x, norm_weight, norm_bias, weight, mean, rstd
+        dnorm_weight, dnorm_bias, dweight, dbias = of_weights
+        found = dx, dnorm_weight, dnorm_bias, dweight, dbias
+        triton_narrow.project_backward(*given, found)
+        return found
     dx, dnorm_weight, dnorm_bias = empty_gradients(x, x, norm_weight, norm_bias)
     rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
     dy, dx_rows = dy.reshape(-1, dy.shape[-1]).contiguous(), dx.view(rows.rows.shape)

@@ -18,7 +18,7 @@ from bevatron.kernels.pair.triangle_multiply.triton_launch import (
     Pair,
     padded,
 )
-from bevatron.kernels.shared.autograd import empty_gradients
+from bevatron.kernels.shared.autograd import empty_gradients, needs_grad
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.launch import on_device
 
@@ -63,23 +63,27 @@ def triangle_multiply(
         *(joint, joint_bias, norm_out_weight, norm_out_bias, out_weight, out_gate_weight),
         out_biases,
     )
+    keeps = needs_grad(*given)
     if contraction is None:
-        y: Tensor = multiply(*given, outgoing, eps)[0]
+        y: Tensor = multiply(*given, outgoing, eps, keeps)[0]
     else:
-        y = _Contracted.apply(contraction, outgoing, eps, *given)
+        y = _Contracted.apply(contraction, outgoing, eps, keeps, *given)
     return y
 
 
-def _new_outputs(z: Tensor, norm_out_weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _new_outputs(
+    z: Tensor, norm_out_weight: Tensor, keeps: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     R, N = z.shape[-3:-1]
     matrices = norm_out_weight.shape[0] * z.shape[:-3].numel()
+    ab = z.new_empty((2 * matrices if keeps else 0, R, padded(N)))
     statistics = z.new_empty((4, z.shape[:-1].numel()), dtype=torch.float32)
-    return z.new_empty(z.shape), z.new_empty((matrices, R, padded(N))), statistics
+    return z.new_empty(z.shape), z.new_empty((matrices, R, padded(N))), ab, statistics
 
 
 @custom_op(
     "triangle_multiply",
-    outputs="y x statistics",
+    outputs="y x ab statistics",
     fake=_new_outputs,
 )
 def multiply(
@@ -96,15 +100,16 @@ def multiply(
     out_bias: Tensor | None,
     outgoing: bool,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result, the contraction [H batch, N, N padded] and the rows' statistics [4, M].
+    keeps: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the result, the contraction [H batch, N, N padded], a and b, the statistics [4, M].
 
     ``joint_weight`` is [4 H, C], of a, its gates, b and its gates, ``out_bias`` [2 C], of result
-    and gate.
+    and gate. a and b, [2 H batch, N, N padded], are returned if the backward pass is to come.
     """
     return _multiply(
         *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
-        *(norm_out_bias, out_weight, gate_weight, out_bias, eps, _Products(outgoing)),
+        *(norm_out_bias, out_weight, gate_weight, out_bias, eps, keeps, _Products(outgoing)),
     )
 
 
@@ -121,22 +126,23 @@ def _multiply(
     gate_weight: Tensor,
     out_bias: Tensor | None,
     eps: float,
+    keeps: bool,
     products: "_Products",
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     run = Multiplication(
         *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
         *(norm_out_bias, out_weight, gate_weight, out_bias, eps),
     )
-    y, x, statistics = _new_outputs(z, norm_out_weight)
+    y, x, ab, statistics = _new_outputs(z, norm_out_weight, keeps)
     if z.numel():
         pair, of_rows = run.pair, statistics.unbind()
-        ab = pair.planes(z, 2 * pair.H)
-        run.project(ab, of_rows[:2])
-        a, b = ab.chunk(2)
+        made = ab if keeps else pair.planes(z, 2 * pair.H)
+        run.project(made, of_rows[:2])
+        a, b = made.chunk(2)
         products.contract(pair, a, b, x)
-        del ab, a, b
+        del made, a, b
         run.output(x, y, of_rows)
-    return y, x, statistics
+    return y, x, ab, statistics
 
 
 @multiply.backward(
@@ -157,6 +163,7 @@ def multiply_backward(
     gate_weight: Tensor,
     out_bias: Tensor | None,
     x: Tensor,
+    ab: Tensor,
     statistics: Tensor,
     outgoing: bool,
     eps: float,
@@ -164,7 +171,7 @@ def multiply_backward(
     """Return gradients of all tensors but the mask, without elements for biases not given."""
     return _multiply_backward(
         *(dy, z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
-        *(norm_out_bias, out_weight, gate_weight, out_bias, x, statistics, eps),
+        *(norm_out_bias, out_weight, gate_weight, out_bias, x, ab, statistics, eps),
         _Products(outgoing),
     )
 
@@ -183,6 +190,7 @@ def _multiply_backward(
     gate_weight: Tensor,
     out_bias: Tensor | None,
     x: Tensor,
+    ab: Tensor,
     statistics: Tensor,
     eps: float,
     products: "_Products",
@@ -190,8 +198,8 @@ def _multiply_backward(
     """Return the gradients of `multiply_backward`.
 
     Four tensors of the contraction's size take turns: the gradient of x lies in the last until
-    those of a and b have been made from it, that of b takes the place of b, and then those of
-    values and gates lie in all four.
+    those of a and b, in the first and third, have been made from it, and then those of values and
+    gates lie in all four.
     """
     found = _new_gradients(
         *(z, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
@@ -208,14 +216,12 @@ def _multiply_backward(
     pair, of_rows, dz = run.pair, statistics.unbind(), found[0]
     C, H = pair.C, pair.H
     d = pair.planes(z, 4 * H)
-    da, a, b, dx = d.chunk(4)
-    spare = d if 2 * C <= 3 * H else pair.planes(z, 2 * C)
-    before = run.output_backward(dy.contiguous(), x, of_rows, dx, dz, spare, found[5:])
+    (da, _, db, dx), (a, b) = d.chunk(4), ab.chunk(2)
+    spare = d if C <= 3 * H else pair.planes(z, C)
+    shares = run.output_backward(dy.contiguous(), x, of_rows, dx, dz, spare, found[5:])
     del spare
-    again = d.narrow(0, H * pair.batch, 2 * H * pair.batch)
-    run.project(again, torch.empty_like(statistics[:2]).unbind())
-    products.contract_backward(pair, dx, a, b, da)
-    run.project_backward(d, of_rows[:2], dz, before, found[1:5])
+    products.contract_backward(pair, dx, a, b, da, db)
+    run.project_backward(d, of_rows[:2], dz, shares, found[1:5])
     return found
 
 
@@ -233,15 +239,17 @@ class _Products:
         else:
             torch.bmm(a.mT, b, out=x)
 
-    def contract_backward(self, pair: Pair, dx: Tensor, a: Tensor, b: Tensor, da: Tensor) -> None:
-        """Write the gradients of a, and that of b on b."""
-        dx, a, b, da = (pair.matrices(tensor) for tensor in (dx, a, b, da))
+    def contract_backward(
+        self, pair: Pair, dx: Tensor, a: Tensor, b: Tensor, da: Tensor, db: Tensor
+    ) -> None:
+        """Write the gradients of a and b."""
+        dx, a, b, da, db = (pair.matrices(tensor) for tensor in (dx, a, b, da, db))
         if self.outgoing:
             torch.bmm(dx, b, out=da)
-            torch.bmm(dx.mT, a, out=b)
+            torch.bmm(dx.mT, a, out=db)
         else:
             torch.bmm(b, dx.mT, out=da)
-            torch.bmm(a, dx, out=b)
+            torch.bmm(a, dx, out=db)
 
 
 class _GivenProducts(_Products):
@@ -255,11 +263,13 @@ class _GivenProducts(_Products):
         a, b, x = (pair.matrices(tensor) for tensor in (a, b, x))
         x.copy_(self.contraction.contract(a, b, self.outgoing))
 
-    def contract_backward(self, pair: Pair, dx: Tensor, a: Tensor, b: Tensor, da: Tensor) -> None:
-        dx, a, b, da = (pair.matrices(tensor) for tensor in (dx, a, b, da))
+    def contract_backward(
+        self, pair: Pair, dx: Tensor, a: Tensor, b: Tensor, da: Tensor, db: Tensor
+    ) -> None:
+        dx, a, b, da, db = (pair.matrices(tensor) for tensor in (dx, a, b, da, db))
         found = self.contraction.contract_backward(a, b, dx, self.outgoing)
         da.copy_(found[0])
-        b.copy_(found[1])
+        db.copy_(found[1])
 
 
 class _Contracted(torch.autograd.Function):
@@ -267,12 +277,13 @@ class _Contracted(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, contraction: Contraction, outgoing: bool, eps: float, *given: Any
+        ctx: Any, contraction: Contraction, outgoing: bool, eps: float, keeps: bool, *given: Any
     ) -> Tensor:
-        ctx.how = eps, _GivenProducts(outgoing, contraction)
+        products = _GivenProducts(outgoing, contraction)
+        ctx.how, arguments = (eps, products), (*given, eps, keeps, products)
         with on_device(given[0]):
-            y, x, statistics = _multiply(*given, *ctx.how)
-        ctx.save_for_backward(*given, x, statistics)
+            y, *kept = _multiply(*arguments)
+        ctx.save_for_backward(*given, *kept)
         return y
 
     @staticmethod
@@ -282,7 +293,7 @@ class _Contracted(torch.autograd.Function):
         with on_device(dy):
             dz, *rest = _multiply_backward(dy, *given, *ctx.how)
         weights = [None if w is None else dw for dw, w in zip(rest, given[2:], strict=False)]
-        return None, None, None, dz, None, *weights
+        return None, None, None, None, dz, None, *weights
 
 
 def _joint(biases: tuple[Tensor | None, ...], like: Tensor) -> Tensor | None:

@@ -16,17 +16,19 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     project_input_kernel,
     project_kernel,
 )
-from bevatron.kernels.pair.triangle_multiply.triton_weights import finish_kernel, weight_kernel
+from bevatron.kernels.pair.triangle_multiply.triton_weights import weight_kernel
 from bevatron.kernels.shared.launch import contiguous, num_sms
 from bevatron.kernels.shared.layouts import per_layout
 from bevatron.kernels.shared.rows import as_rows
 from bevatron.kernels.shared.tiles import Tiles
 from bevatron.kernels.shared.triton_launch import Launch
 from bevatron.kernels.shared.triton_math import allows_tf32
+from bevatron.kernels.shared.triton_partial_sums import (
+    finish_normed_layer,
+    sum_weight_and_bias_partials,
+)
 
 LARGEST_WIDTH = 256
-FINISHED = 16
-"""Channels of a norm whose gradients a program finishes."""
 ALIGNED, WELL_ALIGNED = 8, 16
 """Elements: rows of the matrices that are multiplied begin at multiples. Where lines are padded at
 all, to the second: Triton knows of multiples of 16 alone, and loads eight elements at a time."""
@@ -140,27 +142,34 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class LayerLaunches:
-    """What computes the gradients of a linear layer and of the norm before it.
+class LayerSums:
+    """What computes the sums over rows from which the gradients of a linear layer follow.
 
     Attributes
     ----------
     shares
         Shape of the partial sums over rows that ``weigh`` leaves: of d xhat^T [channels C], and of
         d [channels]. xhat are the rows normalised, without the norm's weight and bias.
-    weigh, finish
-        Launches. The second makes gradients of the sums.
+    weigh
+        The launch.
     """
 
     shares: tuple[int, int]
     weigh: Launch
-    finish: Launch
 
     @classmethod
     def of(
-        cls, pair: Pair, channels: int, *, of_x: bool, has_bias: bool, has_before: bool = False
-    ) -> "LayerLaunches":
-        """Prepare them for a layer of the contraction (``of_x``) or of the pair."""
+        cls,
+        pair: Pair,
+        channels: int,
+        *,
+        of_x: bool = False,
+        d_rows: bool = False,
+    ) -> "LayerSums":
+        """Prepare it for a layer of the contraction (``of_x``) or of the pair.
+
+        ``d_rows``: the gradient of its result has rows like the pair.
+        """
         tiles, C = pair.tiles("weight"), pair.H if of_x else pair.C
         blocks = -(-channels // tiles.columns)
         # Columns are dealt to as many programs as run at a time.
@@ -173,25 +182,16 @@ class LayerLaunches:
             (channels, columns, *pair.geometry, *pair.places),
             FULL=channels % tiles.columns == 0,
             FROM_CHANNELS=of_x,
+            D_ROWS=d_rows,
             **(pair.constants(tiles) | {"C": C, "C_PAD": pad(C)}),
         )
-        finish = Launch(
-            finish_kernel,
-            (-(-C // FINISHED),),
-            C=C,
-            CHANNELS=channels,
-            BLOCK=min(512, pad(channels)),
-            BLOCK_C=FINISHED,
-            HAS_BIAS=has_bias,
-            HAS_BEFORE=has_before,
-        )
-        return cls((parts, channels * (C + 1)), weigh, finish)
+        return cls((parts, channels * (C + 1)), weigh)
 
-    def sums(self, d: Tensor, rows: Tensor, statistics: Sequence[Tensor]) -> Tensor:
-        """Return the sums over rows of the contraction or of the pair."""
+    def __call__(self, d: Tensor, rows: Tensor, statistics: Sequence[Tensor]) -> Tensor:
+        """Return partial sums over rows of the contraction or of the pair."""
         shares = d.new_empty(self.shares, dtype=torch.float32)
         self.weigh(d, rows, *statistics, shares)
-        return shares.sum(0)
+        return shares
 
 
 @dataclass(frozen=True)
@@ -201,10 +201,10 @@ class Launches:
     project: Launch
     output: Launch
     output_input: Launch
-    of_output: LayerLaunches
-    of_gate: LayerLaunches
+    of_output: LayerSums
+    of_gate: LayerSums
     project_input: Launch
-    of_joint: LayerLaunches
+    of_joint: LayerSums
 
 
 @per_layout
@@ -233,14 +233,12 @@ def prepare(
         output_input=pair.launch(
             output_input_kernel, "output_input", numbers, **of_out, **held("output_input")
         ),
-        of_output=LayerLaunches.of(pair, C, of_x=True, has_bias=out_bias is not None),
-        of_gate=LayerLaunches.of(pair, C, of_x=False, has_bias=out_bias is not None),
+        of_output=LayerSums.of(pair, C, of_x=True),
+        of_gate=LayerSums.of(pair, C, d_rows=True),
         project_input=pair.launch(
             project_input_kernel, "project_input", numbers, **masked, **held("project_input")
         ),
-        of_joint=LayerLaunches.of(
-            pair, 4 * H, of_x=False, has_bias=joint_bias is not None, has_before=True
-        ),
+        of_joint=LayerSums.of(pair, 4 * H),
     )
 
 
@@ -339,51 +337,50 @@ class Multiplication:
         x: Tensor,
         statistics: Sequence[Tensor],
         dx: Tensor,
-        dn: Tensor,
+        dgate: Tensor,
         spare: Tensor,
         gradients: Sequence[Tensor],
     ) -> Tensor:
-        """Write dx, the gate's part of the normalised pair's gradient, and those of the weights.
+        """Write dx, the gradient of the gate's linear layer as rows, and those of the weights.
 
-        ``spare`` [2 C, ...] is overwritten. ``gradients``: of the norm's weight and bias, the
-        output's and the gate's weight, the biases. Returns the gate's part of the gradients of the
-        pair's norm.
+        ``spare`` [C, ...] is overwritten. ``gradients``: of the norm's weight and bias, the
+        output's and the gate's weight, the biases. Returns shares in the gradients of the pair's
+        norm, the first C of which, the gate's, are written.
         """
-        dnorm_weight, dnorm_bias, dout, dgate, dbias = gradients
+        *dnorm, dout, dgate_weight, dbias = gradients
         C, weights, launches = self.pair.C, self.weights, self.launches
         given = (dy, x, self.z, *weights.output(C), *statistics[2:], *statistics[:2])
-        launches.output_input(*given, dx, dn, spare)
-        of_out, of_gate = launches.of_output, launches.of_gate
-        first = C * self.pair.batch
-        total = of_out.sums(spare, x, statistics[2:])
-        layer = (total, weights.out, *weights.norm_out, total)
-        of_out.finish(*layer, dout, dbias[:C], dnorm_weight, dnorm_bias)
-        total = of_gate.sums(spare[first:], self.z, statistics[:2])
-        before = total.new_empty(2, C)
-        layer = (total, weights.gate, *weights.norm_in, total)
-        of_gate.finish(*layer, dgate, dbias[C:], before[0], before[1])
-        return before
+        launches.output_input(*given, dx, dgate, spare)
+        parts, norm = launches.of_output(spare, x, statistics[2:]), weights.norm_out
+        shares = parts.new_empty(C, 2, self.pair.H)
+        finish_normed_layer(parts, weights.out, *norm, dout, dbias[:C], shares)
+        sum_weight_and_bias_partials(shares, *norm, *dnorm)
+        parts, norm = launches.of_gate(dgate, self.z, statistics[:2]), weights.norm_in
+        shares = parts.new_empty(C + len(weights.joint), 2, C)
+        finish_normed_layer(parts, weights.gate, *norm, dgate_weight, dbias[C:], shares)
+        return shares
 
     def project_backward(
         self,
         d: Tensor,
         statistics: Sequence[Tensor],
         dz: Tensor,
-        before: Tensor,
+        shares: Tensor,
         gradients: Sequence[Tensor],
     ) -> None:
-        """Turn the gate's part of the normalised rows' gradient in ``dz`` into dz.
+        """Turn the gradient of the gate's linear layer in ``dz`` into dz.
 
         Write the other gradients too: of the norm's weight and bias, the joint weight and bias.
-        ``d`` [4 H, ...] holds the gradients of a (first quarter) and b (third); ``before`` is the
-        gate's part of the norm's.
+        ``d`` [4 H, ...] holds the gradients of a (first quarter) and b (third); ``shares`` is what
+        `output_backward` returned.
         """
-        dnorm_weight, dnorm_bias, djoint, djoint_bias = gradients
-        weights, layer = self.weights, self.launches.of_joint
-        self.launches.project_input(d, *self._projection(), *statistics, dz)
-        total = layer.sums(d, self.z, statistics)
-        given = (total, weights.joint, *weights.norm_in, before)
-        layer.finish(*given, djoint, djoint_bias, dnorm_weight, dnorm_bias)
+        *dnorm, djoint, djoint_bias = gradients
+        weights = self.weights
+        self.launches.project_input(d, *self._projection(), weights.gate, *statistics, dz)
+        parts, norm = self.launches.of_joint(d, self.z, statistics), weights.norm_in
+        rest = shares[self.pair.C :]
+        finish_normed_layer(parts, weights.joint, *norm, djoint, djoint_bias, rest)
+        sum_weight_and_bias_partials(shares, *norm, *dnorm)
 
     def _projection(self) -> tuple[Tensor, ...]:
         joint, bias = self.weights.joint, self.weights.joint_bias

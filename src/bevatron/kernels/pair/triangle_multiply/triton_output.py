@@ -5,8 +5,9 @@ n is [rows, C]; columns, rows and padding as in `triton_project`. A program owns
 holds the normalised rows of x and of the pair in registers, and loops over the C output channels.
 
 - `output_kernel` writes y and the statistics of x.
-- `output_input_kernel` recomputes values and gates; it writes dx, the gate's part of dn, and, for
-  `weight_kernel`, the gradients of the results of both linear layers.
+- `output_input_kernel` recomputes values and gates; it writes dx and the gradients of the results
+  of both linear layers: of the projection for `weight_kernel`, of the gate as rows, which
+  `project_input_kernel` multiplies by the gate's weight.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -20,27 +21,17 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     identity,
     load_bias,
     load_channels,
+    load_cols,
     load_matrix,
     load_rows,
     norm_backward,
     normalise,
     operand_in_registers,
     store_channels,
-    store_rows,
-    store_two,
+    store_cols,
     transpose_by_dot,
 )
 from bevatron.kernels.shared.triton_math import logistic
-
-
-@triton.jit
-def load_cols(Z, row, inside, first, C: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Load channels ``first .. first + BLOCK_C`` of contiguous rows, zero outside."""
-    col = first + tl.arange(0, BLOCK_C)
-    keep = inside[:, None]
-    if C % BLOCK_C != 0:
-        keep = keep & (col < C)[None, :]
-    return tl.load(Z + row[:, None] * C + col[None, :], mask=keep, other=0.0)  # [BLOCK, BLOCK_C]
 
 
 @triton.jit
@@ -80,24 +71,20 @@ def output_kernel(
             y += load_bias(Bias, h, C, BLOCK_H)[None, :]  # [BLOCK, BLOCK_H]
             gate += load_bias(GateBias, h, C, BLOCK_H)[None, :]  # [BLOCK, BLOCK_H]
         y *= logistic(gate)
-        out = h + tl.arange(0, BLOCK_H)
-        keep = inside[:, None]
-        if not FULL:
-            keep = keep & (out < C)[None, :]
-        tl.store(Y + row[:, None] * C + out[None, :], y.to(Y.dtype.element_ty), mask=keep)
+        store_cols(Y, row, inside, h, y, C, BLOCK_H)
 
 
 @triton.jit
 def output_input_kernel(
     DY, X, Z, NormWeight, NormBias, InWeight, InBias, Weight, Gate, Bias, GateBias, Mean, Rstd,
-    InMean, InRstd, DX, DN, DLinear, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
+    InMean, InRstd, DX, DGate, DOut, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
     PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute dx of BLOCK columns, and in DN the gate's part of the gradient of n.
+    """Compute dx of BLOCK columns, and the gradients of the results of both linear layers.
 
-    DLinear [2 C, plane] takes the gradients of the results of the output projection and the gate.
+    DOut [C, plane] is of the output projection; DGate, of the gate, has rows like the pair.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
@@ -114,29 +101,25 @@ def output_input_kernel(
     normed = affine(normalise(z, in_mean, in_rstd, C, C_PAD), InWeight, InBias, C, C_PAD)
     normed = operand_in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)  # [BLOCK, C_PAD]
     g = tl.zeros([BLOCK, H_PAD], tl.float32)
-    dn = tl.zeros([BLOCK, C_PAD], tl.float32)
     FULL: tl.constexpr = C % BLOCK_H == 0
     for h in tl.range(0, C, BLOCK_H, num_stages=STAGES):
         weight = load_matrix(Weight, h, C, H, H_PAD, BLOCK_H, FULL)  # [BLOCK_H, H_PAD]
         value = tl.dot(xn, tl.trans(weight), input_precision=PRECISION)  # [BLOCK, BLOCK_H]
-        gate_weight = load_matrix(Gate, h, C, C, C_PAD, BLOCK_H, FULL)  # [BLOCK_H, C_PAD]
-        gate = tl.dot(normed, tl.trans(gate_weight), input_precision=PRECISION)  # [BLOCK, BLOCK_H]
+        gate = load_matrix(Gate, h, C, C, C_PAD, BLOCK_H, FULL)  # [BLOCK_H, C_PAD]
+        gate = tl.dot(normed, tl.trans(gate), input_precision=PRECISION)  # [BLOCK, BLOCK_H]
         if HAS_BIAS:
             value += load_bias(Bias, h, C, BLOCK_H)[None, :]  # [BLOCK, BLOCK_H]
             gate += load_bias(GateBias, h, C, BLOCK_H)[None, :]  # [BLOCK, BLOCK_H]
         s = logistic(gate)
         d = load_cols(DY, row, inside, h, C, BLOCK_H).to(tl.float32) * s  # [BLOCK, BLOCK_H]
         dout = d.to(xn.dtype)
-        dgate = (d * value * (1.0 - s)).to(xn.dtype)
         g = tl.dot(dout, weight, g, input_precision=PRECISION)  # [BLOCK, H_PAD]
-        dn = tl.dot(dgate, gate_weight, dn, input_precision=PRECISION)  # [BLOCK, C_PAD]
-        both = concatenate(dout, dgate, BLOCK, BLOCK_H)  # [BLOCK, 2 * BLOCK_H]
-        store_two(DLinear, h, C, C, col, plane, both, BLOCK_H, FULL)
+        store_cols(DGate, row, inside, h, d * value * (1.0 - s), C, BLOCK_H)
+        store_channels(DOut, h, C, col, plane, tl.trans(dout), BLOCK_H, FULL)
     # Loaded again before anything is stored, as it is needed last.
     HALF: tl.constexpr = H_PAD // 2
     low = load_channels(X, 0, H, col, plane, HALF, H == H_PAD)  # [HALF, BLOCK]
     high = load_channels(X, HALF, H, col, plane, HALF, H == H_PAD)  # [HALF, BLOCK]
-    store_rows(DN, row, inside, dn, C, C_PAD)
     eye = identity(HALF, X.dtype.element_ty)
     # [BLOCK, H_PAD]
     x = concatenate(transpose_by_dot(low, eye), transpose_by_dot(high, eye), BLOCK, HALF)

@@ -60,6 +60,26 @@ def store_rows(Z, row, inside, block, C: tl.constexpr, C_PAD: tl.constexpr):
 
 
 @triton.jit
+def load_cols(Z, row, inside, first, C: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Load channels ``first .. first + BLOCK_C`` of contiguous rows, zero outside."""
+    col = first + tl.arange(0, BLOCK_C)
+    keep = inside[:, None]
+    if C % BLOCK_C != 0:
+        keep = keep & (col < C)[None, :]
+    return tl.load(Z + row[:, None] * C + col[None, :], mask=keep, other=0.0)  # [BLOCK, BLOCK_C]
+
+
+@triton.jit
+def store_cols(Z, row, inside, first, block, C: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Store a block [BLOCK, BLOCK_C] where `load_cols` loads it."""
+    col = first + tl.arange(0, BLOCK_C)
+    keep = inside[:, None]
+    if C % BLOCK_C != 0:
+        keep = keep & (col < C)[None, :]
+    tl.store(Z + row[:, None] * C + col[None, :], block.to(Z.dtype.element_ty), mask=keep)
+
+
+@triton.jit
 def load_matrix(base, first, count, C: tl.constexpr, C_PAD: tl.constexpr, BLOCK_H: tl.constexpr,
                 FULL: tl.constexpr):  # fmt: skip
     """Load rows ``first .. first + BLOCK_H`` of a [count, C] weight, zero outside."""
@@ -120,7 +140,7 @@ def affine(xhat, Weight, Bias, C: tl.constexpr, C_PAD: tl.constexpr):
 
 @triton.jit
 def norm_backward(g, xhat, rstd, Weight, C: tl.constexpr, C_PAD: tl.constexpr):
-    """Return the gradient of the rows; `finish_kernel` computes those of weight and bias."""
+    """Return the gradient of the rows; those of weight and bias follow from the layer's."""
     g *= load_vector(Weight, tl.arange(0, C_PAD), C)  # [BLOCK, C_PAD]
     mean_g = tl.sum(g, 1) / C  # [BLOCK]
     mean_gx = tl.sum(g * xhat, 1) / C  # [BLOCK]
@@ -284,13 +304,13 @@ def project_kernel(
 
 @triton.jit
 def project_input_kernel(
-    D, Z, NormWeight, NormBias, Joint, JointBias, Mask, Mean, Rstd, DZ,
+    D, Z, NormWeight, NormBias, Joint, JointBias, Mask, Gate, Mean, Rstd, DZ,
     n1, n2, z_0, z_1, z_2, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute dz of BLOCK rows from the gate's part of dn, in DZ, and d a and d b, in D.
+    """Compute dz of BLOCK rows from d a and d b, in D, and from that of the gate, in DZ.
 
     D is [4 H, plane]: the gradient of a, replaced by that of its values; space for that of its
     gates; the same of b. Joint is [4 H, C] as in `project_kernel`. One matmul gives values and
@@ -301,9 +321,11 @@ def project_input_kernel(
     mean = tl.load(Mean + row, mask=inside, other=0.0)  # [BLOCK]
     rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
     x = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)  # [BLOCK, C_PAD]
-    # The accumulator starts with the gate's part: loaded now, while there is nothing to compute.
-    # [BLOCK, C_PAD]
-    g = load_rows(DZ, row, inside, 0, 0, 0, 0, C, C, C_PAD, 1).to(tl.float32)
+    g = tl.zeros([BLOCK, C_PAD], tl.float32)
+    for h in tl.range(0, C, BLOCK_H, num_stages=STAGES):
+        dgate = load_cols(DZ, row, inside, h, C, BLOCK_H)  # [BLOCK, BLOCK_H]
+        weight = load_matrix(Gate, h, C, C, C_PAD, BLOCK_H, C % BLOCK_H == 0)  # [BLOCK_H, C_PAD]
+        g = tl.dot(dgate, weight, g, input_precision=PRECISION)  # [BLOCK, C_PAD]
     normed = affine(normalise(x, mean, rstd, C, C_PAD), NormWeight, NormBias, C, C_PAD)
     normed = operand_in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)  # [BLOCK, C_PAD]
     if HAS_MASK:

@@ -2,7 +2,7 @@
 
 A program of `weight_kernel` owns BLOCK_H channels of a layer's output gradient D and a range of
 columns, and writes one float32 partial sum of D xhat^T [BLOCK_H, C] and of D; no atomics.
-`finish_kernel` turns their totals into the gradients of the layer and of the LayerNorm before it.
+`shared.triton_partial_sums.finish_normed_layer` makes gradients of them.
 Columns as in `triton_project`.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -13,6 +13,7 @@ import triton.language as tl
 from bevatron.kernels.pair.triangle_multiply.triton_project import (
     columns_of_block,
     load_channels,
+    load_cols,
     load_rows,
     normalise,
 )
@@ -42,14 +43,14 @@ def weight_kernel(
     D, X, Mean, Rstd, Parts, channels, columns_per_part,
     n1, n2, z_0, z_1, z_2, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr,
-    AXES: tl.constexpr, FULL: tl.constexpr, FROM_CHANNELS: tl.constexpr,
+    AXES: tl.constexpr, FULL: tl.constexpr, FROM_CHANNELS: tl.constexpr, D_ROWS: tl.constexpr,
     PADDED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Sum ``d xhat^T`` and d over a range of columns, for BLOCK_H channels.
 
-    xhat are rows of X, normalised, without the norm's weight and bias. D is channel-first; so is X
-    if FROM_CHANNELS (the contraction), otherwise it has rows (the pair). Parts is
-    [parts, channels C + channels]: the matmul, then the sums.
+    xhat are rows of X, normalised, without the norm's weight and bias. X is channel-first if
+    FROM_CHANNELS (the contraction), otherwise it has rows (the pair); so is D unless D_ROWS. Parts
+    is [parts, channels C + channels]: the matmul, then the sums.
 
     Some channels of the contraction hardly differ from their mean, so rounding xhat would shift all
     rows alike: its mean over the first block is subtracted before the matmul and added afterwards.
@@ -77,8 +78,11 @@ def weight_kernel(
             # [BLOCK, C_PAD]
             x = load_rows(X, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
             xhat = normalise(x, mean, rstd, C, C_PAD).to(X.dtype.element_ty)
-        # [BLOCK_H, BLOCK]
-        d = load_channels(D, h, channels, first + tl.arange(0, BLOCK), plane, BLOCK_H, FULL)
+        if D_ROWS:
+            d = tl.trans(load_cols(D, row, inside, h, C, BLOCK_H))  # [BLOCK_H, BLOCK]
+        else:
+            # [BLOCK_H, BLOCK]
+            d = load_channels(D, h, channels, first + tl.arange(0, BLOCK), plane, BLOCK_H, FULL)
         # A matmul, so that d goes from shared memory to the tensor cores only. Never in TF32.
         sums = tl.dot(d, ones, sums, input_precision="ieee")  # [BLOCK_H, SUMS]
         total = tl.dot(d, xhat, total, input_precision=PRECISION)  # [BLOCK_H, C_PAD]
@@ -91,43 +95,3 @@ def weight_kernel(
     copy = tl.arange(0, SUMS)[None, :]
     at = part + channels * C + i[:, None] + copy
     tl.store(at, sums, mask=keep & (copy == 0))
-
-
-@triton.jit
-def finish_kernel(
-    Total, Weight, NormWeight, NormBias, Before, DWeight, DBias, DNormWeight, DNormBias,
-    C, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_BEFORE: tl.constexpr,
-):  # fmt: skip
-    """Compute the gradients of a layer that follows a norm, and of the norm, from sums over rows.
-
-    With X = sum d xhat^T and s = sum d (both in Total), W the layer's weight, w and b the norm's:
-    dW = X w + s b, ds = s, dw = sum_h W_h X_h, db = sum_h W_h s_h. If several layers follow one
-    norm, dw and db add up: Before [2, C] holds those of the other layers.
-    """
-    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    of_c = c < C
-    # [1, BLOCK_C]
-    norm_weight = tl.load(NormWeight + c, mask=of_c, other=0.0).to(tl.float32)[None, :]
-    # [1, BLOCK_C]
-    norm_bias = tl.load(NormBias + c, mask=of_c, other=0.0).to(tl.float32)[None, :]
-    dw = tl.zeros([BLOCK_C], tl.float32)
-    db = tl.zeros([BLOCK_C], tl.float32)
-    if HAS_BEFORE:
-        dw += tl.load(Before + c, mask=of_c, other=0.0)  # [BLOCK_C]
-        db += tl.load(Before + C + c, mask=of_c, other=0.0)  # [BLOCK_C]
-    for first in range(0, CHANNELS, BLOCK):
-        h = first + tl.arange(0, BLOCK)
-        of_h = h < CHANNELS
-        at, keep = h[:, None] * C + c[None, :], of_h[:, None] & of_c[None, :]
-        d_xhat = tl.load(Total + at, mask=keep, other=0.0)  # [BLOCK, BLOCK_C]
-        d_sum = tl.load(Total + CHANNELS * C + h, mask=of_h, other=0.0)  # [BLOCK]
-        weight = tl.load(Weight + at, mask=keep, other=0.0).to(tl.float32)  # [BLOCK, BLOCK_C]
-        dw += tl.sum(weight * d_xhat, 0)  # [BLOCK_C]
-        db += tl.sum(weight * d_sum[:, None], 0)  # [BLOCK_C]
-        dweight = d_xhat * norm_weight + d_sum[:, None] * norm_bias
-        tl.store(DWeight + at, dweight.to(DWeight.dtype.element_ty), mask=keep)
-        if HAS_BIAS:
-            tl.store(DBias + h, d_sum.to(DBias.dtype.element_ty), mask=of_h)
-    tl.store(DNormWeight + c, dw.to(DNormWeight.dtype.element_ty), mask=of_c)
-    tl.store(DNormBias + c, db.to(DNormBias.dtype.element_ty), mask=of_c)
