@@ -1,8 +1,8 @@
 """Arms of a benchmark of training steps: ways to train one model on the same batches.
 
 All arms share the weights, which stay as they are (the learning rate is 0 if none is set), and see
-the same samples with the same dropout, so that their losses and gradients can be compared. Layers that
-training starts from zero are drawn, or nothing in front of them would count.
+the same samples with the same dropout, so that their losses and gradients can be compared. Layers
+that training starts from zero are drawn, or nothing in front of them would count.
 """
 
 import gc
