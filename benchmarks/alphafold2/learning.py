@@ -196,7 +196,8 @@ def curve(records: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
 
 def collect(folder: Path, out: Path) -> None:
     """Make a table and pictures of all runs in a folder."""
-    runs = sorted(read_all(folder), key=lambda run: (run["name"], run["seed"]))
+    # Twins last: they are in no picture of the validation.
+    runs = sorted(read_all(folder), key=lambda run: (", " in run["name"], run["name"], run["seed"]))
     groups: dict[str, list[Result]] = defaultdict(list)
     for run in runs:
         groups[run["name"]].append(run)
@@ -206,11 +207,49 @@ def collect(folder: Path, out: Path) -> None:
         measured_on=runs[0],
     )  # fmt: skip
     add_picture(draw(groups), path)
+    twins = [row for name in groups for row in beside_twin(name, groups)]
+    if twins:
+        write_result("alphafold2/precision", twins, TWIN_NOTES, folder=out, measured_on=runs[0])
+
+
+def beside_twin(name: str, groups: dict[str, list[Result]]) -> list[dict[str, Any]]:
+    """Compare the runs of "name" with those of "name, precision", and with each other."""
+    rows = []
+    for other in (each for each in groups if each.startswith(f"{name}, ")):
+        pairs = [
+            (one, twin)
+            for one in groups[name]
+            for twin in groups[other]
+            if one["seed"] == twin["seed"]
+        ]
+        steps = min(len(run["curve"]["steps"]) for run in (*groups[name], *groups[other]))
+        smooth = {id(run): smoothed(run, steps) for run in (*groups[name], *groups[other])}
+        apart = [np.abs(smooth[id(a)] / smooth[id(b)] - 1).mean() for a, b in pairs]
+        seeds = np.stack([smooth[id(run)] for run in groups[name]])
+        spread = (seeds.std(0, ddof=1) / seeds.mean(0)).mean() if len(seeds) > 1 else ""
+        rows.append(
+            {
+                "run": name,
+                "beside": other,
+                "pairs of one seed": len(pairs),
+                "steps": steps,
+                "loss apart %": 100 * float(np.mean(apart)),
+                "spread of seeds %": spread and 100 * float(spread),
+                "on": groups[name][0]["hardware"],
+            }
+        )
+    return rows
+
+
+def smoothed(run: Result, steps: int) -> Any:
+    """Return means of the first losses over a window that moves."""
+    losses = np.array(run["curve"]["steps"])[:steps, 1]
+    return np.convolve(losses, np.full(WINDOW, 1 / WINDOW), "valid")
 
 
 def rows_of(name: str, members: Sequence[Result]) -> list[dict[str, Any]]:
     """Return the rows of the runs that differ in their seed alone: validated, and tested."""
-    last = [run["curve"]["valid"][-1] for run in members]
+    last = [one for run in members for one in run["curve"]["valid"][-1:]]
     about = {
         "run": name,
         "parameters": f"{members[0]['parameters'] / 1e6:.1f} M",
@@ -219,7 +258,10 @@ def rows_of(name: str, members: Sequence[Result]) -> list[dict[str, Any]]:
         "steps": min(run["curve"]["steps"][-1][0] for run in members),
         "on": members[0]["hardware"],
     }
-    rows = [{**about, "judged on": "validation", **judged(last)}]
+    rows = []
+    if last:
+        after = min(one["step"] for one in last)
+        rows.append({**about, "judged on": f"validation, step {after}", **judged(last)})
     for shown in dict.fromkeys(row["shown"] for row in members[0]["tested"]):
         each = [
             {key: statistics.mean(row[key] for row in run["tested"]
@@ -247,24 +289,30 @@ NOTES = (
 )
 
 
+TWIN_NOTES = (
+    f"Training losses, means of {WINDOW} steps: how far runs of one seed are apart in two types of "
+    "activations, and the standard deviation of the seeds of the first."
+)
+
+
 def draw(groups: dict[str, list[Result]]) -> Any:
     """Draw losses of the training, smoothed, and measures of the validation, of every run."""
     panels = []
-    for place, title in ((1, "training loss"), (2, "cross entropy of the distogram, training")):
+    for place, title in ((1, "training: loss"), (2, "training: distogram, weighted")):
         curves = []
         for run in (run for members in groups.values() for run in members):
             steps = np.array(run["curve"]["steps"])
             if len(steps) >= WINDOW:
                 mean = np.convolve(steps[:, place], np.full(WINDOW, 1 / WINDOW), "valid")
                 curves.append(Curve(label(run), steps[WINDOW - 1 :, 0], mean))
-        panels.append(Panel(title, "mean of some steps", curves, logarithmic=False))
+        panels.append(Panel(title, f"mean of {WINDOW} steps", curves, logarithmic=False))
     for key, title in zip(JUDGED, TITLES, strict=True):
         curves = []
         for run in (run for members in groups.values() for run in members):
             points = [(one["step"], one[key]) for one in run["curve"]["valid"] if key in one]
             if len(points) > 1:
-                curves.append(Curve(label(run), *zip(*points, strict=True)))
-        panels.append(Panel(f"{title}, validation", title, curves, logarithmic=False))
+                curves.append(Curve(label(run), *np.array(points, dtype=float).T))
+        panels.append(Panel("validation", title, curves, logarithmic=False))
     return plots.curves(panels, "steps")
 
 

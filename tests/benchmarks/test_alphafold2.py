@@ -59,7 +59,7 @@ def test_a_model_is_trained_and_tested_with_alignments_and_without(store, tmp_pa
     learning.main(["--collect", str(tmp_path / "rows"), "--results", str(tmp_path)])
     result = json.loads((tmp_path / "alphafold2/learning.json").read_text())
     judged = [row["judged on"] for row in result["rows"]]
-    assert judged == ["validation", "test, alignment", "test, sequence alone"]
+    assert judged == ["validation, step 2", "test, alignment", "test, sequence alone"]
     (run,) = result["extra"]["runs"]
     assert [step for step, *_ in run["curve"]["steps"]] == [1, 2]
     with_rows, alone = run["tested"]
