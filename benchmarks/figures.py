@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 SECTIONS = (
     *("mace", "mace_accuracy", "mace_scaling", "gpspp", "graph", "alphafold2", "alphafold3"),
-    *("pair", "data"),
+    *("parallel", "pair", "data"),
     "optimizer",
 )
 TABLE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", flags=re.DOTALL)
@@ -232,6 +232,7 @@ def number(value: Any) -> float | None:
 def stamp(result: Mapping[str, Any]) -> str:
     """Date and hardware of a result."""
     machine = str(result.get("hardware", ""))
+    machine = re.sub(r"-\d+gb-hbm\w+", "", machine)
     machine = re.sub(r"^nvidia-(\w+)$", lambda m: m[1].upper(), machine)
     machine = re.sub(r"^nvidia-(\w+)-x(\d+)$", lambda m: f"{m[2]} x {m[1].upper()}", machine)
     machine = re.sub(r"^cpu-(\d+)core$", r"\1 CPU cores", machine)

@@ -1,14 +1,15 @@
 """Times whole training steps of AlphaFold2 on one GPU, the loader included, beside plain PyTorch.
 
     python -m benchmarks.alphafold2.train_step STORE [--arms ...] [--ladder ...] [--turns 5]
+    python -m benchmarks.alphafold2.train_step STORE --stage fine-tuning --arms --compared 0
 
-Samples are those of initial training: crops of 256 residues, 124 rows of the alignment and 4 of
-templates (their slots are computed, none is there), 1,024 extra rows; a step is one of them with 0
-to 3 recyclings in turn, dropout, all losses, clipping, Adam and averaged weights. Arms: our kernels
-captured as CUDA graphs; the same model in eager PyTorch; and each of its blocks through
-torch.compile, static shapes. Loss and norm of the gradient of every arm are compared with those of
-eager PyTorch in float32 over the same steps. The ladder switches each optimisation off by itself,
-in steps without recycling.
+Samples are those of a stage, by default of initial training: crops of 256 residues, 124 rows of the
+alignment and 4 of templates (their slots are computed, none is there), 1,024 extra rows; a step is
+one of them with 0 to 3 recyclings in turn, dropout, all losses, clipping, Adam and averaged
+weights. Arms: our kernels captured as CUDA graphs; the same model in eager PyTorch; and each of its
+blocks through torch.compile, static shapes. Loss and norm of the gradient of every arm are compared
+with those of eager PyTorch in float32 over the same steps. The ladder switches each optimisation
+off by itself, in steps without recycling; of fine-tuning's sizes few of its rows fit.
 """
 
 import argparse
@@ -40,19 +41,21 @@ from benchmarks.common.report import write_result
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.data.proteins.clusters_of_rows import AlignmentRows
+from bevatron.errors import DivergenceError
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.evoformer import EvoformerBlock
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.alphafold2.task import AlphaFold2Task
 from bevatron.models.alphafold2.templates import TemplatePairBlock
 from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
-from bevatron.recipes.alphafold2.run import CYCLES, AlphaFold2Run, ChainStage
+from bevatron.recipes.alphafold2.run import CYCLES, AlphaFold2Run, ChainStage, published_stages
 from bevatron.recipes.alphafold2.stores import open_chains
 from bevatron.task import StepNumbers
 from bevatron.train.profiling.timeline import COMMUNICATION, COPY, FUSED, MATRIX, MEMORY, classify
 from bevatron.train.run import Run, Stage
 
 BEST = Arm("bevatron")
+AGAIN = Arm("each block computed again", policy="all")
 EAGER = Arm("eager PyTorch", "reference", "all", captured=False)
 ARMS = {
     arm.name: arm
@@ -68,13 +71,23 @@ LADDER = {
         BEST,
         replace(BEST, name="float32 with TF32, not bfloat16", precision="tf32"),
         replace(BEST, name="float32", precision="float32"),
-        replace(BEST, name="operators of PyTorch", kernels="reference", policy="all"),
+        replace(BEST, name="float16, without scaling of the loss", precision="float16"),
+        replace(BEST, name="pair blocks computed again", policy="pair"),
+        replace(BEST, name="each sub-layer computed again", policy="paper"),
+        AGAIN,
+        replace(AGAIN, name=f"{AGAIN.name}, attention of PyTorch", plain=("pair_attention",)),
+        replace(
+            AGAIN,
+            name=f"{AGAIN.name}, triangle multiplication of PyTorch",
+            plain=("triangle_multiply",),
+        ),
+        replace(AGAIN, name=f"{AGAIN.name}, all operators of PyTorch", kernels="reference"),
         replace(BEST, name="no CUDA graphs", captured=False),
         replace(BEST, name="no CUDA graphs, Adam not fused", captured=False, fused=False),
-        replace(BEST, name="each block computed again", policy="all"),
         replace(BEST, name="samples made by the training process", workers=0),
     )
 }
+ACTIVATIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 EXACT = replace(EAGER, precision="float32")
 """Whose losses and gradients the others' are compared with."""
 
@@ -102,9 +115,20 @@ class InTurn(AlphaFold2Task):
         return {"cycles": self.cycles}
 
 
+def sizes_of(given: argparse.Namespace) -> ChainSizes:
+    """Return the sizes of the stage, but for those that are given."""
+    stage = published_stages()[given.stage]
+    return ChainSizes(
+        given.crop or stage.crop,
+        given.msa_rows or stage.rows,
+        given.extra_rows or stage.extra_rows,
+        given.templates,
+    )
+
+
 def run_of(given: argparse.Namespace) -> Run:
     """Build the run that all arms are of; its weights are on the device."""
-    sizes = ChainSizes(given.crop, given.msa_rows, given.extra_rows, given.templates)
+    sizes = sizes_of(given)
     table = chain_table(open_chains(given.store))
     data = FullChains(given.store, table.units, table.length, sizes, CYCLES)
     draws = Draws([Source("chains", data)], seed=0)
@@ -117,7 +141,7 @@ def run_of(given: argparse.Namespace) -> Run:
     stage = ChainStage(steps=1, samples_per_step=1)
     return Run(
         model=model,
-        task=InTurn(CYCLES),
+        task=InTurn(CYCLES, [published_stages()[given.stage].loss]),
         train=draws,
         sizes=counted,
         folder=Path("unused"),
@@ -126,9 +150,10 @@ def run_of(given: argparse.Namespace) -> Run:
     )
 
 
-def task_of(arm: Arm, only: int | None = None) -> InTurn:
+def task_of(arm: Arm, run: Run, only: int | None = None) -> InTurn:
     """Make the task of an arm."""
-    task = InTurn(CYCLES, activations=torch.bfloat16 if arm.precision == "bfloat16" else None)
+    assert isinstance(run.task, InTurn)
+    task = InTurn(CYCLES, run.task.stages, ACTIVATIONS.get(arm.precision))
     task.only = only
     return task
 
@@ -148,7 +173,7 @@ def measured(
     trained: list[Training] = []
 
     def measure() -> Steps:
-        training = Training(arm, replace(run, task=task_of(arm, only)))
+        training = Training(arm, replace(run, task=task_of(arm, run, only)))
         trained.append(training)
         steps = training.steps(range(lead + each * turns))
         timed = range(lead, len(steps.seconds))
@@ -168,9 +193,11 @@ def measured(
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     with compiled_blocks(blocks) if arm.compiled else nullcontext():
-        steps = or_out_of_memory(measure)
-    if steps is None:
-        row["s/step"] = "out of memory"
+        try:
+            steps = or_out_of_memory(measure)
+            row |= {} if steps else {"s/step": "out of memory"}
+        except DivergenceError:
+            steps, row["s/step"] = None, "not finite"
     for training in trained:
         training.release()
     return row, steps, classes
@@ -219,8 +246,10 @@ def shares(training: Training, steps: int) -> tuple[dict[str, float], list[dict[
 
 def exact_steps(run: Run, count: int) -> Steps:
     """Train the first steps exactly."""
+    if not count:
+        return Steps()
     free()
-    training = Training(EXACT, replace(run, task=task_of(EXACT)))
+    training = Training(EXACT, replace(run, task=task_of(EXACT, run)))
     found = training.steps(range(count))
     training.release()
     return found
@@ -235,10 +264,9 @@ def off_by(steps: Steps, exact: Steps) -> dict[str, float]:
     }
 
 
-def measure_arms(given: argparse.Namespace, run: Run) -> None:
+def measure_arms(given: argparse.Namespace, run: Run, exact: Steps) -> None:
     """Measure the arms and write the result after each."""
     rows: list[dict[str, Any]] = []
-    exact = exact_steps(run, given.compared) if given.compared else Steps()
     for name in given.arms:
         arm = ARMS[name]
         turns = given.turns if arm.captured else given.slow_turns
@@ -260,30 +288,34 @@ def measure_arms(given: argparse.Namespace, run: Run) -> None:
                      folder=given.out)  # fmt: skip
 
 
-def measure_ladder(given: argparse.Namespace, run: Run) -> None:
+def measure_ladder(given: argparse.Namespace, run: Run, exact: Steps) -> None:
     """Measure what each optimisation brings and write the result after each."""
     rows: list[dict[str, Any]] = []
+    first = Steps(exact.results[:1])  # without recycling, too
+    name_of_result = f"alphafold2/ladder{'' if given.stage == 'initial' else '_' + given.stage}"
     for name in given.ladder:
         row, steps, _ = measured(LADDER[name], run, given.turns, only=1)
         row = {("without" if key == "arm" else key): value for key, value in row.items()}
         rows.append(row)
         if steps is not None:
+            row |= off_by(steps, first) if first.results else {}
             row["x all on"] = row["s/step"] / rows[0]["s/step"]
         print(row, flush=True)
-        write_result("alphafold2/ladder", rows, notes(given), device=given.device, folder=given.out)
+        write_result(name_of_result, rows, notes(given), device=given.device, folder=given.out)
 
 
 def notes(given: argparse.Namespace) -> str:
     """Say what was trained, and how it was timed."""
+    sizes = sizes_of(given)
     return (
-        f"Preset {given.preset}, batch 1, crops of {given.crop} residues, {given.msa_rows} rows "
-        f"and {given.templates} of templates, {given.extra_rows} extra rows, bfloat16 activations"
-        " unless stated, dropout, all losses, clipping, Adam and averaged weights. s/step: mean of "
-        "whole steps end to end, with samples made by the loader's workers meanwhile; s, n "
-        "recyclings: of one by itself, without the loader. peak GiB: all memory, with what graphs "
-        "hold. Operators of PyTorch do not fit without computing each block again in the backward "
-        "pass. off by: largest relative difference of loss and norm of "
-        "the gradient from those of eager PyTorch in float32 over the same steps."
+        f"Preset {given.preset}, batch 1, crops of {sizes.residues} residues, {sizes.msa_rows} rows"
+        f" and {sizes.templates} of templates, {sizes.extra_rows} extra rows, losses of the stage "
+        f"{given.stage}, bfloat16 activations unless stated, dropout, all losses, clipping, Adam "
+        "and averaged weights. s/step: mean of whole steps end to end, with samples made by the "
+        "loader's workers meanwhile; s, n recyclings: of one by itself, without the loader. peak "
+        "GiB: all memory, with what graphs hold. Operators of PyTorch do not fit without computing "
+        "each block again in the backward pass. off by: largest relative difference of loss and "
+        "norm of the gradient from those of eager PyTorch in float32 over the same steps."
     )
 
 
@@ -300,16 +332,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--slow-turns", type=int, default=1, help="of steps without CUDA graphs")
     parser.add_argument("--compared", type=int, default=2, help="steps that are compared; 0 = none")
     parser.add_argument("--preset", default="alphafold2")
-    parser.add_argument("--crop", type=int, default=256)
-    parser.add_argument("--msa-rows", type=int, default=124)
-    parser.add_argument("--extra-rows", type=int, default=1024)
+    parser.add_argument("--stage", choices=[*published_stages()], default="initial")
+    parser.add_argument("--crop", type=int, help="default: that of the stage, as of the rows")
+    parser.add_argument("--msa-rows", type=int)
+    parser.add_argument("--extra-rows", type=int)
     parser.add_argument("--templates", type=int, default=4)
     parser.add_argument("--device", default="cuda")
     add_out(parser)
     given = parser.parse_args(argv)
     run = run_of(given)
-    measure_arms(given, run)
-    measure_ladder(given, run)
+    exact = exact_steps(run, given.compared)
+    measure_arms(given, run, exact)
+    measure_ladder(given, run, exact)
 
 
 if __name__ == "__main__":

@@ -26,11 +26,12 @@ from bevatron.models.alphafold3.msa import MsaBlock
 from bevatron.models.alphafold3.pairformer import PairformerBlock
 from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
 from bevatron.models.alphafold3.templates import TemplateEmbedder
+from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.alphafold3.data import ComplexDataset
 from bevatron.recipes.alphafold3.run import AlphaFold3Run, ComplexStage
 from bevatron.recipes.alphafold3.stores import open_complexes
 from bevatron.task import StepNumbers
-from bevatron.train.run import Run, Stage
+from bevatron.train.run import Run, SamplesApart, Sharing, Stage
 from bevatron.typing import Arrays, IntArray
 
 ROWS, ATOMS_PER_TOKEN = 1024, 24
@@ -128,7 +129,14 @@ class Passes(AlphaFold3Task):
 
 
 def training_of(
-    arm: Arm, model: AlphaFold3, crops: Crops, options: StepOptions, *, cycles: int = 1
+    arm: Arm,
+    model: AlphaFold3,
+    crops: Crops,
+    options: StepOptions,
+    *,
+    cycles: int = 1,
+    mesh: Mesh | None = None,
+    sharing: Sharing | None = None,
 ) -> Training:
     """Make the training of an arm on crops of one length.
 
@@ -144,6 +152,8 @@ def training_of(
         Copies and confidences of a step.
     cycles
         Passes through the trunk of every step.
+    mesh, sharing
+        Of the ranks that train together; None = one process.
     """
     device = next(model.parameters()).device
     wide = torch.bfloat16 if device.type == "cuda" else None
@@ -153,7 +163,17 @@ def training_of(
     draws = Draws([Source("crops", crops)], seed=0)
     stage = Stage("initial", ComplexStage(steps=1, samples_per_step=1, step=options), draws, sizes)
     settings = replace(config.settings, optim=replace(config.settings.optim, accumulate=1))
-    return Training(arm, Run(model, task, crops, sizes, Path("unused"), settings, stages=[stage]))
+    run = Run(
+        model,
+        task,
+        crops,
+        sizes,
+        Path("unused"),
+        settings,
+        stages=[stage],
+        sharing=sharing or SamplesApart(),
+    )
+    return Training(arm, run, mesh)
 
 
 def peak_gib(model: torch.nn.Module) -> float:

@@ -1,8 +1,8 @@
 """Arms of a benchmark of training steps: ways to train one model on the same batches.
 
-All arms share the weights, which stay as they are (the learning rate is 0), and see the same
-samples with the same dropout, so that their losses and gradients can be compared. Layers that
-training starts from zero are drawn, or nothing in front of them would count.
+All arms share the weights, which stay as they are (the learning rate is 0 if none is set), and see
+the same samples with the same dropout, so that their losses and gradients can be compared. Layers
+that training starts from zero are drawn, or nothing in front of them would count.
 """
 
 import gc
@@ -35,7 +35,7 @@ GIB = 2**30
 STARTED = 0.02
 """Standard deviation of the weights that would start from zero."""
 
-Precision = Literal["bfloat16", "tf32", "float32"]
+Precision = Literal["bfloat16", "float16", "tf32", "float32"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Arm:
         Whether Adam is one kernel; of a captured step it always is.
     workers
         Of the loader; None = as many as the trainer takes.
+    plain
+        Operators of plain PyTorch all the same.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Arm:
     precision: Precision = "bfloat16"
     fused: bool = True
     workers: int | None = None
+    plain: tuple[str, ...] = ()
 
 
 @dataclass
@@ -96,9 +99,18 @@ class Training:
         How.
     run
         Model, task, data and settings; the model is on the device.
+    mesh
+        All its ranks train together, the samples divided as the run says; None = one process.
+
+    Attributes
+    ----------
+    lr
+        Learning rate of the next steps.
     """
 
-    def __init__(self, arm: Arm, run: Run) -> None:
+    lr = 0.0
+
+    def __init__(self, arm: Arm, run: Run, mesh: Mesh | None = None) -> None:
         self.arm, self.device = arm, next(run.model.parameters()).device
         settings = replace(
             run.settings,
@@ -107,14 +119,16 @@ class Training:
             train=replace(run.settings.train, explode_factor=None, tf32=arm.precision == "tf32"),
         )
         self.run = replace(run, settings=settings)
-        self.mesh = Mesh(device=self.device)
+        self.mesh = Mesh(device=self.device) if mesh is None else mesh
         set_policy(run.model, arm.policy)
         self.state = begin_state(self.run, self.mesh, None)
         self._captured = CapturedStep(self.run, self.state, self.mesh) if arm.captured else None
 
     def steps(self, numbers: Sequence[int]) -> Steps:
         """Train the steps of these numbers, from which follows what is random in them."""
-        batches = [(np.array([number]), np.ones(1)) for number in numbers]
+        group = self.run.sharing.planner(self.mesh)
+        samples = (number * group.world + group.rank for number in numbers)
+        batches = [(np.array([sample]), np.ones(1)) for sample in samples]
         found, waiting = Steps(), list[LaunchedStep]()
         run = self.run
         # As in the trainer: a captured step is read when the next is launched.
@@ -144,10 +158,13 @@ class Training:
         """Launch the step of a number over a batch."""
         run, state = self.run, self.state
         _, choice = begin_step(run, state.progress, number)
-        with kernels.use(self.arm.kernels), arithmetic(run.settings.train, None):
+        implementations = kernels.use(
+            self.arm.kernels, **dict.fromkeys(self.arm.plain, "reference")
+        )
+        with implementations, arithmetic(run.settings.train, None):
             if self._captured is not None:
-                return self._captured([batch], lr=0.0, choice=choice)
-            result = train_step(run, state, run.model, [batch], lr=0.0, mesh=self.mesh)
+                return self._captured([batch], lr=self.lr, choice=choice)
+            result = train_step(run, state, run.model, [batch], lr=self.lr, mesh=self.mesh)
         return LaunchedStep(result.notes, lambda: result)
 
     def release(self) -> None:
@@ -199,8 +216,12 @@ def free() -> None:
 
 
 def peak_gib() -> float:
-    """Return the peak of the memory in use, with what CUDA graphs hold, GiB."""
-    return memory_with_graphs(torch.cuda.max_memory_allocated()) / GIB
+    """Return the most memory in use at once, GiB: by a step, or held by CUDA graphs between steps.
+
+    What a graph holds was in use while it was captured, so the two are not added.
+    """
+    held = memory_with_graphs(torch.cuda.memory_allocated())
+    return max(torch.cuda.max_memory_allocated(), held) / GIB
 
 
 def or_out_of_memory(call: Callable[[], Any]) -> Any:

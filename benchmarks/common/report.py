@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 AREAS = ("kernels", "mace", "gpspp", "graph", "alphafold2", "alphafold3", "data", "train")
+AREAS += ("parallel",)
 PICTURE = re.compile(r"\]\(([^()/\s]+\.png)\)")
 """A picture as a page shows it."""
 PACKAGES = (

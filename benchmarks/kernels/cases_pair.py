@@ -200,7 +200,13 @@ def norm_linear_cases(setup: Setup) -> list[Case]:
     usual = {f"{384**2} x 128 to 512": (384**2, 128, 0.0)}
     others = rows_of_pairs(128, (64, 256, 384))
     functions = (kernels.layer_norm_linear, peers.layer_norm_linear)
-    return on_rows(setup, "layer_norm_linear", functions, norm_linear_shapes, usual, others)
+    found = on_rows(setup, "layer_norm_linear", functions, norm_linear_shapes, usual, others)
+    rows, width = (TINY["rows"], TINY["width"]) if setup.tiny else (384**2, 128)
+    for heads in (4, 16):
+        shapes = norm_linear_shapes(rows, width)[0] | {"weight": (heads, width)}
+        name, work = f"{rows} x {width} to {heads}", Work(6 * rows * width)
+        found.append(case_of(setup, "layer_norm_linear", name, shapes, functions, work))
+    return found
 
 
 @cases("conditioned_transition", PAIR)

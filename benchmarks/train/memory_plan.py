@@ -1,7 +1,8 @@
 """Compares the planned peak memory of training steps with that of torch's allocator on a GPU.
 
-    python -m benchmarks.train.memory_plan DATA plan planned.json     # anywhere, without a GPU
-    python -m benchmarks.train.memory_plan DATA measure planned.json  # on a GPU
+    python -m benchmarks.train.memory_plan DATA plan planned.json        # anywhere, without a GPU
+    python -m benchmarks.train.memory_plan DATA measure measured.json    # on a GPU
+    python -m benchmarks.train.memory_plan DATA compare planned.json measured.json
 
 DATA holds stores named complexes, chains, molecules and structures, and components.cif.gz. Steps of
 all systems allocate what they do in training, captured as CUDA graphs or launched, but no Triton
@@ -21,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.common.arguments import add_out
-from benchmarks.common.report import write_result
+from benchmarks.common.report import hardware, versions, write_result
 
-from bevatron.data.padding import BatchShape
+from bevatron.data.padding import BatchShape, pad
 from bevatron.data.padding.size_buckets import SizeBuckets, choose_shapes
 from bevatron.errors import DivergenceError
 from bevatron.kernels.shared.triton_compile import nothing_launched
@@ -92,11 +93,18 @@ def graph(folder: Path) -> Built:
     return run, example_batch(run), None
 
 
-def alphafold2(folder: Path) -> Built:
-    """Pad a small chain to the crop of the first published stage."""
-    values = {"data": {"train": [str(folder / "chains")]}, "precision": "bfloat16"}
-    run = built("alphafold2", values, folder)
-    return enlarged(run, {"tokens": 256, "rows": 128, "extra_rows": 1024})
+def alphafold2(kind: Any, sizes: dict[str, int]) -> Callable[[Path], Built]:
+    """Pad a small chain to the crop of a published stage, with a policy of checkpointing."""
+
+    def build(folder: Path) -> Built:
+        values = {
+            "data": {"train": [str(folder / "chains")]},
+            "precision": "bfloat16",
+            "model": {"checkpointing": {"kind": kind}},
+        }
+        return enlarged(built("alphafold2", values, folder), sizes)
+
+    return build
 
 
 def alphafold3(kind: Any, tokens: int) -> Callable[[Path], Built]:
@@ -132,23 +140,26 @@ CASES: dict[str, Callable[[Path], Built]] = {
     "MACE, default": mace,
     "GPS++": gpspp,
     "graph attention": graph,
-    "AlphaFold2, 256 residues": alphafold2,
     **{
-        f"AlphaFold3, {tokens} tokens, {kind}": alphafold3(kind, tokens)
-        for tokens, kinds in (
-            (384, ("all", "none", "pair", "segments", "paper")),
-            (768, ("all", "pair")),
+        f"AlphaFold2, {sizes['tokens']} residues, {kind}": alphafold2(kind, sizes)
+        for sizes, kinds in (
+            ({"tokens": 256, "rows": 124, "extra_rows": 1024}, ("all", "pair", "none")),
+            ({"tokens": 384, "rows": 508, "extra_rows": 5120}, ("all",)),
         )
         for kind in kinds
     },
+    **{
+        f"AlphaFold3, 384 tokens, {kind}": alphafold3(kind, 384) for kind in ("all", "none", "pair")
+    },
 }
-LAUNCHED = ("none", "pair", "segments", "paper", "768")
-"""Cases that are not captured, which takes long."""
+LAUNCHED = ("AlphaFold3", ("none", "pair"))
+"""Cases that are not captured, which takes long: of a system, those that end in these."""
 
 
 def is_captured(name: str) -> bool:
     """Whether the step of a case is captured as a CUDA graph."""
-    return not any(word in name for word in LAUNCHED)
+    system, ends = LAUNCHED
+    return system not in name or not name.endswith(ends)
 
 
 def plan(folder: Path, out: Path, only: str) -> None:
@@ -161,97 +172,98 @@ def plan(folder: Path, out: Path, only: str) -> None:
         began = time.process_time()
         planned = plan_memory(run, batch, shape=shape, captured=is_captured(name))
         seconds = time.process_time() - began
-        found[name] = {**dataclasses.asdict(planned), "seconds": seconds}
-        print(name, {k: round(v / MIB, 1) for k, v in found[name].items() if k != "seconds"},
-              f"{seconds:.1f} s", flush=True)  # fmt: skip
+        parts = dataclasses.asdict(planned)
+        found[name] = {**parts, "captured": is_captured(name), "seconds": seconds}
+        print(name, {k: round(v / MIB, 1) for k, v in parts.items()}, f"{seconds:.1f} s",
+              flush=True)  # fmt: skip
         out.write_text(json.dumps(found, indent=1))
         del run, batch
 
 
 def measured(run: Run, batch: Any, shape: BatchShape | None, captured: bool) -> int:
-    """Return the peak of a second step."""
+    """Return the peak of two steps, or of the second if they are launched."""
     mesh = Mesh(device=torch.device("cuda"))
     torch.cuda.reset_peak_memory_stats()
     state = begin_state(run, mesh, None)
     if isinstance(run.task, Numbered):
         run.task.begin_step(StepNumbers(0, run.settings.train.seed))
-    step: Any = None
+    step = CapturedStep(run, state, mesh) if captured else None
+    if step is not None and shape is not None:
+        step.buckets = SizeBuckets((shape,))
     with nothing_launched():
-        for _ in range(2):
+        for _ in range(2):  # the second of a drawn shape is captured
             gc.collect()
             torch.cuda.synchronize()
-            if not captured:
+            if step is None:
                 torch.cuda.reset_peak_memory_stats()
             with suppress(DivergenceError):
-                if captured:
-                    step = step or CapturedStep(run, state, mesh)
-                    if shape is not None:
-                        step.buckets = SizeBuckets((shape,))
+                if step is not None:
                     step([batch], lr=1e-6)
                 else:
                     train_step(run, state, state.model, [padded(batch, shape)], lr=1e-6, mesh=mesh)
             torch.cuda.synchronize()
-            if captured:
-                break
     return torch.cuda.max_memory_allocated()
 
 
 def padded(batch: Any, shape: BatchShape | None) -> Any:
     """Pad a batch, if there is a shape to pad it to."""
-    from bevatron.data.padding import pad
-
     return batch if shape is None else pad(batch, shape)
 
 
-def measure(folder: Path, planned: Path, out: Path | None, only: str) -> None:
-    """Measure what was planned, and write both."""
-    found, rows = json.loads(planned.read_text()), []
-    for name, of in found.items():
-        if only not in name:
+def measure(folder: Path, out: Path, only: str) -> None:
+    """Measure all cases on a GPU, and write the peaks with what they were measured on."""
+    machine = {"hardware": hardware("cuda"), "versions": versions()}
+    found = json.loads(out.read_text()) if out.exists() else {"measured_on": machine, "peaks": {}}
+    for name, build in CASES.items():
+        if only not in name or name in found["peaks"]:
             continue
-        run, batch, shape = CASES[name](folder)
-        try:
-            peak = measured(run, batch, shape, is_captured(name))
-        except Exception as error:  # noqa: BLE001  the others are measured all the same
-            print(name, type(error).__name__, str(error)[:300], flush=True)
-            continue
-        finally:
-            del run, batch
-            gc.collect()
-            torch.cuda.empty_cache()
-        rows.append(
-            {
-                "step": name,
-                "captured": is_captured(name),
-                "weights MiB": of["weights"] / MIB,
-                "optimiser MiB": of["optimizer"] / MIB,
-                "planned MiB": of["peak"] / MIB,
-                "measured MiB": peak / MIB,
-                "planned/measured": of["peak"] / peak,
-                "s to plan": of["seconds"],
-            }
-        )
-        print(rows[-1], flush=True)
+        run, batch, shape = build(folder)
+        found["peaks"][name] = measured(run, batch, shape, is_captured(name))
+        print(f"{name}: {found['peaks'][name] / MIB:.1f} MiB", flush=True)
+        out.write_text(json.dumps(found, indent=1))
+        del run, batch
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def compare(planned: Path, measurements: Path, out: Path) -> None:
+    """Write what was planned beside what was measured."""
+    plans, found = json.loads(planned.read_text()), json.loads(measurements.read_text())
+    rows = [
+        {
+            "step": name,
+            "captured": plans[name]["captured"],
+            "weights MiB": plans[name]["weights"] / MIB,
+            "optimiser MiB": plans[name]["optimizer"] / MIB,
+            "planned MiB": plans[name]["peak"] / MIB,
+            "measured MiB": peak / MIB,
+            "planned/measured": plans[name]["peak"] / peak,
+            "s to plan": plans[name]["seconds"],
+        }
+        for name, peak in found["peaks"].items()
+    ]
     notes = (
-        "Planned on a CPU; measured: torch.cuda.max_memory_allocated of a step whose Triton "
-        "kernels are not compiled."
+        "Planned on a CPU, whose seconds these are; measured on a GPU: "
+        "torch.cuda.max_memory_allocated of a step whose Triton kernels are not launched."
     )
-    write_result("train/memory_plan", rows, notes, device="cuda", folder=out)
+    write_result("train/memory_plan", rows, notes, folder=out, measured_on=found["measured_on"])
 
 
 def main() -> None:
-    """Plan or measure."""
+    """Plan, measure or compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
-    parser.add_argument("what", choices=("plan", "measure"))
-    parser.add_argument("planned", type=Path)
+    parser.add_argument("what", choices=("plan", "measure", "compare"))
+    parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--only", default="")
     add_out(parser)
     options = parser.parse_args()
     if options.what == "plan":
-        plan(options.data, options.planned, options.only)
+        plan(options.data, options.files[0], options.only)
+    elif options.what == "measure":
+        measure(options.data, options.files[0], options.only)
     else:
-        measure(options.data, options.planned, options.out, options.only)
+        compare(*options.files, options.out)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from benchmarks.alphafold2 import evoformer_block, train_step
+from benchmarks.alphafold2 import evoformer_block, learning, train_step
 
 from bevatron.recipes.alphafold2.stores import prepare_chains
 
@@ -49,3 +49,19 @@ def test_one_block_is_compared_with_the_reference(tmp_path):
     for row in rows:
         assert 0 < row["results off by"] < 0.02
         assert 0 < row["gradients off by"] < 0.03
+
+
+def test_a_model_is_trained_and_tested_with_alignments_and_without(store, tmp_path):
+    sizes = "--crop 12 --rows 3 --extra-rows 4 --preset small --device cpu --longest 64"
+    steps = "--steps 2 --samples 1 --evaluate-every 1"
+    stores = [str(store), "--valid", str(store), "--test", str(store)]
+    learning.main([*stores, *sizes.split(), *steps.split(), "--out", str(tmp_path / "rows")])
+    learning.main(["--collect", str(tmp_path / "rows"), "--results", str(tmp_path)])
+    result = json.loads((tmp_path / "alphafold2/learning.json").read_text())
+    judged = [row["judged on"] for row in result["rows"]]
+    assert judged == ["validation, step 2", "test, alignment", "test, sequence alone"]
+    (run,) = result["extra"]["runs"]
+    assert [step for step, *_ in run["curve"]["steps"]] == [1, 2]
+    with_rows, alone = run["tested"]
+    assert with_rows["rows"] > alone["rows"] == 1
+    assert with_rows["lddt_ca"] != alone["lddt_ca"]

@@ -1,12 +1,13 @@
 """The cases of the kernels' benchmark, small and interpreted: checked as there before timing."""
 
 import argparse
+import math
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks.kernels import host_time, run
+from benchmarks.kernels import admission, host_time, run
 from benchmarks.kernels.cases import OPERATORS, Setup, Work, cases_of
 from benchmarks.kernels.cases_equivariant import EQUIVARIANT, PASSES, crystals
 from benchmarks.kernels.cases_graph import GRAPH
@@ -219,6 +220,45 @@ def test_a_dry_run_needs_no_gpu(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["run.py", "--dry-run", "--op", "silu"])
     run.main()
     assert capsys.readouterr().out.startswith("silu 64 float32 forward backward training")
+
+
+@pytest.mark.parametrize("op", list(admission.CASES))
+def test_every_kind_of_input_is_admitted_by_the_reference(op):
+    named = cases_of(op, Setup(torch.bfloat16, DEVICE), admission.CASES[op])
+    assert sorted(case.name for case in named) == sorted(admission.CASES[op])
+    case = small(op)[0]
+    with kernels.use("reference"):
+        rows = [admission.accuracy(case, kind) for kind in admission.KINDS]
+    assert all(row is None or row["admitted"] for row in rows)
+    assert sum(row is None for row in rows) == (0 if "mask" in case.draw(0) else 2)
+    assert all(row is None or math.isfinite(row["plain's"]) for row in rows)
+
+
+def test_a_call_that_gives_other_bits_is_counted(monkeypatch):
+    monkeypatch.setattr(admission.timing, "captured", lambda call: call)
+    case, calls = small("layer_norm")[0], iter(range(100))
+
+    def other_once(**inputs):
+        return case.ours(**inputs) + (next(calls) == 4)
+
+    with kernels.use("reference"):
+        assert admission.soak(case, 3)["admitted"]
+        row = admission.soak(replace(case, ours=other_once), 5)
+    assert row["differing"] == 1
+    assert not row["admitted"]
+
+
+def test_a_result_that_is_off_is_not_admitted():
+    case = small("triangle_multiply")[0]
+
+    calls = iter(("a gradient is drawn", "exact", "ours", "plain"))
+
+    def off(**inputs):
+        return case.ours(**inputs) * (1.01 if next(calls) == "ours" else 1.0)
+
+    with kernels.use("reference"):
+        row = admission.accuracy(replace(case, ours=off), "one key")
+    assert not row["admitted"]
 
 
 @pytest.mark.parametrize("op", list(host_time.CASES))

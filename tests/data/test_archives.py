@@ -5,6 +5,8 @@ import io
 import json
 import random
 import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -57,6 +59,27 @@ def test_files_of_a_tar_are_read_in_any_order(tmp_path, suffix, compress):
     assert content_hash(path / "x.a3m") == content_hash(path / "x.a3m") != content_hash(plain)
     with pytest.raises(DataError, match=r"holds no whole 'none\.cif'"):
         read_whole(path / "none.cif")
+
+
+def test_threads_read_a_compressed_tar_one_at_a_time(tmp_path, monkeypatch):
+    path = tmp_path / "all.tar.gz"
+    path.write_bytes(gzip.compress(tarred()))
+    inside, most = [], []
+    advance = archives._Stream._advance
+
+    def slowly(stream, number):
+        inside.append(number)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.remove(number)
+        return advance(stream, number)
+
+    monkeypatch.setattr(archives._Stream, "_advance", slowly)
+    stream = archives._Stream(path)
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(stream.read, [2, 0, 1]))
+    assert found == [FILES["x.a3m"], FILES["b/2abc.cif"], FILES["a/1abc.cif.gz"]]
+    assert max(most) == 1
 
 
 def test_a_file_that_cannot_be_read_is_not_taken_for_the_one_before_it(tmp_path):

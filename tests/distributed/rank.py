@@ -20,6 +20,7 @@ from bevatron.parallel.data_parallel import GradientSums
 from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes.mace import capacity as capacities
 from bevatron.train.capture import step as captured_step
+from bevatron.train.capture.gradients import GradientBuckets
 from bevatron.train.loop import fit
 from bevatron.train.optim import FusedAdamEMA
 from bevatron.train.settings import TrainConfig
@@ -270,7 +271,16 @@ def sums_overlap(folder: Path) -> int:
             began.append(started.count(sums))
             sums.finish()
             found.append([p.grad.clone() for p in model.parameters()])
-    torch.save({"gradients": found, "began": began}, folder / f"sums{mesh.rank}")
+        model = Forked()
+        optimizer = FusedAdamEMA(model.parameters())
+        captured = GradientBuckets(optimizer, mesh)
+        for x in torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(mesh.rank)).double():
+            captured.differentiate(model(x, mesh.rank).square().sum())
+        captured.sum()
+        found.append([p.clone() for p in optimizer.gradients])
+    torch.save(
+        {"gradients": found, "began": began, "order": captured._order}, folder / f"sums{mesh.rank}"
+    )
     return 0
 
 

@@ -6,6 +6,7 @@ import complex_task
 import pytest
 import tiny_model
 import torch
+from benchmarks.parallel import traffic as plan
 from graph_ranks import run_ranks
 
 from bevatron.data.padding import pad
@@ -19,7 +20,7 @@ from bevatron.models.alphafold3.config_trunk import MsaConfig, PairConfig, Pairf
 from bevatron.models.alphafold3.msa import MsaBlock
 from bevatron.models.alphafold3.pairformer import PairformerBlock, pairs_of
 from bevatron.models.common.folding import Checkpointing
-from bevatron.parallel.axial import all_rows, data_mesh, own, own_rows, plan, shared
+from bevatron.parallel.axial import all_rows, data_mesh, own, own_rows, shared
 from bevatron.parallel.axial.collectives import gather, lengths, sum_to_own, transpose
 from bevatron.parallel.mesh import Mesh
 from bevatron.parallel.traffic import count_traffic

@@ -357,6 +357,8 @@ def test_gradients_are_summed_during_the_backward_pass_also_where_a_rank_has_non
     for rank, began in enumerate(([3, 3], [0, 0])):
         found = torch.load(tmp_path / f"sums{rank}")
         assert found["began"] == began
+        assert found["order"] == [2, 1, 0]
+        assert len(found["gradients"]) == 3
         for gradients in found["gradients"]:
             for one, other in zip(gradients, expected, strict=True):
                 assert torch.equal(one, other)

@@ -8,7 +8,7 @@ import torch
 from bevatron.errors import ConfigError
 from bevatron.parallel import collectives
 from bevatron.parallel import mesh as mesh_module
-from bevatron.parallel.data_parallel import GradientSums, _buckets
+from bevatron.parallel.data_parallel import GradientSums, buckets
 from bevatron.parallel.failures import FAILURE_KEY
 from bevatron.parallel.mesh import (
     Mesh,
@@ -101,7 +101,15 @@ def test_a_parameter_without_gradient_counts_as_zero_unless_frozen():
 def test_buckets_hold_every_gradient_once_and_one_type_each(monkeypatch):
     monkeypatch.setattr("bevatron.parallel.data_parallel.BUCKET_BYTES", 40)
     gradients = [torch.zeros(n, dtype=d) for n in (3, 9, 1) for d in (torch.float32, torch.float64)]
-    buckets = list(_buckets(gradients))
-    assert sorted(id(g) for bucket in buckets for g in bucket) == sorted(map(id, gradients))
-    assert all(len({g.dtype for g in bucket}) == 1 for bucket in buckets)
-    assert len(buckets) > 2
+    found = list(buckets(gradients))
+    assert sorted(id(g) for bucket in found for g in bucket) == sorted(map(id, gradients))
+    assert all(len({g.dtype for g in bucket}) == 1 for bucket in found)
+    assert len(found) > 2
+
+
+def test_sums_that_are_replaced_leave_no_hooks_behind():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    sums = GradientSums([parameter], Mesh(world=2))
+    assert len(parameter._post_accumulate_grad_hooks) == 1
+    del sums
+    assert not parameter._post_accumulate_grad_hooks

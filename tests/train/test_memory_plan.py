@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -104,6 +105,7 @@ def test_a_plan_for_a_gpu_changes_nothing_here(tmp_path):
     captured = plan_memory(run, batch, gpu=True, captured=True)
     larger = plan_memory(run, tiny.batch_of(run, [0, 1, 2] * 4), gpu=True, captured=True)
     assert captured.batch == 2 * launched.batch
+    assert (launched.workspaces, captured.workspaces) == (2 * 2**25, 3 * 2**25)
     assert larger.activations > 2 * captured.activations
     assert losses(run) == expected
 
@@ -118,3 +120,22 @@ def test_a_step_on_a_gpu_that_looks_at_values_is_told(tmp_path):
     run.task = Looking()
     with pytest.raises(NotPlannableError, match="depends on values of its batch"):
         plan_memory(run, tiny.batch_of(run, [0, 1]), gpu=True)
+
+
+def test_what_was_derived_from_an_unchanging_batch_counts(tmp_path):
+    from bevatron.data.samples import collate_graphs
+    from bevatron.data.samples.graphs import WholeGraph
+
+    nodes, edges = 1000, 3000
+    drawn = np.random.default_rng(0)
+    sample = {
+        "num_nodes": np.array(nodes),
+        "edges": np.unique(drawn.integers(nodes, size=(edges, 2), dtype=np.int32), axis=0),
+        "features": drawn.standard_normal((nodes, 64)).astype(np.float32),
+        "labels": drawn.integers(3, size=nodes),
+        "masks": np.eye(3, dtype=bool)[drawn.integers(3, size=nodes)],
+    }
+    batch = collate_graphs([WholeGraph(sample)], np.array([0]), [1.0])
+    batch.graph.derived("weights", lambda graph: {"of edges": [graph.edges.new_zeros(10_000)]})
+    found = {len(tensor.untyped_storage()) for tensor in memory_plan._tensors_of(batch)}
+    assert {nodes * 64 * 4, 10_000 * batch.edges.itemsize, batch.edges.nbytes} <= found

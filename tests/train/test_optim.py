@@ -1,6 +1,8 @@
 """Optimiser groups, averaged weights, learning rates and decisions."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import tiny
@@ -84,7 +86,7 @@ def test_the_state_goes_by_name_through_a_checkpoint(algorithm, kind, amsgrad):
     config = OptimConfig(algorithm=algorithm, lr=0.1)
     model = Grouped()
     optimizer = make_optimizer(model, config)
-    assert type(optimizer) is kind
+    assert isinstance(optimizer, kind)
     stepped(model, optimizer, 3)
     tensors = optimizer_tensors(model, optimizer)
     assert ("first.weight/max_exp_avg_sq" in tensors) == amsgrad
@@ -212,3 +214,25 @@ def test_plateau_and_best():
 def test_values_out_of_range_are_refused_by_key(config, arguments, key):
     with pytest.raises(ConfigError, match=f"^{key}: "):
         config(**arguments)
+
+
+def test_steps_do_not_import_what_compiles_them():
+    """Torch's own optimisers import torch._dynamo, which takes as long as torch itself."""
+    code = """
+import sys, torch
+from bevatron.train.optim import Adam, AdamW, FusedAdamEMA
+from bevatron.train.precision import arithmetic
+from bevatron.train.settings import TrainConfig
+with arithmetic(TrainConfig(), None):
+    for kind in (Adam, AdamW, FusedAdamEMA):
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = kind([weight])
+        weight.sum().backward()
+        optimizer.step()
+        assert (weight < 1).all()
+        optimizer.zero_grad()
+        optimizer.load_state_dict(optimizer.state_dict())
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False"], done.stderr

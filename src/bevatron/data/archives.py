@@ -7,6 +7,7 @@ tar the files are best read in their order: reading an earlier one begins again.
 
 import os
 import tarfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -202,16 +203,18 @@ class _Stream:
         self._path, self._next = path, 0
         self._tar: Any = None
         self._last = b""
+        self._lock = threading.Lock()
 
     def read(self, number: int) -> bytes:
-        """Read an entry by its number; the last one is at hand."""
-        if self._tar is not None and number == self._next - 1:
-            return self._last
-        try:
-            return self._advance(number)
-        except Exception:
-            self._tar = None  # what is at hand is not what was asked for
-            raise
+        """Read an entry by its number; the last one is at hand, and one thread reads at a time."""
+        with self._lock:
+            if self._tar is not None and number == self._next - 1:
+                return self._last
+            try:
+                return self._advance(number)
+            except Exception:
+                self._tar = None  # what is at hand is not what was asked for
+                raise
 
     def _advance(self, number: int) -> bytes:
         if self._tar is None or number < self._next:

@@ -111,22 +111,22 @@ def frame_of_points(
 
 
 def rotation_of_quaternion(quaternion: Float[Tensor, "*frames 4"]) -> Float[Tensor, "*frames 3 3"]:
-    r"""Rotation of a unit quaternion (w, x, y, z), written as a quadratic form.
+    r"""Rotation of a unit quaternion (w, v), written as a quadratic form.
 
     .. math::
-        R = \begin{pmatrix} w^2+x^2-y^2-z^2 & 2(xy-wz) & 2(xz+wy) \\
-        2(xy+wz) & w^2-x^2+y^2-z^2 & 2(yz-wx) \\
-        2(xz-wy) & 2(yz+wx) & w^2-x^2-y^2+z^2 \end{pmatrix}
+        R = (w^2 - v \cdot v)\, I + 2\, v v^T + 2 w\, [v]_\times
 
-    A quaternion of length s gives s² R.
+    with :math:`[v]_\times u = v \times u`. A quaternion of length s gives s² R. Products of whole
+    vectors, where a sum for each entry would be a hundred launches.
     """
-    w, x, y, z = quaternion.unbind(-1)
-    rows = [
-        [w * w + x * x - y * y - z * z, 2 * (x * y - w * z), 2 * (x * z + w * y)],
-        [2 * (x * y + w * z), w * w - x * x + y * y - z * z, 2 * (y * z - w * x)],
-        [2 * (x * z - w * y), 2 * (y * z + w * x), w * w - x * x - y * y + z * z],
-    ]
-    return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
+    w, v = quaternion[..., :1, None], quaternion[..., 1:]
+    unit = torch.eye(3, dtype=v.dtype, device=v.device)
+    # Row i is e_i x v, which is that of the antisymmetric [v]x.
+    across = torch.linalg.cross(unit.expand(*v.shape[:-1], 3, 3), v[..., None, :])
+    outer = v[..., :, None] * v[..., None, :]
+    scale = w * w - v.square().sum(-1)[..., None, None]
+    rotation: Tensor = scale * unit + 2 * (outer + w * across)
+    return rotation
 
 
 def normalise_quaternion(quaternion: Float[Tensor, "*frames 4"]) -> Float[Tensor, "*frames 4"]:
@@ -137,18 +137,12 @@ def normalise_quaternion(quaternion: Float[Tensor, "*frames 4"]) -> Float[Tensor
 def compose_quaternions(
     left: Float[Tensor, "*left 4"], right: Float[Tensor, "*right 4"]
 ) -> Float[Tensor, "*both 4"]:
-    """Multiply quaternions (w, x, y, z); the rotation of the right one acts first."""
-    a, b, c, d = left.unbind(-1)
-    w, x, y, z = right.unbind(-1)
-    return torch.stack(
-        [
-            a * w - b * x - c * y - d * z,
-            a * x + b * w + c * z - d * y,
-            a * y - b * z + c * w + d * x,
-            a * z + b * y - c * x + d * w,
-        ],
-        dim=-1,
-    )
+    """Multiply quaternions (a, u) (w, v) = (a w - u.v, a v + w u + u x v); v rotates first."""
+    a, u = left.split([1, 3], dim=-1)
+    w, v = right.split([1, 3], dim=-1)
+    first = a * w - (u * v).sum(-1, keepdim=True)
+    across = torch.linalg.cross(*torch.broadcast_tensors(u, v))
+    return torch.cat([first, a * v + w * u + across], dim=-1)
 
 
 def rotation_about_x(sin_cos: Float[Tensor, "*angles 2"]) -> Float[Tensor, "*angles 3 3"]:

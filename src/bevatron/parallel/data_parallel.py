@@ -7,12 +7,14 @@ pass (forces) need no special case, and neither buckets nor their order depend o
 ready first: results repeat.
 """
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils.hooks import RemovableHandle
 
 from bevatron.parallel.collectives import broadcast
 from bevatron.parallel.mesh import Mesh
@@ -56,13 +58,20 @@ class GradientSums:
     ) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._flat, self._open, self._group = flat, False, mesh.group
-        self._buckets = [] if mesh.world == 1 else list(_buckets(self._parameters))[::-1]
+        self._buckets = [] if mesh.world == 1 else list(buckets(self._parameters))[::-1]
         self._place: dict[Tensor, int] = {
             p: i for i, bucket in enumerate(self._buckets) for p in bucket
         }
         self._reset()
-        for parameter in self._place:
-            parameter.register_post_accumulate_grad_hook(self._complete)
+        this = weakref.ref(self)
+
+        def complete(parameter: Tensor) -> None:
+            found = this()
+            if found is not None:
+                found._complete(parameter)  # noqa: SLF001
+
+        hooks = [p.register_post_accumulate_grad_hook(complete) for p in self._place]
+        weakref.finalize(self, _remove, hooks)
 
     def _reset(self) -> None:
         self._missing = [set(bucket) for bucket in self._buckets]
@@ -114,7 +123,12 @@ class GradientSums:
         self._reset()
 
 
-def _buckets(parameters: Sequence[P]) -> Iterator[list[P]]:
+def _remove(hooks: Sequence[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def buckets(parameters: Sequence[P]) -> Iterator[list[P]]:
     """Group tensors of one dtype into buckets, in order, up to `BUCKET_BYTES` each."""
     for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
         bucket: list[P] = []

@@ -185,15 +185,18 @@ class _Known:
         return cls.made[ranks]
 
 
-def open_groups(partition: Sequence[Sequence[int]], mesh: Mesh) -> Group:
+def open_groups(partition: Sequence[Sequence[int]], mesh: Mesh, *, apart: bool = False) -> Group:
     """Create a group for each set of ranks and return this process's.
+
+    ``apart``: a group of all ranks does not speak through that of the run either, so that the sums
+    of gradients need not wait for what it exchanges.
 
     All processes must call it in the same order with the same sets, each rank in exactly one.
     """
     mine: Group | None = None
     for ranks in partition:
-        alone_or_all = len(ranks) in {1, mesh.world}
-        group = None if alone_or_all else _Known.get(tuple(ranks))
+        known = len(ranks) == 1 or (len(ranks) == mesh.world and not apart)
+        group = None if known else _Known.get(tuple(ranks))
         if mesh.rank in ranks:
             mine = Group(ranks, mesh.rank, group)
     if mine is None:

@@ -1,16 +1,18 @@
 """What runs in stages of drawn proteins share: their configuration, sizes and precision."""
 
 import dataclasses
+import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 
 from bevatron.config import from_dict, merged, to_dict
 from bevatron.errors import ConfigError
-from bevatron.parallel.mesh import parse_device
+from bevatron.parallel import axial
+from bevatron.parallel.mesh import parse_device, ranks_from_environment
 from bevatron.recipes.run_config import RunConfig
 from bevatron.train.run import SamplesApart, SamplesInGroups, Sharing
 from bevatron.typing import IntArray
@@ -23,14 +25,15 @@ class ParallelConfig:
     Attributes
     ----------
     axial
-        Consecutive processes that compute one sample together; 1 = each has samples of its own.
+        Consecutive processes that compute one sample together; 1 = each has samples of its own,
+        ``auto`` = as few as give every process a part of the samples of a step.
     """
 
-    axial: int = 1
+    axial: int | Literal["auto"] = 1
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        if self.axial < 1:
+        if self.axial != "auto" and self.axial < 1:
             raise ConfigError(f"parallel.axial: expected 1 or more, got {self.axial}")
 
 
@@ -52,16 +55,26 @@ class StagedRun(RunConfig):
                 "stages.NAME.samples_per_step is the number of samples of a step"
             )
 
-        if self.parallel.axial > 1 and (self.loader.window > 1 or self.loader.leave_out):
+        if self.processes_per_sample > 1 and (self.loader.window > 1 or self.loader.leave_out):
             raise ConfigError(
                 "loader: processes that share a sample must load the same ones in the same order; "
                 "with parallel.axial above 1 leave out loader.window and loader.leave_out"
             )
 
     @property
+    def processes_per_sample(self) -> int:
+        """How many processes compute a sample together."""
+        given = self.parallel.axial
+        if given != "auto":
+            return given
+        world = ranks_from_environment(os.environ)[1] - self.train.evaluation_ranks
+        fewest = min(stage.samples_per_step for stage in self.stages.values())
+        return axial.fewest_per_sample(world, fewest)
+
+    @property
     def sharing(self) -> Sharing:
         """Which processes share a sample."""
-        size = self.parallel.axial
+        size = self.processes_per_sample
         return SamplesInGroups(size) if size > 1 else SamplesApart()
 
     @classmethod

@@ -229,7 +229,7 @@ def _described_memory(stage: str, plan: Planned) -> tuple[str, str]:
     if not isinstance(plan, MemoryPlan):
         return title, f"unknown: {plan}"
     mib = [f"{number / 2**20:,.0f}" for number in (plan.peak, plan.weights, plan.optimizer)]
-    rest = f"{(plan.batch + plan.activations) / 2**20:,.0f}"
+    rest = f"{(plan.peak - plan.weights - plan.optimizer) / 2**20:,.0f}"
     return (
         title,
         f"{mib[0]} MiB: weights {mib[1]}, optimiser {mib[2]}, the largest batch {rest}",

@@ -216,7 +216,9 @@ class Trainer:
             self.valid_loader = make_loader(run.valid, batches, collate, strict, mesh)
 
     def close(self) -> None:
-        """End the loaders' workers."""
+        """End the loaders' workers, and drop the graphs."""
+        if self.captured is not None:
+            self.captured.close()
         self.loader.close()
         if self.valid_loader is not None:
             self.valid_loader.close()

@@ -29,6 +29,7 @@ from bevatron.kernels.shared.launch import planned_for_gpu
 from bevatron.parallel.data_parallel import GradientSums
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Batch, Numbered, StepNumbers, Unchanging
+from bevatron.train.capture.gradients import GradientBuckets
 from bevatron.train.capture.step import obstacle
 from bevatron.train.optim import (
     AveragedWeights,
@@ -49,6 +50,13 @@ class NotPlannableError(BevatronError):
 BLOCK_BYTES = 512
 """torch's allocator on a GPU rounds up to it."""
 
+WORKSPACE_BYTES = 2**25
+"""cuBLAS takes as much for every thread and stream that multiplies, since Hopper; less before."""
+
+WORKSPACES_LAUNCHED, WORKSPACES_CAPTURED = 2, 3
+"""Backward passes have a thread of their own. Both passes are captured on a stream of its own,
+after a forward pass on the usual one."""
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -62,6 +70,8 @@ class MemoryPlan:
         Gradients, moments and averages, as far as they stay.
     batch
         The batch, with the copy of it that is under way while a captured step runs.
+    workspaces
+        What cuBLAS keeps.
     peak
         Most that is in use at a time, all of it together.
     """
@@ -69,12 +79,13 @@ class MemoryPlan:
     weights: int
     optimizer: int
     batch: int
+    workspaces: int
     peak: int
 
     @property
     def activations(self) -> int:
         """What the step needs beyond what stays."""
-        return self.peak - self.weights - self.optimizer - self.batch
+        return self.peak - self.weights - self.optimizer - self.batch - self.workspaces
 
 
 def plan_memory(
@@ -125,15 +136,22 @@ def plan_memory(
         copied = copy.deepcopy((run.model, run.task, batch))
     try:
         with _planning(fake, gpu=gpu) as live:
-            return _plan(run, *copied, shape, live, numbers, captured=gpu and captured)
+            planned = _plan(run, *copied, shape, live, numbers, captured=gpu and captured)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         if gpu:
             raise NotPlannableError(
                 f"the memory of a step depends on values of its batch ({error.func})"
             ) from error
+    else:
+        return _with_workspaces(planned, captured) if gpu else planned
     copied = copy.deepcopy((run.model, run.task, batch))
     with LiveBytes() as live:  # references may look at values: they have to have some
         return _plan(run, *copied, shape, live, numbers, captured=False)
+
+
+def _with_workspaces(plan: MemoryPlan, captured: bool) -> MemoryPlan:
+    held = WORKSPACE_BYTES * (WORKSPACES_CAPTURED if captured else WORKSPACES_LAUNCHED)
+    return dataclasses.replace(plan, workspaces=held, peak=plan.peak + held)
 
 
 def _plan(
@@ -278,13 +296,13 @@ class _Step:
         live.peak = live.now
         kept = live.now - size - self._weights
         self._take_step(batch, counts)
-        return MemoryPlan(self._weights, kept, size, live.peak)
+        return MemoryPlan(self._weights, kept, size, 0, live.peak)
 
     def _on_device(self, batch: Any, shape: BatchShape | None) -> tuple[Any, list[Any]]:
         """Return the batch as it is on the device, with the copy of it that is under way."""
         if not isinstance(batch, Paddable):
             moved = batch if isinstance(batch, Unchanging) else batch.to("cpu", self._dtype)
-            self._live.note(vars(moved).values())
+            self._live.note(_tensors_of(moved))
             return moved, []
         shape = BatchShape(**dict(batch.sizes)) if shape is None else shape
         layout = layout_of(batch, shape, self._dtype)
@@ -303,12 +321,9 @@ class _Step:
             loss = task.loss(model, batch, counts).total
         if self._captured and isinstance(optimizer, FusedAdamEMA):
             before = optimizer.gradient.clone()
-            found = torch.autograd.grad(
-                loss, optimizer.parameters, allow_unused=True, materialize_grads=True
-            )
-            torch._foreach_add_(optimizer.gradients, list(found))
+            GradientBuckets(optimizer, Mesh()).differentiate(loss)
             optimizer.gradient.copy_(before)
-            del before, found, loss
+            del before, loss
         else:
             loss.backward()
             del loss
@@ -322,6 +337,24 @@ class _Step:
         optimizer.zero_grad()
         if self._ema is not None:
             self._ema.update(model)
+
+
+def _tensors_of(value: Any) -> Iterator[Tensor]:
+    """Walk through all tensors that an object holds, those of what was derived from it too."""
+    seen, left = set[int](), [value]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, Mapping):
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            left += one
+        elif hasattr(one, "__dict__"):
+            left += vars(one).values()
 
 
 def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:

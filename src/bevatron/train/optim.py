@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import unwrap
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from bevatron.errors import CheckpointError, ConfigError
 from bevatron.kernels.shared.launch import on_gpu
-from bevatron.train.fused_optim import FusedAdamEMA
+from bevatron.train.fused_optim import FusedAdamEMA, NotCompiled
 from bevatron.train.settings import OptimConfig
 
 __all__ = [
@@ -25,6 +26,18 @@ __all__ = [
     "set_lr",
     "trained_parameters",
 ]
+
+
+class Adam(NotCompiled, torch.optim.Adam):
+    """Torch's."""
+
+    step = torch.no_grad()(unwrap(torch.optim.Adam.step))
+
+
+class AdamW(NotCompiled, torch.optim.AdamW):
+    """Torch's."""
+
+    step = Adam.step
 
 
 @runtime_checkable
@@ -71,9 +84,9 @@ def make_optimizer(
     }
     optimizer: torch.optim.Optimizer
     if config.algorithm == "adamw":
-        optimizer = torch.optim.AdamW(trained, **arguments)
+        optimizer = AdamW(trained, **arguments)
     else:
-        optimizer = torch.optim.Adam(trained, amsgrad=config.algorithm == "amsgrad", **arguments)
+        optimizer = Adam(trained, amsgrad=config.algorithm == "amsgrad", **arguments)
     fused = config.fused if config.fused is not None else parameters_on_gpu(model)
     return fused_optimizer(model, optimizer, config, ema) if fused else optimizer
 

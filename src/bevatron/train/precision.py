@@ -83,7 +83,8 @@ def arithmetic(config: TrainConfig, threads: int | None) -> Iterator[None]:
             torch.set_num_threads(before[0])
         torch.backends.cuda.matmul.allow_tf32 = before[1]
         torch.backends.cudnn.allow_tf32 = before[2]
-        torch.use_deterministic_algorithms(mode=before[3])
+        if torch.are_deterministic_algorithms_enabled() != before[3]:
+            torch.use_deterministic_algorithms(mode=before[3])  # imports torch._dynamo
 
 
 FIRST = 2.0**16

@@ -110,15 +110,13 @@ def train_step(
     parts: list[Tensor] = []
     names: list[str] = []
     sums_of_gradients = _gradient_sums(state, mesh)
-    # Ranks that share samples exchange parts of them in the backward pass: one thing at a time.
-    apart = run.sharing.planner(mesh).world == mesh.world
     try:
         for batch in batches:
             moved = batch.to(mesh.device, dtype, non_blocking=True)
             with autocast_context(settings.train, mesh.device):
                 loss = task.loss(model, moved, normalisers)
             if loss.total.requires_grad:
-                last = apart and len(parts) == len(batches) - 1
+                last = len(parts) == len(batches) - 1
                 with sums_of_gradients.overlapping() if last else nullcontext():
                     (loss.total if scale is None else loss.total * scale.factor).backward()
             names = sorted(loss.terms)

@@ -50,12 +50,12 @@ def _small_chunks(monkeypatch):
 @pytest.mark.parametrize("names", [(), ("norm_weight",), ("norm_weight", "norm_bias", "bias")])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_result_and_gradients_are_right(names, dtype):
-    check(make((3, 5), 24, 7, *names, dtype=dtype))
+    check(make((3, 5), 24, 17, *names, dtype=dtype))
 
 
-@pytest.mark.parametrize(("width", "out"), [(24, 17), (40, 16), (3, 1)])
+@pytest.mark.parametrize(("width", "out"), [(40, 16), (3, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-def test_few_and_many_channels_are_right(width, out, dtype):
+def test_few_channels_are_right(width, out, dtype):
     check(make((70, 2), width, out, "norm_weight", "bias", dtype=dtype), strided=True)
 
 

@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from bevatron.kernels import outer_product_mean, use
+from bevatron.kernels.pair.outer_product_mean import layer_of_products
 from bevatron.kernels.shared import chunked_linear as products
 from bevatron.testing import Tolerance, assert_close, check_op
 
@@ -225,3 +226,26 @@ def test_wrong_shapes_are_told_by_name():
     inputs["out_bias"] = torch.zeros(5)
     with pytest.raises((ValueError, TypeError), match="out_bias"):
         outer_product_mean(**inputs)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_last_layer_of_some_residues_with_all_is_right(batch, dtype, bias):
+    """As a process computes it that has 5 of 9 residues; projections lie as they come to it."""
+    generator = torch.Generator().manual_seed(7)
+    drawn = {
+        "a": torch.randn(*batch, 5, 7, 3, generator=generator),
+        "b": torch.randn(*batch, 7, 9, 3, generator=generator),
+        "out_weight": torch.randn(6, 9, generator=generator) / 3,
+    } | ({"out_bias": torch.randn(6, generator=generator)} if bias else {})
+    inputs = {name: value.to(DEVICE, dtype) for name, value in drawn.items()}
+    count = 1.0 + torch.rand(*batch, 5, 9, generator=generator).to(DEVICE)
+
+    def run(a, **others):
+        return layer_of_products(a.transpose(-2, -3), count=count.to(a.dtype), **others)
+
+    check_op(
+        *(run, run, inputs), order=1, tolerance=TOLERANCES[dtype],
+        ran=("layer_of_products", "triton"),
+    )  # fmt: skip

@@ -83,3 +83,39 @@ def test_wrong_shapes_are_told_by_name():
     inputs["gate_bias"] = torch.zeros(5)
     with pytest.raises((ValueError, TypeError), match="gate_bias"):
         qkvg(**inputs)
+
+
+def test_gradients_of_attention_are_joined_without_a_copy(monkeypatch):
+    """Attention's backward pass writes them where the matmul before it reads them."""
+    generator = torch.Generator().manual_seed(5)
+    N, H, D = 8, 2, 8
+    drawn = [torch.randn(N, N, 12, generator=generator)]
+    drawn += [torch.randn(H * D, 12, generator=generator) / 4 for _ in PARTS]
+    inputs = [value.to(DEVICE) for value in drawn]
+    mask = torch.rand(1, N, N, generator=generator) > 0.2
+    results = []
+    for choice, dtype in (("triton", torch.float32), ("reference", torch.float64)):
+        leaves = [value.to(dtype).requires_grad_() for value in inputs]
+        with use(choice):
+            q, k, v, gate = (part.view(1, N, N, H, D) for part in qkvg(*leaves, norm=(None, None)))
+            y = pair_attention(q, k, v, mask=mask.to(DEVICE), gate=gate, layout="BSNHD")
+            weight = torch.linspace(-1.0, 1.0, y.numel(), device=DEVICE, dtype=dtype)
+            with monkeypatch.context() as patched:
+                patched.setattr(torch, "cat", None)
+                found = torch.autograd.grad((weight.view(y.shape) * y).sum(), leaves)
+        results.append((y, *found))
+    for got, want in zip(*results, strict=True):
+        assert_close(got, want, 2e-5)
+
+
+def test_gradients_that_lie_apart_are_joined():
+    inputs = make((3, 7), 12)
+    results = []
+    for choice, dtype in (("triton", torch.float32), ("reference", torch.float64)):
+        leaves = {name: value.to(dtype).requires_grad_() for name, value in inputs.items()}
+        with use(choice):
+            q, k, v, gate = qkvg(**leaves)
+            total = q.square().sum() + (q * gate).sum() + v.sin().sum() + k.cos().sum()
+            results.append(torch.autograd.grad(total, list(leaves.values())))
+    for got, want in zip(*results, strict=True):
+        assert_close(got, want, 2e-5)

@@ -156,6 +156,23 @@ def test_sixteen_bits_are_right(width, hidden, outgoing):
     check(inputs | {"outgoing": outgoing})
 
 
+def test_float32_weights_of_a_pair_in_sixteen_bits_have_float32_gradients(small_blocks):
+    inputs = make(5, 16, 24, BIASES)
+    mask = inputs.pop("mask")
+    results = []
+    for choice, wide in (("triton", torch.float32), ("reference", torch.float64)):
+        leaves = {name: value.to(wide) for name, value in inputs.items()}
+        leaves["z"] = inputs["z"].to(HALF if choice == "triton" else wide)
+        leaves = {name: value.requires_grad_() for name, value in leaves.items()}
+        with use(triangle_multiply=choice):
+            y = triangle_multiply(**leaves, mask=mask)
+        along = torch.linspace(-1.0, 1.0, y.numel(), device=DEVICE).view(y.shape).to(y.dtype)
+        results.append((y, *torch.autograd.grad(y, list(leaves.values()), along)))
+    assert {g.dtype for g in results[0][2:]} == {torch.float32}
+    for got, want in zip(*results, strict=True):
+        assert_close(got, want, 2e-2)
+
+
 @ON_GPU
 @pytest.mark.parametrize(
     ("width", "dtype"), [(128, torch.float32), (128, torch.bfloat16), (256, torch.bfloat16)]

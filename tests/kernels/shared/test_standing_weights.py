@@ -17,6 +17,15 @@ def test_within_and_without_gradients_it_is_made_once_for_each_type():
         assert made(weight, torch.float16).dtype == torch.float16
 
 
+def test_what_two_functions_make_of_a_weight_is_not_mixed_up():
+    weight = torch.ones(3)
+    with standing_weights(), torch.no_grad():
+        doubled, halved = once(lambda: 2 * weight, weight), once(lambda: weight / 2, weight)
+        assert (float(doubled[0]), float(halved[0])) == (2.0, 0.5)
+        assert once(weight.double, weight).dtype == torch.float64
+        assert once(weight.half, weight).dtype == torch.float16
+
+
 def test_a_transposed_view_is_another_weight():
     weight = torch.arange(4.0).view(2, 2)
     with standing_weights(), torch.no_grad():

@@ -149,7 +149,8 @@ def test_invariant_point_attention(golden):
 
 def test_backbone_update(golden):
     def run(_, quat, trans, update6):
-        quaternion, moved = moved_frames(torch.cat([quat, trans], -1), update6).split([4, 3], -1)
+        frames, rotation = torch.cat([quat, trans], -1), rigid.rotation_of_quaternion(quat)
+        quaternion, moved = moved_frames(frames, rotation, update6).split([4, 3], -1)
         rotation = rigid.rotation_of_quaternion(quaternion)
         return {"quat": quaternion, "rot": rotation, "trans": moved}
 

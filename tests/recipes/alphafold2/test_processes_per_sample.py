@@ -139,6 +139,17 @@ def test_a_killed_process_ends_those_that_share_its_sample(config, tmp_path):
     assert time.monotonic() - began < 60  # 30 s, on a busy machine
 
 
+@pytest.mark.parametrize(("world", "size"), [(2, 1), (4, 2), (8, 4), (3, 3)])
+def test_auto_lets_as_few_processes_share_a_sample_as_keep_all_at_work(
+    config, monkeypatch, world, size
+):
+    """A step has two samples."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    chosen = replace(config, parallel=ParallelConfig("auto"))
+    assert chosen.processes_per_sample == chosen.sharing.repeats == size
+
+
 def test_settings_that_would_part_the_processes_of_a_sample_are_refused(config):
     assert grouped(config, 3).sharing == SamplesInGroups(3)
     with pytest.raises(ConfigError, match=r"parallel\.axial: expected 1 or more, got 0"):

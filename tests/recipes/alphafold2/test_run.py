@@ -191,7 +191,7 @@ def test_unknown_presets_and_batches_are_refused():
         AlphaFold2Run.from_values({"batch": {"size": 2}})
 
 
-def test_a_run_goes_on_with_the_moments_of_mlperf(config, tmp_path):
+def test_a_run_of_mlperf_goes_on_with_its_moments_and_ends_at_its_target(config, tmp_path):
     torch.manual_seed(3)
     model = AlphaFold2(config.model)
     state = to_openfold(model)
@@ -204,13 +204,18 @@ def test_a_run_goes_on_with_the_moments_of_mlperf(config, tmp_path):
         {"alphafold_state_dict": state, "optimizer_state_dict": {"state": moments}, "iteration": 5},
         path,
     )
+    given = AlphaFold2Run.from_values({"preset": "mlperf"})
+    small = replace(config.stages["initial"], target=0.0, ends_at_target=True)
+    stages = {"initial": replace(small, loss=given.stages["initial"].loss)}
+    config = replace(config, optim=given.optim, schedule=given.schedule, stages=stages)
     run = build(replace(config, start_from=path))
     found = optimizer_tensors(run.model, begin_state(run, Mesh(), None).optimizer)
     for name, value in model.named_parameters():
         assert torch.equal(found[f"{name}/exp_avg"], torch.full_like(value, 0.25))
         assert torch.equal(found[f"{name}/exp_avg_sq"], value.square())
         assert found[f"{name}/step"] == 5
-    assert fit(run).steps == 4
+    result = fit(run)
+    assert result.steps == small.evaluate_every == 2
 
 
 @pytest.mark.parametrize("kind", ["openfold", "ema", "mlperf", "deepmind", "run"])

@@ -74,8 +74,12 @@ def test_a_file_without_a_protein_is_refused(model, tmp_path):
 
 
 def test_chains_of_a_store_are_compared_with_their_structures(model, store, tmp_path):
-    found = bv.evaluate(model, store, device="cpu", most=2, out=tmp_path / "table.json")
+    options = {"out": tmp_path / "table.json", "pictures": tmp_path / "drawn"}
+    found = bv.evaluate(model, store, device="cpu", most=2, **options)
     assert len(found["chains"]) == 2
+    drawn = sorted(path.name for path in (tmp_path / "drawn").iterdir())
+    assert len(drawn) == 2
+    assert all(name.endswith(".png") and "cif" in name for name in drawn)
     assert 0 <= found["mean"]["lddt_ca"] < 0.5
     means = [row["lddt_ca"] for row in found["chains"]]
     assert found["mean"]["lddt_ca"] == pytest.approx(np.mean(means))

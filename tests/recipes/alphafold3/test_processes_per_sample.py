@@ -14,6 +14,7 @@ from bevatron.errors import ConfigError
 from bevatron.parallel.traffic import count_traffic
 from bevatron.recipes.alphafold3.run import AlphaFold3Run, build
 from bevatron.recipes.staged_run import ParallelConfig
+from bevatron.train.capture import step as captured_step
 from bevatron.train.logger import read_journal
 from bevatron.train.loop import fit
 
@@ -38,8 +39,12 @@ def config(complexes, components, tiny_model, tmp_path):
     })  # fmt: skip
 
 
-def test_two_processes_per_complex_have_the_losses_and_measures_of_one(config, tmp_path):
+def test_captured_steps_of_two_processes_per_complex_have_the_losses_and_measures_of_one(
+    config, tmp_path, monkeypatch
+):
+    """On a CPU a captured step is launched, all else is the same."""
     fit(build(config))
+    monkeypatch.setattr(captured_step, "obstacle", lambda *_: None)
     together = replace(config, output=tmp_path / "two", parallel=ParallelConfig(2))
 
     def work(_):

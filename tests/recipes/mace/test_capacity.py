@@ -19,6 +19,7 @@ from bevatron.recipes.mace.capacity import (
     smallest_near_highest,
 )
 from bevatron.recipes.mace.step_cost import StepCost, StepMeter
+from bevatron.train.memory_plan import NotPlannableError
 from bevatron.train.settings import TrainConfig
 
 
@@ -35,10 +36,17 @@ class Memory(StepMeter):
 
     of_atom, of_edge, constant = 100.0, 3.0, 5000.0
     seconds, seconds_per_atom = 1e-3, 1e-6
+    plannable, why_not = True, NotPlannableError("values")
 
     def __init__(self, number, limit, surprise=1.0):
         self.limit, self.surprise, self.tried = limit, surprise, []
         self.sizes, self.device = Sizes(number).sizes, torch.device("cuda")
+
+    def planned(self, indices):
+        if not self.plannable:
+            raise self.why_not
+        atoms, edges = (int(self.sizes[name][indices].sum()) for name in ("atoms", "edges"))
+        return int(self.constant), int(self.of_atom * atoms + self.of_edge * edges)
 
     def measure(self, indices, repeats=3):
         atoms, edges = (int(self.sizes[name][indices].sum()) for name in ("atoms", "edges"))
@@ -134,13 +142,24 @@ def test_an_epoch_keeps_a_hundred_steps(gpu, ranks, accumulate):
     assert float(why.split("%")[0].strip(": ")) / 100 == pytest.approx(share, rel=0.1, abs=0.02)
 
 
-def test_what_does_not_fit_is_never_chosen(gpu):
-    memory = gpu(number=2_000_000, limit=5000.0 + 3000 * (100 + 3 * 13))
+@pytest.mark.parametrize(
+    "given", [{}, {"plannable": False}, {"plannable": False, "why_not": RuntimeError("odd")}]
+)
+def test_what_does_not_fit_is_never_chosen(gpu, given):
+    memory = gpu(number=2_000_000, limit=5000.0 + 3000 * (100 + 3 * 13), **given)
     capacity, why = choose_capacity(memory, 1)
     needed = 5000.0 + 100 * capacity["atoms"] + 3 * capacity.get("edges", 13 * capacity["atoms"])
     assert needed <= memory.limit
     assert capacity["atoms"] > 1500
     assert "would fit" not in why or int(why.split("; ")[1].split()[0].replace(",", "")) < 4000
+
+
+def test_what_the_plan_says_does_not_fit_is_not_even_tried(gpu):
+    memory = gpu(limit=5000.0 + 3000 * (100 + 3 * 13))
+    capacity, why = choose_capacity(memory, 1)
+    assert capacity["atoms"] == 360
+    assert max(atoms for atoms, _, _ in memory.tried) <= 3000
+    assert "3,000 would fit" in why
 
 
 def test_a_structure_larger_than_a_hundredth_of_the_data_has_a_batch(gpu):

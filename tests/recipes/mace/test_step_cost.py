@@ -10,6 +10,7 @@ from bevatron.errors import ConfigError, OutOfMemoryError
 from bevatron.models.mace import MACE, MaceConfig, MaceTask
 from bevatron.recipes.bench import capacity_curves, cost_model
 from bevatron.recipes.mace import step_cost
+from bevatron.recipes.mace.capacity import planned_ceiling
 from bevatron.recipes.mace.step_cost import (
     StepCost,
     StepMeter,
@@ -191,3 +192,14 @@ def test_a_full_batch_has_all_atoms_and_edges(meter):
     batch = meter.full_batch(capacity)
     assert meter.sizes["atoms"][batch].sum() > 173
     assert meter.sizes["edges"][batch].sum() >= 4000
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_what_a_batch_adds_to_the_memory_is_planned(meter, captured):
+    meter.captured = captured
+    stays, added = meter.planned(meter.densest_batch(270))
+    again, more = meter.planned(meter.densest_batch(2700))
+    assert again == pytest.approx(stays, rel=0.01)
+    assert 7 * added < more < 12 * added
+    ceiling = planned_ceiling(meter, stays + more)
+    assert ceiling == pytest.approx(2700, rel=0.05)

@@ -32,6 +32,9 @@ from bevatron.typing import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)
 
+TASKS_PER_WORKER = 2
+"""Batches that a worker has: one in work, and one for which it need not wait."""
+
 MOST_DEATHS = 4
 """How many workers may die over a batch, each while it read another sample or had not begun."""
 
@@ -41,8 +44,8 @@ class Task:
     """A batch to load.
 
     ``deaths`` counts those of workers that had it, ``blamed`` those while reading a sample, or as
-    `IDLE` and `COLLATING`; ``unreadable`` are those of two, and why,
-    None where such a sample is an error.
+    `IDLE` and `COLLATING`; ``unreadable`` are those of two, and why, None where such a sample is
+    an error. ``twice``: two workers have it, and whoever is first counts.
     """
 
     key: tuple[int, int]
@@ -51,6 +54,7 @@ class Task:
     unreadable: dict[int, str] | None
     deaths: int = 0
     blamed: Counter[int] = field(default_factory=Counter)
+    twice: bool = False
 
 
 @dataclass
@@ -101,8 +105,6 @@ class Pool:
         self._context: Any = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
             self._context.set_forkserver_preload(list(PRELOADED))
-        # A batch queued behind a slow one cannot overtake it, so none is queued with a window.
-        self._tasks_per_worker = 2 if window == 1 else 1
         self._changed = threading.Condition()
         self._closed = False
         self._generation = 0
@@ -204,25 +206,42 @@ class Pool:
             self._stop_workers()
 
     def _assign(self) -> None:
-        """Assign the next batches to the workers with the fewest."""
+        """Assign batches to the workers with the fewest: those that are stuck, then the next."""
         while True:
             with self._changed:
-                held = sum(len(w.tasks) for w in self._workers if w is not None)
-                if self._next >= len(self._batches) or held + len(self._ready) >= self._prefetch:
-                    return
                 loads = [len(w.tasks) if w is not None else 0 for w in self._workers]
                 slot = loads.index(min(loads))
-                if loads[slot] >= self._tasks_per_worker:
+                if loads[slot] >= TASKS_PER_WORKER:
                     return
-                indices, weights = self._batches[self._next]
-                unreadable: dict[int, str] | None = {} if self._leave_out else None
-                task = Task((self._generation, self._next), indices, weights, unreadable)
-                self._next += 1
+                task = self._stuck(slot)
+                if task is None:
+                    full = sum(loads) + len(self._ready) >= self._prefetch
+                    if full or self._next >= len(self._batches):
+                        return
+                    indices, weights = self._batches[self._next]
+                    unreadable: dict[int, str] | None = {} if self._leave_out else None
+                    task = Task((self._generation, self._next), indices, weights, unreadable)
+                    self._next += 1
             worker = self._workers[slot]
             if worker is None:
                 worker = self._workers[slot] = self._start()
             worker.tasks.append(task)
             _send(worker, task)
+
+    def _stuck(self, slot: int) -> Task | None:
+        """Find a batch that waits behind a slow one while all others are a round ahead of it."""
+        busy = [worker for worker in self._workers if worker is not None and worker.tasks]
+        for worker in busy:
+            if worker is self._workers[slot] or len(worker.tasks) < TASKS_PER_WORKER:
+                continue
+            task = worker.tasks[1]
+            generation, position = task.key
+            round_later = generation, position + len(self._workers)
+            ahead = all(w.tasks[0].key > round_later for w in busy if w is not worker)
+            if ahead and not task.twice and generation == self._generation:
+                task.twice = True
+                return task
+        return None
 
     def _start(self) -> Worker:
         ours, theirs = self._context.Pipe(duplex=True)
@@ -281,9 +300,13 @@ class Pool:
 
     def _put(self, key: tuple[int, int], result: Any) -> None:
         with self._changed:
-            if key[0] == self._generation:
+            if key[0] == self._generation and not self._is_done(key[1]):
                 self._ready[key[1]] = result
                 self._changed.notify_all()
+
+    def _is_done(self, position: int) -> bool:
+        """Whether a batch of the present plan has arrived, be it taken or not."""
+        return position < self._oldest or position in self._delivered or position in self._ready
 
     def _replace(self, worker: Worker) -> None:
         """Replace a dead process, once for the same batch, or for every sample it may leave out."""
@@ -302,7 +325,12 @@ class Pool:
                 self._put(tasks[0].key, self._deadly(tasks.popleft(), worker, cause))
             else:
                 logger.warning("a loader worker died: %s; it is started again", cause)
-        current = deque(task for task in tasks if task.key[0] == self._generation)
+        with self._changed:
+            current = deque(
+                task
+                for task in tasks
+                if task.key[0] == self._generation and not self._is_done(task.key[1])
+            )
         if current:
             fresh = self._workers[slot] = self._start()
             fresh.tasks = current

@@ -42,11 +42,12 @@ def once(make: Callable[[], Tensor], *weights: Tensor | None, to: Hashable = Non
     weights
         All that it is made of.
     to
-        Tells what is made of the same weights apart, such as a type.
+        Tells apart what the same function makes of the same weights, such as a type.
     """
     if _kept is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return make()
-    key = (to, *(None if w is None else _name(w) for w in weights))
+    made_by = getattr(make, "__code__", getattr(make, "__qualname__", None))
+    key = (made_by, to, *(None if w is None else _name(w) for w in weights))
     if key not in _kept:
         # With the weights: memory that is freed could become that of others.
         _kept[key] = make(), weights

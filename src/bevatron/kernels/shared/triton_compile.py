@@ -213,7 +213,9 @@ def _is_new(one: Compilation, target: Any) -> bool:
     hits: list[bool] = []
     triton.knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
     try:
-        triton.compile(one.source, target=target, options=one.options)
+        kernel = triton.compile(one.source, target=target, options=one.options)
+        # Triton 3.6 compiles C code with gcc that launches kernels of one signature.
+        triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
     except Exception:
         log.debug("%s was not compiled ahead", one.kernel, exc_info=True)
     return hits == [False]

@@ -35,7 +35,8 @@ def generated(
         from triton.experimental import gluon
 
         jit, language = gluon.jit, gluon.language
-    file = f"<bevatron {name} {len(linecache.cache)}>"
+    operator = module.split(".")[-2]
+    file = f"<bevatron {operator} {name} {len(linecache.cache)}>"
     # Without a time of change, nobody looks for the file.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     namespace: dict[str, Any] = {"tl": language, "jit": jit, "__name__": module}

@@ -14,6 +14,7 @@ from bevatron.models.common.folding.metrics import (
     contact_precision,
     contact_probability,
     expected_lddt,
+    lddt,
     rmsd,
     tm_score,
 )
@@ -28,18 +29,18 @@ TERMS = (
 """Of the loss."""
 
 NAMES = (
-    "loss", *(f"loss_{name}" for name in TERMS), "lddt_ca", "tm_score", "rmsd", "plddt",
-    "distogram", "contact_precision",
+    "loss", *(f"loss_{name}" for name in TERMS), "lddt_ca", "lddt", "tm_score", "rmsd",
+    "plddt", "distogram", "contact_precision",
 )  # fmt: skip
 
 
 class ChainMetrics:
     """Means over chains.
 
-    Names: ``loss`` and its weighted terms ``loss_fape`` and so on; ``lddt_ca``, 0 to 1, and of the
-    superposed chains ``tm_score``, 0 to 1, and ``rmsd`` of CA, Å; ``plddt``, what the model expects
-    of the lDDT, 0 to 100; ``distogram``, cross entropy; ``contact_precision`` of
-    the surest L long-range contacts. What no chain has is left out.
+    Names: ``loss`` and its weighted terms ``loss_fape`` and so on; ``lddt_ca`` and, of all heavy
+    atoms, ``lddt``, 0 to 1; of the superposed chains ``tm_score``, 0 to 1, and ``rmsd`` of CA, Å;
+    ``plddt``, what the model expects of the lDDT, 0 to 100; ``distogram``, cross entropy;
+    ``contact_precision`` of the surest L long-range contacts. What no chain has is left out.
     """
 
     def __init__(self) -> None:
@@ -57,6 +58,10 @@ class ChainMetrics:
             known[:, CA],
         )
         found |= {"lddt_ca": ca_lddt(*backbone), "rmsd": rmsd(*backbone)}
+        residue, _ = known.nonzero(as_tuple=True)
+        atoms = outputs["final_atom_positions"][known], given["all_atom_positions"][known]
+        kept, counted = lddt(*atoms, torch.ones_like(residue, dtype=torch.bool), residue)
+        found["lddt"] = kept.sum() / counted.sum()
         found["tm_score"] = tm_score(*backbone)
         surest = expected_lddt(outputs["lddt_logits"])
         real = given["seq_mask"].to(surest.dtype)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bevatron.data.proteins.atoms14 import atom14_to_atom37, of_residues, pseudo_beta
 from bevatron.errors import DataError
 from bevatron.kernels.shared.dtypes import wide
+from bevatron.kernels.shared.standing_weights import standing_weights
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.drops import Drops
 from bevatron.models.alphafold2.embedders import ExtraMSAEmbedder, InputEmbedder, RecyclingEmbedder
@@ -126,7 +127,7 @@ class AlphaFold2(nn.Module):
             _check(features)
         *first, last = cycles
         previous, drops = None, Drops(seed)
-        with torch.no_grad():
+        with torch.no_grad(), standing_weights():
             for features in first:
                 previous = _recycled(features, self.cycle(features, drops, previous))
         found = self.cycle(last, drops, previous)

@@ -135,21 +135,26 @@ class BackboneUpdate(nn.Module):
         self.linear = Linear(c_s, 6, init="final")
 
     def forward(
-        self, s: Float[Tensor, "*rows C"], frames: Float[Tensor, "*rows 7"]
+        self,
+        s: Float[Tensor, "*rows C"],
+        frames: Float[Tensor, "*rows 7"],
+        rotation: Float[Tensor, "*rows 3 3"],
     ) -> Float[Tensor, "*rows 7"]:
         """Return the moved frames, (unit quaternion, translation)."""
-        return moved_frames(frames, self.linear(s))
+        return moved_frames(frames, rotation, self.linear(s))
 
 
 def moved_frames(
-    frames: Float[Tensor, "*rows 7"], update: Float[Tensor, "*rows 6"]
+    frames: Float[Tensor, "*rows 7"],
+    rotation: Float[Tensor, "*rows 3 3"],
+    update: Float[Tensor, "*rows 6"],
 ) -> Float[Tensor, "*rows 7"]:
-    """Compose frames on the right with the rotation (1, b, c, d) and the translation (x, y, z)."""
+    """Compose frames, of which the rotations are known, with (1, b, c, d) and (x, y, z)."""
     quaternion, origin = frames.split([4, 3], dim=-1)
     turn, shift = update.split([3, 3], dim=-1)
-    whole = torch.cat([torch.ones_like(turn[..., :1]), turn], dim=-1)
+    whole = F.pad(turn, (1, 0), value=1.0)
     turned = rigid.normalise_quaternion(rigid.compose_quaternions(quaternion, whole))
-    shift = rigid.rotate(rigid.rotation_of_quaternion(quaternion), shift)
+    shift = rigid.rotate(rotation, shift)
     return torch.cat([turned, origin + shift], dim=-1)
 
 
@@ -237,10 +242,11 @@ class StructureModule(nn.Module):
         masks = drops.draw(s[..., None, :, :], 2 * count, self.config.dropout)
         blocks = []
         for block in range(count):
-            s = s + self.ipa(s, z, rigid.rigid_of_quaternion(frames), mask)
+            moved = rigid.rigid_of_quaternion(frames)
+            s = s + self.ipa(s, z, moved, mask)
             s = self.norm_ipa(_dropped(s, masks[2 * block]))
             s = self.transition(s, masks[2 * block + 1])
-            frames = self.bb_update(s, frames)
+            frames = self.bb_update(s, frames, moved.rotation)
             blocks.append((frames, *self.angle_resnet(s, initial), s))
             # Gradients through the rotations of several blocks destabilise training.
             frames = torch.cat([frames[..., :4].detach(), frames[..., 4:]], dim=-1)

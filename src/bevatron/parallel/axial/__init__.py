@@ -21,7 +21,7 @@ collective's backward pass is its exact transpose: gathering <-> summing to own 
 of groups. No hook scales a gradient, and no parameter is special.
 """
 
-from bevatron.parallel.axial.groups import data_mesh, sample_group, shared
+from bevatron.parallel.axial.groups import data_mesh, fewest_per_sample, sample_group, shared
 from bevatron.parallel.axial.outer_product import outer_product_mean
 from bevatron.parallel.axial.rows import all_of, all_rows, own, own_rows, transposed
 from bevatron.parallel.axial.triangle import triangle_multiply
@@ -30,6 +30,7 @@ __all__ = [
     "all_of",
     "all_rows",
     "data_mesh",
+    "fewest_per_sample",
     "outer_product_mean",
     "own",
     "own_rows",

@@ -39,6 +39,20 @@ def data_mesh(mesh: Mesh, size: int) -> Mesh:
     return replace(mesh, rank=mesh.rank // size, world=mesh.world // size)
 
 
+def fewest_per_sample(world: int, samples: int) -> int:
+    """Return the smallest size of groups with which no process of a step is without a sample.
+
+    More never compute a sample in proportionally less time.
+
+    Examples
+    --------
+    >>> [fewest_per_sample(world, samples=4) for world in (2, 4, 8, 12)]
+    [1, 1, 2, 3]
+    """
+    sizes = (size for size in range(1, world) if world % size == 0 and world // size <= samples)
+    return next(sizes, world)
+
+
 @contextmanager
 def shared(mesh: Mesh, size: int) -> Iterator[Group]:
     """Let every ``size`` consecutive processes share their samples within a ``with`` block.
@@ -48,7 +62,7 @@ def shared(mesh: Mesh, size: int) -> Iterator[Group]:
     """
     groups = data_mesh(mesh, size).world
     partition = [range(size * k, size * (k + 1)) for k in range(groups)]
-    _joined.append(open_groups(partition, mesh))
+    _joined.append(open_groups(partition, mesh, apart=True))
     try:
         yield _joined[-1]
     finally:

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from bevatron import kernels
 from bevatron.kernels import layer_norm_linear
+from bevatron.kernels.pair.outer_product_mean import layer_of_products
 from bevatron.kernels.shared.dtypes import wide_type
 from bevatron.parallel.axial.groups import sample_group
 from bevatron.parallel.axial.rows import all_rows, own, transposed
@@ -46,18 +45,9 @@ def outer_product_mean(
     a, b = (projected * own(mask, -2).to(m.dtype)[..., None]).chunk(2, -1)
     kept = mask.to(wide_type(m))
     count = mask_eps + torch.einsum("...si,...sj->...ij", own(kept, -1), kept)
-    update: Tensor = checkpoint(
-        *(_layer_of_products, transposed(a, S), all_rows(b, S), out_weight, out_bias),
-        use_reentrant=False,
-        preserve_rng_state=False,
-    )
-    return update / count.to(update.dtype)[..., None]
-
-
-def _layer_of_products(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Apply the last layer to the products; there are too many to be kept."""
-    outer = torch.einsum("...isc,...sjd->...ijcd", a, b).flatten(-2)
-    return F.linear(outer, weight.to(outer.dtype), None if bias is None else bias.to(outer.dtype))
+    of_own = transposed(a, S).transpose(-2, -3)
+    update: Tensor = layer_of_products(of_own, all_rows(b, S), count, out_weight, out_bias)
+    return update
 
 
 def joined(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:

@@ -53,6 +53,7 @@ def evaluate(
     device: str = "auto",
     most: int | None = None,
     out: Path | None = None,
+    pictures: Path | None = None,
 ) -> Result:
     """Print how near a model's structures are to known ones.
 
@@ -68,6 +69,8 @@ def evaluate(
         Chains of each store at most.
     out
         Also write the table to this JSON file.
+    pictures
+        Also draw each chain into this folder: lDDT by residue, both structures superposed.
 
     Examples
     --------
@@ -75,7 +78,7 @@ def evaluate(
     """
     from bevatron.recipes.alphafold2.evaluate import evaluate_stores, print_table_of
 
-    table = evaluate_stores(model, files, device=device, most=most, out=out)
+    table = evaluate_stores(model, files, device=device, most=most, out=out, pictures=pictures)
     return Result(table, lambda: print_table_of(table))
 
 

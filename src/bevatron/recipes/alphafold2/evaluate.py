@@ -1,13 +1,15 @@
 """How near predicted chains are to known ones."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from bevatron.data.proteins.chain_batch import collate_chain
+from bevatron.data.proteins.chain_batch import ChainBatch, collate_chain
 from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.errors import ConfigError
 from bevatron.files import write_json_atomically
@@ -25,6 +27,7 @@ def evaluate_stores(
     device: str = "auto",
     most: int | None = None,
     out: Path | None = None,
+    pictures: Path | None = None,
 ) -> dict[str, Any]:
     """Predict the chains of stores, whole, and compare them with the known structures.
 
@@ -41,6 +44,8 @@ def evaluate_stores(
         Chains of each store at most; None for all.
     out
         JSON file for the table.
+    pictures
+        Folder for one picture of each chain: lDDT by residue, and both structures superposed.
 
     Returns
     -------
@@ -56,14 +61,15 @@ def evaluate_stores(
         raise ConfigError("evaluate: expected at least one store of chains or folder")
     predictor = model if isinstance(model, ChainPredictor) else ChainPredictor(model, device)
     with TemporaryDirectory(prefix="bevatron-") as scratch:
-        values = _evaluated(predictor, prepared(files, Path(scratch) / "prepared"), most)
+        stores = prepared(files, Path(scratch) / "prepared")
+        values = _evaluated(predictor, stores, most, pictures)
     if out is not None:
         write_json_atomically(out, values)
     return values
 
 
 def _evaluated(
-    predictor: ChainPredictor, stores: Sequence[Path], most: int | None
+    predictor: ChainPredictor, stores: Sequence[Path], most: int | None, pictures: Path | None
 ) -> dict[str, Any]:
     task, total, rows = predictor.task, predictor.task.metrics(), []
     for path in stores:
@@ -76,8 +82,19 @@ def _evaluated(
             found, each = task.predict(predictor.model, one), task.metrics()
             for metrics in (each, total):
                 metrics.update(one, found)
-            rows.append({"name": data.describe(index), **each.compute()})
+            name = data.describe(index)
+            rows.append({"name": name, **each.compute()})
+            if pictures is not None:
+                _draw(name, one, found, pictures)
     return {"mean": total.compute(), "chains": rows}
+
+
+def _draw(name: str, batch: ChainBatch, found: Mapping[str, Tensor], folder: Path) -> None:
+    from bevatron.recipes.alphafold2.pictures import picture_of
+    from bevatron.train.report.plots import save
+
+    title = Path(name).name
+    save(picture_of(title, batch, found), folder / f"{re.sub(r'[^A-Za-z0-9.]+', '-', title)}.png")
 
 
 def print_table_of(values: dict[str, Any]) -> None:

@@ -156,7 +156,7 @@ class AlphaFold2Run(StagedRun):
         ``auto``: alignment and pair in bfloat16 on a GPU (weights, structure module, heads and
         losses stay float32), in float32 elsewhere; or ``bfloat16`` or ``float32`` anywhere.
     parallel
-        ``axial``: how many consecutive processes compute each sample together.
+        ``axial``: how many consecutive processes compute each sample together, or ``auto``.
     optim, schedule, batch, loader, checkpoint, train, kernels
         See `bevatron.recipes.run_config.RunConfig`. A batch is one sample; ``samples_per_step`` of
         a stage is what others call the batch size.

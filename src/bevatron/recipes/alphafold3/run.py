@@ -116,7 +116,7 @@ class AlphaFold3Run(StagedRun):
     validation_steps
         Steps of the sampling in validation.
     parallel
-        ``axial``: how many consecutive processes compute each sample together.
+        ``axial``: how many consecutive processes compute each sample together, or ``auto``.
     optim, schedule, batch, loader, checkpoint, train, kernels
         See `bevatron.recipes.run_config.RunConfig`. A batch is one sample; ``samples_per_step`` of
         a stage is what others call the batch size.
@@ -153,10 +153,11 @@ class AlphaFold3Run(StagedRun):
         """Refuse values that cannot be trained on."""
         super().__post_init__()
         for name, stage in self.stages.items():
-            if stage.step.copies < self.parallel.axial:
+            size = self.processes_per_sample
+            if stage.step.copies < size:
                 raise ConfigError(
                     f"stages.{name}.step.copies: {stage.step.copies} noisy copies cannot be "
-                    f"divided among parallel.axial {self.parallel.axial} processes; raise it to "
+                    f"divided among parallel.axial {size} processes; raise it to "
                     "that or lower parallel.axial"
                 )
 

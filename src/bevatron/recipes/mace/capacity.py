@@ -2,10 +2,12 @@
 
 A GPU needs large batches to be busy, a model needs many steps to learn. So ``auto`` is the smallest
 batch within 5 % of the highest rate of training, but leaves at least 100 steps an epoch and fits
-into memory. It is measured on steps of the run's own model, once.
+into memory. The rate is measured on steps of the run's own model, once; which batches fit, the plan
+of their memory says before any is tried.
 """
 
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -19,13 +21,19 @@ from bevatron.files import write_json_atomically
 from bevatron.parallel.collectives import broadcast_json, gather_json
 from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes.mace.step_cost import StepCost, StepMeter, non_negative
+from bevatron.train.memory_plan import NotPlannableError
 from bevatron.train.settings import TrainConfig
+
+log = logging.getLogger(__name__)
 
 ON_CPU = 256
 """Atoms of a batch on a CPU, which is busy with any."""
 
 FIRST = 256
 """Atoms of the smallest batch that is measured."""
+
+PLANNED = 2048
+"""Atoms of the batch whose memory is planned, of which larger ones need a multiple."""
 
 NEAR_HIGHEST = 0.95
 """Share of the highest rate that a batch must reach to be large enough."""
@@ -101,31 +109,53 @@ def choose_capacity(meter: StepMeter, batches_per_step: int) -> tuple[dict[str, 
     total, largest = int(atoms.sum()), int(atoms.max())
     if meter.device.type != "cuda":
         return {"atoms": max(ON_CPU, largest)}, " (batch.capacity auto, on a CPU)"
-    costs = measured_rates(meter)
-    near = smallest_near_highest(costs) if costs else largest
-    number = max(min(near, total // (STEPS_PER_EPOCH * batches_per_step)), largest)
     available = available_bytes(meter)
-    try:
-        cost = meter.measure(meter.densest_batch(number), repeats=1)
-        capacity = {"atoms": number}
-        if cost.needed_bytes > available:
-            capacity = largest_capacity(meter, available, number)
-    except OutOfMemoryError:
-        capacity = largest_capacity(meter, available, number)
+    ceiling = planned_ceiling(meter, available)
+    allowed = max(total // (STEPS_PER_EPOCH * batches_per_step), largest)
+    # Where the steps of an epoch decide, rates are only told.
+    costs = measured_rates(meter, ceiling, factor=2 if allowed > FIRST else 4)
+    near = smallest_near_highest(costs) if costs else largest
+    number = min(max(near, largest), allowed)
+    fits = _fits(meter, number, available) if ceiling is None else number <= ceiling
+    capacity = {"atoms": number} if fits else largest_capacity(meter, available, number)
     steps = max(total // (capacity["atoms"] * batches_per_step), 1)
     reasons = [f"{steps:,} step{'s' if steps > 1 else ''} an epoch"]
     if costs:
         reasons.insert(0, f"{rate_share(costs, capacity['atoms']):.0%} of the highest rate")
-    fits = _would_fit(costs, available)
-    more = f"; {min(fits, total):,} would fit" if fits > capacity["atoms"] else ""
+    most = min(ceiling or 0, total)
+    more = f"; {most:,} would fit" if most > capacity["atoms"] else ""
     return capacity, f": {', '.join(reasons)}{more}"
 
 
-def measured_rates(meter: StepMeter, seconds: float = SECONDS) -> list[StepCost]:
-    """Measure batches of doubling size until rate, memory or time no longer allow larger ones."""
+def planned_ceiling(meter: StepMeter, available: float) -> int | None:
+    """Plan how many atoms of the densest structures fit; None if steps cannot be planned."""
+    batch = meter.densest_batch(max(PLANNED, int(meter.sizes["atoms"].max())))
+    try:
+        stays, added = meter.planned(batch)
+    except NotPlannableError:
+        return None
+    except Exception as error:  # noqa: BLE001  a plan only saves trials: a step meets it again
+        log.warning("the memory of a step is not planned (%s: %s)", type(error).__name__, error)
+        return None
+    return int((available - stays) * meter.sizes["atoms"][batch].sum() / max(added, 1))
+
+
+def _fits(meter: StepMeter, number: int, available: float) -> bool:
+    """Measure whether a batch of the densest structures fits."""
+    try:
+        return meter.measure(meter.densest_batch(number), repeats=1).needed_bytes <= available
+    except OutOfMemoryError:
+        return False
+
+
+def measured_rates(meter: StepMeter, most: int | None = None, factor: int = 2) -> list[StepCost]:
+    """Measure batches that grow by a factor until rate, memory or time allow no larger ones.
+
+    ``most`` atoms fit, None = not known.
+    """
     costs: list[StepCost] = []
     number, began = FIRST, time.monotonic()
-    while time.monotonic() - began < seconds:
+    while time.monotonic() - began < SECONDS and (most is None or number <= most):
         try:
             costs.append(meter.measure(meter.random_batch(number, seed=number), repeats=3))
         except OutOfMemoryError:
@@ -134,7 +164,7 @@ def measured_rates(meter: StepMeter, seconds: float = SECONDS) -> list[StepCost]
             began = time.monotonic()  # the first compiles the kernels
         elif _rate(costs[-1]) < (1 + (1 - NEAR_HIGHEST) / 2) * _rate(costs[-2]):
             break
-        number *= 2
+        number *= factor
     return costs
 
 
@@ -175,18 +205,6 @@ def _line(below: StepCost, above: StepCost) -> tuple[float, float]:
     a, b = below.sizes["atoms"], above.sizes["atoms"]
     per_atom = (above.seconds - below.seconds) / max(b - a, 1)
     return per_atom, below.seconds - per_atom * a
-
-
-def _would_fit(costs: Sequence[StepCost], available: float) -> int:
-    """Estimate how many atoms fit into memory, from the two largest batches; 0 = unknown."""
-    if len(costs) < 2:
-        return 0
-    below, above = costs[-2:]
-    more = above.sizes["atoms"] - below.sizes["atoms"]
-    per_atom = (above.needed_bytes - below.needed_bytes) / max(more, 1)
-    if per_atom <= 0:
-        return 0
-    return int(above.sizes["atoms"] + (available - above.needed_bytes) / per_atom)
 
 
 def available_bytes(meter: StepMeter) -> float:

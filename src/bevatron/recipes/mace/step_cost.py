@@ -7,10 +7,11 @@ paper's Figure 11) shows from which capacity on a device is saturated.
 Steps are those of `bevatron.train.fit`: captured as CUDA graphs where training captures them.
 """
 
+import copy
 import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from torch.nn import Module
 
 from bevatron.data.dataset import Dataset
+from bevatron.data.padding.size_buckets import choose_shapes
 from bevatron.errors import ConfigError, OutOfMemoryError
 from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.mace.data import batch_sizes
@@ -27,6 +29,7 @@ from bevatron.task import Task
 from bevatron.train.capture.cuda_graphs import NotCapturableError
 from bevatron.train.capture.step import CapturedStep, obstacle
 from bevatron.train.loop import begin_state
+from bevatron.train.memory_plan import plan_memory
 from bevatron.train.run import Run
 from bevatron.train.settings import OptimConfig, Settings, TrainConfig
 from bevatron.train.step import train_step
@@ -126,6 +129,27 @@ class StepMeter:
             atoms = batch.sizes["atoms"]
         self._forget()
         raise OutOfMemoryError(f"a batch of {atoms} atoms does not fit")
+
+    def planned(self, indices: IntArray) -> tuple[int, int]:
+        """Plan what of `StepCost.needed_bytes` stays, and what steps over some samples add to it.
+
+        Raises
+        ------
+        NotPlannableError
+            If it depends on values of the batch.
+        """
+        run = self._run
+        batch = run.task.collate(
+            [self.dataset[int(i)] for i in indices], indices, [1.0] * len(indices)
+        )
+        shape = None
+        if self.captured:
+            size = np.array([batch.padding.size_of(batch.sizes)])
+            shape = choose_shapes(batch.padding, size).shapes[0]
+        on_host = replace(run, model=copy.deepcopy(run.model).cpu())
+        plan = plan_memory(on_host, batch, shape=shape, captured=self.captured)
+        added = plan.batch + plan.activations
+        return plan.peak - added, 2 * added if self.captured else added
 
     def _replayed(self, batch: Any, repeats: int) -> StepCost:
         """Capture the step of a batch and replay it; each is launched before the last is read."""

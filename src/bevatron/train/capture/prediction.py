@@ -10,7 +10,7 @@ from bevatron.train.capture.cuda_graphs import GraphPool, NotCapturableError, Wo
 
 
 class CapturedPrediction:
-    """Predicts as a task does; from the second call with the same batch on, by a CUDA graph.
+    """Predicts as a task does; from the second call with the same model and batch on, by a graph.
 
     What is returned is valid until the next call. On a CPU nothing is captured.
 
@@ -24,15 +24,15 @@ class CapturedPrediction:
 
     def __init__(self, task: Task[Any], device: torch.device) -> None:
         self._task, self._pool = task, GraphPool(device)
-        self._batch: Any = None
+        self._seen: tuple[nn.Module | None, Any] = None, None
         self._replay: Work | None = None
         self._waits = False
         self._outputs: dict[str, Tensor] = {}
 
     def __call__(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Predict."""
-        if self._waits or batch is not self._batch:
-            self._batch, self._replay = batch, None
+        if self._waits or model is not self._seen[0] or batch is not self._seen[1]:
+            self._seen, self._replay = (model, batch), None
             return self._task.predict(model, batch)
         if self._replay is None:
             self._capture(model, batch)

@@ -4,7 +4,9 @@ A step is two graphs. The first, one per shape of a batch, adds the gradients of
 (forward, the inner gradient that forces are, backward) to one flat buffer. The second, a step of
 `bevatron.train.fused_optim.FusedAdamEMA`, clips, steps the optimiser and updates the averaged
 weights. Between them come the other batches of an accumulated step and the sum over ranks, which
-are not captured. Where there is neither, both are one graph, because the device idles before each
+are not captured: sums begin while the backward pass goes on, see
+`bevatron.train.capture.gradients`. Processes that compute a sample together exchange its parts
+within the graphs. Where there is neither, both are one graph, because the device idles before each
 graph it starts.
 
 The host never waits for the step it has just launched. A loss or gradient that is not finite, or an
@@ -17,11 +19,11 @@ that is `Unchanging` stays on the device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from bevatron.data.padding import BatchShape, Paddable, PaddingRule, pad
 from bevatron.data.padding.size_buckets import (
@@ -32,14 +34,13 @@ from bevatron.data.padding.size_buckets import (
     waste,
 )
 from bevatron.errors import ConfigError
-from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Batch, Capturable, ChecksBatches, Unchanging
 from bevatron.train.capture.prediction import CapturedPrediction
 from bevatron.train.capture.step_graphs import Choice, Key, StepGraphs
 from bevatron.train.epochs import IndexedBatch
 from bevatron.train.optim import FusedAdamEMA, fused_optimizer, set_lr, trained_parameters
-from bevatron.train.run import Run, example_batch, one_unchanging_batch
+from bevatron.train.run import Run, SamplesTogether, example_batch, one_unchanging_batch
 from bevatron.train.state import TrainState
 from bevatron.train.step import (
     LaunchedStep,
@@ -53,7 +54,8 @@ from bevatron.typing import IntArray
 
 Predict = Callable[[torch.nn.Module, Any], dict[str, Tensor]]
 
-SHARED = "several processes share one sample"
+TOGETHER = "all processes take the same batch"
+NOT_NCCL = "processes that share a sample exchange its parts through {}, not through NCCL"
 
 LARGE_BATCH = 2**22
 """Length of the longest axis from which on a step over one unchanging batch is bound by the device
@@ -81,8 +83,11 @@ def _obstacle_of_batches(run: Run, mesh: Mesh) -> str | None:
     """Return why the batches of a run cannot be fed to a graph, None if they can."""
     if not len(run.train):
         return "there is nothing to train on"
-    if run.sharing.planner(mesh).world < mesh.world:
-        return SHARED
+    if isinstance(run.sharing, SamplesTogether) and mesh.world > 1:
+        return TOGETHER
+    backend = distributed.get_backend_config() if run.sharing.repeats > 1 else "nccl"
+    if "nccl" not in backend:
+        return NOT_NCCL.format(backend)
     batch = example_batch(run)
     if isinstance(batch, Paddable):
         if run.stages:
@@ -91,7 +96,7 @@ def _obstacle_of_batches(run: Run, mesh: Mesh) -> str | None:
         return f"the {' and '.join(missing)} of the samples are not counted" if missing else None
     if not isinstance(batch, Unchanging) or len(run.train) > 1:
         return "batches of this kind cannot be padded to one shape"
-    return SHARED if mesh.world > 1 else None
+    return TOGETHER if mesh.world > 1 else None
 
 
 def _counted(run: Run, rule: PaddingRule, name: str) -> bool:
@@ -171,6 +176,10 @@ class CapturedStep:
         self._update.stops = True
         self._graphs: StepGraphs | None = None
         self._unchanging = one_unchanging_batch(run)
+        # Found once: to look at what an object can do takes as long as a launch.
+        task, model = run.task, state.model
+        self._checks = model.check if isinstance(model, ChecksBatches) else None
+        self._constants = task.constants if isinstance(task, Capturable) else None
         self.predict: Predict = (
             CapturedPrediction(run.task, mesh.device) if self._unchanging else run.task.predict
         )
@@ -242,9 +251,9 @@ class CapturedStep:
             If the step waits for the GPU somewhere; nothing has changed.
         """
         run, state, mesh = self.run, self.state, self.mesh
-        if isinstance(state.model, ChecksBatches):
+        if self._checks is not None:
             for batch in batches:
-                state.model.check(batch)
+                self._checks(batch)
         counts, sizes, totalled = step_totals(run, batches, notes or {}, mesh)
         try:
             graphs = self._graphs_for(batches[0], counts)
@@ -259,10 +268,7 @@ class CapturedStep:
         except torch.OutOfMemoryError as error:
             largest = max(batches, key=lambda batch: max(batch.sizes.values()))
             raise out_of_memory(run, largest, mesh) from error
-        totals = graphs.add_up(len(batches))
-        if mesh.world > 1:
-            sum_over_ranks(self._update.gradient, mesh)
-            sum_over_ranks(totals, mesh)
+        graphs.add_up(len(batches))
         if not graphs.whole_steps:
             self._set_update(lr)
         read = graphs.update()
@@ -292,16 +298,23 @@ class CapturedStep:
         )
         return batch
 
+    def close(self) -> None:
+        """Drop the graphs: NCCL does not end while there are some that exchange through it."""
+        if self._graphs is not None:
+            self._graphs.keep(())
+        self._graphs = None
+
     def release(self) -> None:
         """Restore the optimiser for steps that are not captured."""
-        self._graphs = None
+        self.close()
         self._update.stops = False
         self._update.zero_grad()
 
     def _key_of(self, batch: Batch) -> Key:
-        if not isinstance(batch, Paddable):
+        if self._unchanging:
             return tuple(batch.sample_indices.tolist())
-        rule, size = batch.padding, batch.padding.size_of(batch.sizes)
+        paddable = cast("Paddable", batch)
+        rule, size = paddable.padding, paddable.padding.size_of(batch.sizes)
         shape = smallest_shape(rule, self.buckets.shapes, size)
         if shape is None:
             one = np.array([size])
@@ -311,11 +324,10 @@ class CapturedStep:
 
     def _graphs_for(self, batch: Batch, counts: Mapping[str, Tensor]) -> StepGraphs:
         """Return the graphs, new ones once the loss has changed its weights."""
-        task = self.run.task
-        constants = task.constants() if isinstance(task, Capturable) else None
+        constants = None if self._constants is None else self._constants()
         wanted = (constants, self._rows)
         if self._graphs is None or (self._graphs.constants, self._graphs.rows) != wanted:
-            self._graphs = None  # frees its memory first
+            self.close()  # frees its memory first
             # The shapes of drawn samples are not known beforehand, and some never come again.
             patience = 1 if self.run.stages else 0
             self._graphs = StepGraphs(

@@ -1,8 +1,9 @@
 """The CUDA graphs of a captured step: one per shape of a batch, and one for the update.
 
 They share one pool of memory: a graph grows it by what it needs beyond the others. Together they
-hold at most a share of the GPU's memory (`memory_limit`); beyond it the least recently used graph
-is dropped, and the next finds room where that was.
+hold at most a share of the GPU's memory (`memory_limit`). Beyond it a graph that is no longer used
+makes room, and the next finds room where that was; while all are used, none is captured any more:
+to capture a step takes as long as to launch it many times.
 """
 
 import time
@@ -14,9 +15,12 @@ import torch
 from torch import Tensor
 
 from bevatron.data.padding import BatchShape, Paddable
+from bevatron.parallel.axial import sample_group
+from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Batch
 from bevatron.train.capture.cuda_graphs import GraphPool, Work, same_draws
+from bevatron.train.capture.gradients import GradientBuckets
 from bevatron.train.capture.transfers import BatchFeed, Feed, NumberFeed, Reading, StandingFeed
 from bevatron.train.optim import FusedAdamEMA
 from bevatron.train.precision import autocast_context, dtype_of
@@ -36,6 +40,10 @@ Choice = Hashable
 
 MEMORY_SHARE = 0.5
 """Share of a GPU's memory that graphs may hold."""
+
+ROUNDS_UNUSED = 8
+"""A graph is no longer used once all others could have had as many batches meanwhile: of shapes in
+random order nearly all come sooner."""
 
 
 def memory_limit(device: torch.device) -> int:
@@ -57,12 +65,15 @@ class _Graph:
         The work, or what replays it.
     size
         Bytes by which it has grown the pool; None = it is not captured.
+    last
+        Number of the batch that it was last used for.
     """
 
     work: Work
     warm_up: Work
     run: Work
     size: int | None = None
+    last: int = 0
 
 
 class StepGraphs:
@@ -97,6 +108,7 @@ class StepGraphs:
         patience: int = 0,
     ) -> None:
         self._task, self._model, self._update = run.task, state.model, update
+        self._buckets, self._mesh = GradientBuckets(update, mesh), mesh
         self._config = run.settings.train
         self._device, self._dtype = mesh.device, dtype_of(self._config.dtype)
         self.rows = rows
@@ -104,7 +116,8 @@ class StepGraphs:
         self._pool = GraphPool(mesh.device)
         self._inputs: dict[Key, Feed] = {}
         self._graphs: OrderedDict[tuple[Key, Choice], _Graph] = OrderedDict()
-        self._limit, self._told = memory_limit(mesh.device), False
+        self._limit, self._num_fed = memory_limit(mesh.device), 0
+        self._is_full = self._told = False
         self._say: Callable[[str], None] = lambda _: None
         self._patience, self._seen = patience, Counter[tuple[Key, Choice]]()
         self.num_launched = self.num_replayed = 0
@@ -174,7 +187,8 @@ class StepGraphs:
             for shape in sorted(missing, reverse=True):
                 self._seen[shape, choice] = 0
                 self._make(shape, choice, batch)
-                self._capture(shape, choice)
+                if not self._is_full:
+                    self._capture(shape, choice)
 
     def feed(self, batch: Batch, key: Key, choice: Choice) -> None:
         """Hand a batch to its graph; capture it once enough of its kind were seen."""
@@ -183,9 +197,14 @@ class StepGraphs:
         else:
             self._make(key, choice, batch)
         self._graphs.move_to_end((key, choice))
-        captured = self._graphs[key, choice].size is not None
-        if not captured and self._seen[key, choice] >= self._patience:
-            self._capture(key, choice)
+        graph, self._num_fed = self._graphs[key, choice], self._num_fed + 1
+        graph.last = self._num_fed
+        if graph.size is None and self._seen[key, choice] >= self._patience:
+            unused = self._unused() if self._is_full else None
+            if unused is not None:
+                self._drop(*unused)
+            if unused is not None or not self._is_full:
+                self._capture(key, choice)
         self._seen[key, choice] += 1
 
     def add_gradients(self, place: int, key: Key, choice: Choice) -> None:
@@ -225,35 +244,51 @@ class StepGraphs:
         if self._limit and self._pool.grown > 2 * self._limit:
             self._begin_again(key, choice)  # what was dropped has left gaps that nothing fits in
         grown = self._pool.grown
+        group = sample_group()
         try:
             graph.run = self._pool.capture(graph.work, graph.warm_up)
         except torch.OutOfMemoryError:
-            if len(self._graphs) == 1:
+            # The others of a group wait for the collectives of this capture, not of another.
+            if len(self._graphs) == 1 or group.size > 1:
                 raise
             self._begin_again(key, choice)
             grown = 0
             graph.run = self._pool.capture(graph.work, graph.warm_up)
         self._update.gradient.copy_(before)
-        graph.size = self._pool.grown - grown
+        # What is dropped is decided by these numbers, alike on all processes of a group.
+        size = torch.tensor(self._pool.grown - grown)
+        graph.size = int(group.all_reduce(size, "max").wait())
+        self._pool.grown = grown + graph.size
         self._make_room(key, choice)
         self._seconds += time.monotonic() - began
 
     def _make_room(self, key: Key, choice: Choice) -> None:
-        """Drop the least recently used graphs while all together hold too much."""
-        if not self._limit:
+        """Give up graphs while all together hold too much: unused ones, else the newest."""
+        captured = {name: graph for name, graph in self._graphs.items() if graph.size is not None}
+        held = sum(graph.size or 0 for graph in captured.values())
+        if not self._limit or held <= self._limit or len(captured) == 1:
             return
-        held = sum(graph.size or 0 for graph in self._graphs.values())
-        if held > self._limit and not self._told:
+        self._is_full = True
+        if not self._told:
             self._told = True
             self._say(
-                f"CUDA graphs hold more than {self._limit / 2**30:.1f} GiB: those least recently "
-                "used are dropped"
+                f"CUDA graphs hold {self._limit / 2**30:.1f} GiB, as much as they may: steps over "
+                "batches of further shapes are launched until a graph is no longer used"
             )
-        for other, graph in [*self._graphs.items()]:
-            if held <= self._limit or other == (key, choice):
-                break
-            held -= graph.size or 0
-            self._drop(*other)
+        while held > self._limit and (unused := self._unused()) is not None:
+            held -= captured[unused].size or 0
+            self._drop(*unused)
+        if held > self._limit:
+            graph = self._graphs[key, choice]
+            graph.run, graph.size = graph.work, None
+
+    def _unused(self) -> tuple[Key, Choice] | None:
+        """Return the captured graph that was used least recently, if that is long ago."""
+        captured = [name for name, graph in self._graphs.items() if graph.size is not None]
+        if not captured:
+            return None
+        idle = self._num_fed - self._graphs[captured[0]].last
+        return captured[0] if idle > ROUNDS_UNUSED * len(captured) else None
 
     def _drop(self, key: Key, choice: Choice) -> None:
         """Forget a graph, and its batch if no other reads it; it must be seen anew."""
@@ -267,7 +302,7 @@ class StepGraphs:
         for other in [*self._graphs]:
             if other != (key, choice):
                 self._drop(*other)
-        self._pool = GraphPool(self._device)
+        self._pool, self._is_full = GraphPool(self._device), False
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -281,12 +316,13 @@ class StepGraphs:
             return BatchFeed(key, self._dtype, self._device, batch)
         return StandingFeed(batch, self._dtype, self._device)
 
-    def add_up(self, num_batches: int) -> Tensor:
-        """Return loss and terms of this rank's batches together, on the device."""
+    def add_up(self, num_batches: int) -> None:
+        """Sum gradients, loss and terms over this rank's batches and over ranks, on the device."""
         if not self.whole_steps:
+            self._buckets.sum()
             self._parts[num_batches:].zero_()
             torch.sum(self._parts, 0, out=self._totals)
-        return self._totals
+            sum_over_ranks(self._totals, self._mesh)
 
     def update(self) -> Callable[[], Figures]:
         """Launch the update if it has not been; return what waits for the step's figures."""
@@ -308,10 +344,7 @@ class StepGraphs:
         with autocast_context(self._config, self._device):
             loss = self._task.loss(self._model, batch, self._normalisers)
         if loss.total.requires_grad:
-            found = torch.autograd.grad(
-                loss.total, self._update.parameters, allow_unused=True, materialize_grads=True
-            )
-            torch._foreach_add_(self._update.gradients, list(found))
+            self._buckets.differentiate(loss.total)
         scalars = [loss.total, *(loss.terms[name] for name in self._names)]
         self._terms.copy_(torch.stack([scalar.detach().double() for scalar in scalars]))
 

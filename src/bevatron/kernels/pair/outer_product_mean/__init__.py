@@ -6,9 +6,10 @@ from torch import Tensor
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
 
-__all__ = ["outer_product_mean"]
+__all__ = ["layer_of_products", "outer_product_mean"]
 
 _operator = registry.operator("outer_product_mean", __name__, takes=support.up_to_float32)
+_layer = registry.operator("layer_of_products", __name__, takes=support.up_to_float32)
 
 
 def outer_product_mean(
@@ -96,4 +97,47 @@ def outer_product_mean(
             )
     run = _operator.dispatch(m)
     result: Tensor = run(m, *(tensor for tensor, _ in wanted.values()), eps, mask_eps)
+    return result
+
+
+def layer_of_products(
+    a: Float[Tensor, "*batch S R H"],
+    b: Float[Tensor, "*batch S N H"],
+    count: Float[Tensor, "*batch R N"],
+    out_weight: Float[Tensor, "Z H*H"],
+    out_bias: Float[Tensor, "Z"] | None = None,
+) -> Float[Tensor, "*batch R N Z"]:
+    r"""Apply the last step of `outer_product_mean` to projections, of R residues with all N.
+
+    .. math::
+
+        y_{ij} = \Big(W_o \operatorname{flatten}\big(\sum_s a_{si} \otimes b_{sj}\big) + b_o\Big)
+        / n_{ij}
+
+    Parameters
+    ----------
+    a, b
+        Masked projections of S rows of an alignment.
+    count
+        n, for which no gradient is computed.
+    out_weight, out_bias
+        As of `outer_product_mean`.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not match.
+    KernelError
+        As `outer_product_mean` does.
+    """
+    (*batch, S, R, H), N = a.shape, b.shape[-2]
+    wanted = {"b": (b, (*batch, S, N, H)), "count": (count, (*batch, R, N))}
+    wanted |= {"out_weight": (out_weight, (len(out_weight), H * H))}
+    for name, (tensor, shape) in wanted.items():
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"layer_of_products: {name} has shape {tuple(tensor.shape)}, expected {shape} to "
+                f"go with a {tuple(a.shape)}"
+            )
+    result: Tensor = _layer.dispatch(a)(a, b, count, out_weight, out_bias)
     return result

@@ -23,15 +23,22 @@ def outer_product_mean(
     mask_eps: float,
 ) -> Tensor:
     """Compute ``out(sum_s a_si x b_sj) / (mask_eps + sum_s mask_si mask_sj)``."""
-
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight.to(m.dtype), None if bias is None else bias.to(m.dtype))
-
     n = layer_norm(m, norm_weight, norm_bias, None, None, eps, False)
     kept = mask.to(m.dtype)
-    a = linear(n, a_weight, a_bias) * kept[..., None]
-    b = linear(n, b_weight, b_bias) * kept[..., None]
-    outer = torch.einsum("...sic,...sjd->...ijcd", a, b).flatten(-2)
+    a = _linear(n, a_weight, a_bias) * kept[..., None]
+    b = _linear(n, b_weight, b_bias) * kept[..., None]
     wide = wide_type(m)
     count = torch.einsum("...si,...sj->...ij", kept.to(wide), kept.to(wide))
-    return linear(outer, out_weight, out_bias) / (mask_eps + count).to(m.dtype)[..., None]
+    return layer_of_products(a, b, mask_eps + count, out_weight, out_bias)
+
+
+def layer_of_products(
+    a: Tensor, b: Tensor, count: Tensor, out_weight: Tensor, out_bias: Tensor | None
+) -> Tensor:
+    """Compute ``out(sum_s a_si x b_sj) / count_ij``."""
+    outer = torch.einsum("...sic,...sjd->...ijcd", a, b).flatten(-2)
+    return _linear(outer, out_weight, out_bias) / count.to(a.dtype)[..., None]
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))

@@ -124,14 +124,11 @@ def mean_of_products(
     _, all_a, all_b = _projections(m, mask, rows, joint_weight, joint_bias)
     weight = out_weight.to(m.dtype).contiguous()
     bias = None if out_bias is None else out_bias.to(m.dtype).contiguous()
-    N, H = m.shape[-2], len(joint_weight) // 2
+    N = m.shape[-2]
     samples = y.view(len(all_a), N, N, len(weight))
     each = zip(samples, all_a, all_b, _flat(mask), _each(products, len(samples)), strict=True)
     for sample, a, b, kept, outer in each:
-        scale = _reciprocal(kept, mask_eps)
-        for part in _parts(N, m, H):
-            P = _outer(a[:, part], b, None if outer is None else outer[part])
-            _layer(P, weight, bias, scale[part], sample[part])
+        _layer_of_products(a, b, _reciprocal(kept, mask_eps), weight, bias, outer, sample)
     return y, statistics, products
 
 
@@ -163,19 +160,8 @@ def mean_of_products_backward(
     per_sample = (dy, all_a, all_b, dab, _flat(mask), _each(products, len(dy)))
     for sample, a, b, both, kept, outer in zip(*per_sample, strict=True):
         scale = _reciprocal(kept, mask_eps)
-        da, db = torch.empty_like(a), WeightGradient(b.flatten(1))
-        for part in _parts(N, m, H):
-            g = torch.empty_like(sample[part]).view(-1, len(weight))
-            scaled = (sample[part].view(g.shape), scale[part], g)
-            dout_bias.add(_scale(*scaled, wants_sum=out_bias is not None))
-            P = _outer(a[:, part], b) if outer is None else outer[part].flatten(0, 1)
-            dout.add_part(_layer_weight(g, P, weight, N))
-            dP = P if outer is None else torch.empty_like(P)
-            _layer_backward(g, weight, dP, N)
-            torch.mm(b.flatten(1), dP.t(), out=da[:, part].flatten(1))
-            db.add(a[:, part].flatten(1).t(), dP)
-            del P, dP
-        found = (da, db.total().view(b.shape))
+        wanted = dout, None if out_bias is None else dout_bias
+        found = _layer_of_products_backward(a, b, scale, weight, outer, sample, *wanted)
         for gradient, half in zip(found, both.chunk(2, dim=-1), strict=True):
             _scale(gradient.flatten(0, 1), kept, half.flatten(0, 1))
     dprojected = dab.view(-1, 2 * H)
@@ -227,9 +213,118 @@ def _scale(x: Tensor, scale: Tensor, out: Tensor, wants_sum: bool = False) -> Te
     return shares
 
 
-def _parts(N: int, m: Tensor, H: int) -> Iterator[slice]:
-    """Cut the lines of a pair so that the outer products of a part fit in a buffer."""
-    return chunks(N, N * H * H * m.element_size(), CHUNK_LINES)
+def layer_of_products(
+    a: Tensor, b: Tensor, count: Tensor, out_weight: Tensor, out_bias: Tensor | None
+) -> Tensor:
+    """Compute the same as the reference; see `bevatron.kernels.pair.outer_product_mean`."""
+    (R, H), N, samples = a.shape[-2:], b.shape[-2], a.shape[:-3].numel()
+    few = samples * R * N * H**2 * a.element_size() <= KEPT_BYTES
+    keeps = few and needs_grad(a, b, out_weight, out_bias)
+    y: Tensor = products_layer(a, b, count.detach(), out_weight, out_bias, keeps)[0]
+    return y
+
+
+def _new_layer(a: Tensor, b: Tensor, out_weight: Tensor, keeps: bool) -> tuple[Tensor, Tensor]:
+    (R, H), N, samples = a.shape[-2:], b.shape[-2], a.shape[:-3].numel()
+    y = a.new_empty((*a.shape[:-3], R, N, len(out_weight)))
+    return y, a.new_empty((samples if keeps else 0, R, H, N * H))
+
+
+@custom_op("layer_of_products", outputs="y products", fake=_new_layer)
+def products_layer(
+    a: Tensor, b: Tensor, count: Tensor, out_weight: Tensor, out_bias: Tensor | None, keeps: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the result, and outer products [batch, R, H, N H], or of batch 0 if not kept."""
+    y, products = _new_layer(a, b, out_weight, keeps)
+    weight = out_weight.to(a.dtype).contiguous()
+    bias = None if out_bias is None else out_bias.to(a.dtype).contiguous()
+    all_a, all_b, scale, samples = _by_sample(a, b, count, y)
+    for each in zip(all_a, all_b, scale, _each(products, len(samples)), samples, strict=True):
+        _layer_of_products(*each[:3], weight, bias, *each[3:])
+    return y, products
+
+
+@products_layer.backward("a b out_weight out_bias")
+def products_layer_backward(
+    dy: Tensor,
+    a: Tensor,
+    b: Tensor,
+    count: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor | None,
+    products: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return gradients of all tensors but the count, without elements for a bias not given."""
+    weight = out_weight.to(a.dtype).contiguous()
+    dout, dout_bias = WeightGradient(out_weight), BiasGradient(out_bias, a)
+    wanted = dout, None if out_bias is None else dout_bias
+    da, db = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (a, b))
+    samples = _by_sample(a, b, count, dy.contiguous())
+    into = da.view(samples[0].shape), db.view(samples[1].shape)
+    each = zip(*into, *samples[:3], _each(products, len(samples[3])), samples[3], strict=True)
+    for to_a, to_b, one, other, scale, outer, sample in each:
+        found = _layer_of_products_backward(one, other, scale, weight, outer, sample, *wanted)
+        to_a.copy_(found[0])
+        to_b.copy_(found[1])
+    return da, db, dout.result(), dout_bias.result()
+
+
+def _by_sample(
+    a: Tensor, b: Tensor, count: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return a, b, one over the count, and y with a single axis of samples, contiguous."""
+    scale = 1.0 / count.to(torch.float32).contiguous()
+    samples = a.shape[:-3].numel()
+    a, b = (x.reshape(samples, *x.shape[-3:]).contiguous() for x in (a, b))
+    return a, b, scale.view(samples, *scale.shape[-2:]), y.view(samples, *y.shape[-3:])
+
+
+def _layer_of_products(
+    a: Tensor,
+    b: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    outer: Tensor | None,
+    y: Tensor,
+) -> None:
+    """Write the results of a sample, some lines at a time, and its outer products if kept."""
+    for part in _parts(a, b):
+        P = _outer(a[:, part], b, None if outer is None else outer[part])
+        _layer(P, weight, bias, scale[part], y[part])
+
+
+def _layer_of_products_backward(
+    a: Tensor,
+    b: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    outer: Tensor | None,
+    dy: Tensor,
+    dout: WeightGradient,
+    dout_bias: BiasGradient | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of a and b of a sample; add to those of the last layer."""
+    da, db, N = torch.empty_like(a), WeightGradient(b.flatten(1)), b.shape[1]
+    for part in _parts(a, b):
+        g = torch.empty_like(dy[part]).view(-1, len(weight))
+        shares = _scale(dy[part].view(g.shape), scale[part], g, wants_sum=dout_bias is not None)
+        if dout_bias is not None:
+            dout_bias.add(shares)
+        P = _outer(a[:, part], b) if outer is None else outer[part].flatten(0, 1)
+        dout.add_part(_layer_weight(g, P, weight, N))
+        dP = P if outer is None else torch.empty_like(P)
+        _layer_backward(g, weight, dP, N)
+        torch.mm(b.flatten(1), dP.t(), out=da[:, part].flatten(1))
+        db.add(a[:, part].flatten(1).t(), dP)
+        del P, dP
+    return da, db.total().view(b.shape)
+
+
+def _parts(a: Tensor, b: Tensor) -> Iterator[slice]:
+    """Cut the residues of a [S, R, H] so that their outer products with b fit in a buffer."""
+    (R, H), N = a.shape[1:], b.shape[1]
+    return chunks(R, N * H * H * a.element_size(), CHUNK_LINES)
 
 
 def _each(products: Tensor, samples: int) -> Sequence[Tensor | None]:

@@ -67,9 +67,22 @@ def strides(align: int, *tensors: Tensor | None) -> list[int]:
     return found
 
 
-def one_stride(*tensors: Tensor) -> bool:
-    """Whether rows of all these lie equally far apart: kernels then need fewer registers."""
-    return len({tensor.stride(3) for tensor in tensors}) == 1
+def strides_alike(q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None = None) -> dict[str, Any]:
+    """Say for which tensors S and N have the same strides, so that kernels need fewer registers.
+
+    0: for none; 1: for q, k and v; 2: for the gradient of the result too.
+    """
+
+    def alike(axis: int) -> int:
+        steps = [
+            0 if tensor is None or tensor.shape[axis] == 1 else tensor.stride(axis)
+            for tensor in (q, k, v, dout)
+        ]
+        if not steps[0] == steps[1] == steps[2]:
+            return 0
+        return 2 if dout is not None and steps[3] == steps[0] else 1
+
+    return {"S_ALIKE": alike(1), "N_ALIKE": alike(3)}
 
 
 def mask_strides(mask: Tensor | None) -> Sequence[int]:

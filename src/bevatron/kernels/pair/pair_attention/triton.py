@@ -19,8 +19,9 @@ from bevatron.kernels.pair.pair_attention.triton_launches import (
 )
 from bevatron.kernels.pair.pair_attention.triton_mask import columns_and_copies
 from bevatron.kernels.shared.autograd import empty_gradients
-from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.custom_op import custom_op, is_watched
 from bevatron.kernels.shared.launch import pointers
+from bevatron.kernels.shared.parts import parts_of_one
 
 
 def pair_attention(
@@ -88,11 +89,7 @@ def _new_gradients(
     return q.new_empty(q.shape), q.new_empty(k.shape), q.new_empty(k.shape), dbias, dgate
 
 
-@attention.backward(
-    "q k v bias gate",
-    fake=_new_gradients,
-    asks={"wants_dbias": "bias"},
-)
+@custom_op("pair_attention_backward", fake=_new_gradients)
 def attention_backward(
     dout: Tensor,
     q: Tensor,
@@ -108,13 +105,71 @@ def attention_backward(
     wants_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of q, k, v, bias and gate; those not wanted have no elements."""
-    dq, dk, dv, dbias, dgate = _new_gradients(q, k, bias, gate, wants_dbias)
+    found = _new_gradients(q, k, bias, gate, wants_dbias)
+    given = dout, q, k, v, bias, mask, gate, out, lse, scale, heads_first, wants_dbias
+    _write_gradients(*given, *found)
+    return found
+
+
+def _gradients(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    heads_first: bool,
+    wants_dbias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute the gradients; those of parts of one tensor are parts of one tensor.
+
+    So that nothing has to join them: `qkvg` takes them as they lie. What a custom operator returns
+    must not lie in one piece of memory, so where torch watches they lie apart.
+    """
+    given = dout, q, k, v, bias, mask, gate, out, lse, scale, heads_first, wants_dbias
+    parts = None if gate is None else parts_of_one((q, k, v, gate))
+    if parts is None or gate is None or torch.is_grad_enabled() or is_watched(given):
+        found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = attention_backward(*given)
+        return found
+    joint = torch.empty_like(parts).view(*q.shape[:3], 4, *q.shape[3:])
+    dq, dk, dv, dgate = joint.unbind(3)
+    dbias = empty_gradients(q, bias if wants_dbias else None)[0]
+    _write_gradients(*given, dq, dk, dv, dbias, dgate)
+    return dq, dk, dv, dbias, dgate
+
+
+attention.gradients("q k v bias gate", _gradients, asks={"wants_dbias": "bias"})
+
+
+def _write_gradients(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    heads_first: bool,
+    wants_dbias: bool,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dbias: Tensor,
+    dgate: Tensor,
+) -> None:
     gated = None if gate is None else q.new_empty(q.shape)
     q, k, v, bias, gate = _readable(q, k, v, bias, gate, heads_first)
     mask, copies = columns_and_copies(mask, q, wants_copies=dbias.numel() > 0)
     dout = rows_contiguous(dout.to(q.dtype), heads_first)
     launches = backward_launches(
-        *(q, k, v, bias, mask, copies, gate, out, dout, gated, dk, dbias),
+        *(q, k, v, bias, mask, copies, gate, out, dout, gated, dq, dk, dbias),
         *(scale, heads_first, wants_dbias, rounds_to_tf32(q)),
     )
     stats = q.new_empty((*lse.shape, launches.stats_width), dtype=torch.float32)
@@ -130,7 +185,6 @@ def attention_backward(
         launches.dbias(q, k, v, bias, *pointers(q, copies), stats, dout, target)
         if launches.sums is not None:
             launches.sums(target, dbias)
-    return dq, dk, dv, dbias, dgate
 
 
 def _readable(

@@ -21,6 +21,7 @@ import triton.language as tl
 from bevatron.kernels.pair.pair_attention.triton_forward import (
     NUMBERS,
     accumulate,
+    alike,
     load_bias,
     load_block,
     load_pairs,
@@ -33,7 +34,7 @@ from bevatron.kernels.shared.triton_math import LOG2E
 
 @triton.jit
 def _gradient_past_gate(
-    do_base, out_base, gate_base, dgate_base, dout_base, first, do_N, o_N, g_N, e_N,
+    do_base, out_base, gate_base, dgate_base, dout_base, first, do_N, o_N, g_N, dq_N,
     Nq, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, ALIGN: tl.constexpr,
     FULL: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
@@ -49,9 +50,9 @@ def _gradient_past_gate(
         ).to(tl.float32)  # fmt: skip
         gate = 1.0 / (1.0 + tl.exp2(-g * LOG2E))
         dgate = product * (1.0 - gate)
-        store_block(dgate_base, first, e_N, Nq, dgate, BLOCK_Q, D, D_PAD, ALIGN)
+        store_block(dgate_base, first, dq_N, Nq, dgate, BLOCK_Q, D, D_PAD, ALIGN)
         do = (do.to(tl.float32) * gate).to(do.dtype)
-        store_block(dout_base, first, e_N, Nq, do, BLOCK_Q, D, D_PAD, ALIGN)
+        store_block(dout_base, first, o_N, Nq, do, BLOCK_Q, D, D_PAD, ALIGN)
     return do, delta
 
 
@@ -89,23 +90,22 @@ def dq_kernel(
     Q, K, V, Bias, Mask, Gate, Out, Lse, Dout, Dq, Dgate, Dgated, Stats,
     q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
     bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
-    do_B, do_S, do_H, do_N,
+    do_B, do_S, do_H, do_N, dq_B, dq_S, dq_H, dq_N,
     S, H, Nq, Nk, scale, scale_dq,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr, HAS_GATE: tl.constexpr,
-    STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr, ONE_STRIDE: tl.constexpr,
+    STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    S_ALIKE: tl.constexpr, N_ALIKE: tl.constexpr,
 ):  # fmt: skip
     """Compute dq, delta and the gradients around the gate of one block of queries.
 
-    Dq, Dgate and Dgated (the gradient of the ungated output) have the strides of Out; Stats takes
-    the logsumexp and delta of each query, for the other kernels.
+    Dgate has the strides of Dq, and Dgated (the gradient of the ungated output) those of Out; Stats
+    takes the logsumexp and delta of each query, for the other kernels.
     """
-    if ONE_STRIDE:
-        k_N = q_N
-        v_N = q_N
-        do_N = q_N
+    k_S, v_S, do_S = alike(q_S, k_S, v_S, do_S, S_ALIKE)
+    k_N, v_N, do_N = alike(q_N, k_N, v_N, do_N, N_ALIKE)
     blocks = tl.cdiv(Nq, BLOCK_Q)
     pid = tl.program_id(0)
     first_q = (pid % blocks) * BLOCK_Q
@@ -126,14 +126,15 @@ def dq_kernel(
 
     line = ((b * S + s) * H + h) * Nq
     o = o_head + s * o_S * ALIGN
+    to = (b * dq_B + s * dq_S + h * dq_H) * ALIGN
     # [BLOCK_Q, D_PAD]
     q = load_block(
         q_base + s * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
     )  # fmt: skip
     # do [BLOCK_Q, D_PAD], delta [BLOCK_Q]
     do, delta = _gradient_past_gate(
-        do_base + s * do_S * ALIGN, Out + o, g_base + s * g_S * ALIGN, Dgate + o, Dgated + o,
-        first_q, do_N, o_N, g_N, o_N, Nq,
+        do_base + s * do_S * ALIGN, Out + o, g_base + s * g_S * ALIGN, Dgate + to, Dgated + o,
+        first_q, do_N, o_N, g_N, dq_N, Nq,
         D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_GATE,
     )  # fmt: skip
     lse = tl.load(Lse + line + rows, mask=rows < Nq, other=float("inf"))  # [BLOCK_Q]
@@ -147,7 +148,7 @@ def dq_kernel(
             D, D_PAD, BLOCK_Q, BLOCK_K, ALIGN, BIAS_ALIGN, FULL_K, BIAS_FULL, HAS_BIAS, MASK,
             PRECISION,
         )  # fmt: skip
-    store_block(Dq + o, first_q, o_N, Nq, dq * scale_dq, BLOCK_Q, D, D_PAD, ALIGN)
+    store_block(Dq + to, first_q, dq_N, Nq, dq * scale_dq, BLOCK_Q, D, D_PAD, ALIGN)
 
 
 @triton.jit
@@ -236,16 +237,14 @@ def dkv_kernel(
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     BIAS_TURNED: tl.constexpr, BIAS_FIRST: tl.constexpr, HAS_BIAS: tl.constexpr,
     MASK: tl.constexpr, STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
-    ONE_STRIDE: tl.constexpr,
+    S_ALIKE: tl.constexpr, N_ALIKE: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of one block of keys of a head of a row.
 
     If BIAS_TURNED, Bias is transposed, [.., Nk, Nq], and its blocks are loaded as they are used.
     """
-    if ONE_STRIDE:
-        k_N = q_N
-        v_N = q_N
-        do_N = q_N
+    k_S, v_S, do_S = alike(q_S, k_S, v_S, do_S, S_ALIKE)
+    k_N, v_N, do_N = alike(q_N, k_N, v_N, do_N, N_ALIKE)
     blocks = tl.cdiv(Nk, BLOCK_K)
     pid = tl.program_id(0)
     first_k = (pid % blocks) * BLOCK_K
@@ -296,16 +295,14 @@ def dbias_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
     BIAS_FULL: tl.constexpr, MASK: tl.constexpr, STATS_WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr, ONE_STRIDE: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, S_ALIKE: tl.constexpr, N_ALIKE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradient of one block of the bias over rows; Part is [parts, B, rows, H, Nq, Nk].
 
     If every row has its own bias (bias_rows = S), the sum is over one row.
     """
-    if ONE_STRIDE:
-        k_N = q_N
-        v_N = q_N
-        do_N = q_N
+    k_S, v_S, do_S = alike(q_S, k_S, v_S, do_S, S_ALIKE)
+    k_N, v_N, do_N = alike(q_N, k_N, v_N, do_N, N_ALIKE)
     blocks_q = tl.cdiv(Nq, BLOCK_Q)
     blocks_k = tl.cdiv(Nk, BLOCK_K)
     pid = tl.program_id(0)

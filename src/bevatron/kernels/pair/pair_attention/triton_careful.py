@@ -14,6 +14,7 @@ import triton.language as tl
 from bevatron.kernels.pair.pair_attention.triton_forward import (
     LEAST,
     NUMBERS,
+    alike,
     biased_logits,
     finish,
     load_block,
@@ -124,12 +125,11 @@ def careful_kernel(
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr, HAS_GATE: tl.constexpr,
-    PRECISION: tl.constexpr, ONE_STRIDE: tl.constexpr,
+    PRECISION: tl.constexpr, S_ALIKE: tl.constexpr, N_ALIKE: tl.constexpr,
 ):  # fmt: skip
     """Read MARKS flags and recompute the blocks whose flag is set."""
-    if ONE_STRIDE:
-        k_N = q_N
-        v_N = q_N
+    k_S, v_S, _ = alike(q_S, k_S, v_S, q_S, S_ALIKE)
+    k_N, v_N, _ = alike(q_N, k_N, v_N, q_N, N_ALIKE)
     start = tl.program_id(0) * MARKS
     flags = start + tl.arange(0, MARKS)
     # [MARKS]

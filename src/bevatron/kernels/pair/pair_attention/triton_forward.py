@@ -38,13 +38,23 @@ MASK_COLUMNS = tl.constexpr(16)
 NUMBERS = (
     *(
         f"{tensor}_{axis}"
-        for tensor in ("q", "k", "v", "bias", "g", "o", "do", "dk")
+        for tensor in ("q", "k", "v", "bias", "g", "o", "do", "dq", "dk")
         for axis in "BSHN"
     ),
     *("mask_B", "mask_S", "S", "H", "Nq", "Nk"),
     *("bias_rows", "rows_per_program", "part_size", "size", "parts", "programs"),
 )
 """Arguments that the kernels are not specialised on: new values need no compilation."""
+
+
+@triton.jit
+def alike(q, k, v, do, ALIKE: tl.constexpr):
+    """Return the strides of k, v and the gradient: those of q that are said to equal them."""
+    if ALIKE >= 1:
+        k, v = q, q
+    if ALIKE == 2:
+        do = q
+    return k, v, do
 
 
 @triton.jit
@@ -280,12 +290,11 @@ def forward_kernel(
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr, HAS_GATE: tl.constexpr,
-    PRECISION: tl.constexpr, ONE_STRIDE: tl.constexpr,
+    PRECISION: tl.constexpr, S_ALIKE: tl.constexpr, N_ALIKE: tl.constexpr,
 ):  # fmt: skip
     """Compute one block of queries of a head of a row; write 1 to Again to have it recomputed."""
-    if ONE_STRIDE:
-        k_N = q_N
-        v_N = q_N
+    k_S, v_S, _ = alike(q_S, k_S, v_S, q_S, S_ALIKE)
+    k_N, v_N, _ = alike(q_N, k_N, v_N, q_N, N_ALIKE)
     blocks = tl.cdiv(Nq, BLOCK_Q)
     pid = tl.program_id(0)
     first_q = (pid % blocks) * BLOCK_Q

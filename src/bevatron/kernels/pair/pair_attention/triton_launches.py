@@ -9,9 +9,9 @@ from bevatron.kernels.pair.pair_attention.launch import (
     alignment,
     constants_of,
     mask_strides,
-    one_stride,
     prepared,
     strides,
+    strides_alike,
 )
 from bevatron.kernels.pair.pair_attention.tiles import LARGEST_BIAS_FIRST, choose, padded
 from bevatron.kernels.pair.pair_attention.triton_backward import (
@@ -68,7 +68,7 @@ def forward_launches(
     constants = {
         "HAS_BIAS": bias is not None,
         "HAS_GATE": gate is not None,
-        "ONE_STRIDE": one_stride(q, k, v),
+        **strides_alike(q, k, v),
         **constants_of(q, tiles, align, bias, Nk, mask, tf32),
     }
     groups = -(-programs // MARKS.value)
@@ -121,6 +121,7 @@ def backward_launches(
     out: Tensor,
     dout: Tensor,
     gated: Tensor | None,
+    dq: Tensor,
     dk: Tensor,
     dbias: Tensor,
     scale: float,
@@ -129,8 +130,8 @@ def backward_launches(
     tf32: bool,
 ) -> BackwardLaunches:
     """Prepare all launches; "gated" is the gradient past the gate, if there is one."""
-    q, k, v, gate, out, dout, gated, dk = _heads_first(
-        heads_first, q, k, v, gate, out, dout, gated, dk
+    q, k, v, gate, out, dout, gated, dq, dk = _heads_first(
+        heads_first, q, k, v, gate, out, dout, gated, dq, dk
     )
     width = 2 if _dkv_tiles(q, bias, k.shape[3]).rows >= 64 else 4
     past_gate = dout if gated is None else gated
@@ -143,7 +144,7 @@ def backward_launches(
         stats_width=width,
         is_turned=_is_turned(bias, q.shape[1]),
         parts=parts,
-        dq=_dq(q, k, v, bias, mask, gate, out, dout, scale, width, tf32),
+        dq=_dq(q, k, v, bias, mask, gate, out, dout, dq, scale, width, tf32),
         dkv=_dkv(q, k, v, bias, mask, past_gate, dk, scale, width, tf32),
         dbias=dbias_launch,
         sums=sums,
@@ -159,6 +160,7 @@ def _dq(
     gate: Tensor | None,
     out: Tensor,
     dout: Tensor,
+    dq: Tensor,
     scale: float,
     width: int,
     tf32: bool,
@@ -166,12 +168,12 @@ def _dq(
     B, S, H, Nq, D = q.shape
     Nk = k.shape[3]
     tiles = choose("dq", padded(D), q.element_size(), Nq, Nk)
-    align, bias_align = alignment(q, k, v, gate, out, dout), alignment(bias)
+    align, bias_align = alignment(q, k, v, gate, out, dout, dq), alignment(bias)
     numbers = (
         *strides(align, q, k, v),
         *strides(bias_align, bias),
         *mask_strides(mask),
-        *strides(align, gate, out, dout),
+        *strides(align, gate, out, dout, dq),
         *(S, H, Nq, Nk, scale * LOG2E, scale),
     )
     return prepared(
@@ -179,8 +181,7 @@ def _dq(
         HAS_BIAS=bias is not None,
         HAS_GATE=gate is not None,
         STATS_WIDTH=width,
-        ONE_STRIDE=one_stride(q, k, v, dout),
-        **constants_of(q, tiles, align, bias, Nk, mask, tf32),
+        **strides_alike(q, k, v, dout) | constants_of(q, tiles, align, bias, Nk, mask, tf32),
     )
 
 
@@ -215,8 +216,7 @@ def _dkv(
         BIAS_TURNED=turned,
         BIAS_FIRST=_is_first(q, bias),
         STATS_WIDTH=width,
-        ONE_STRIDE=one_stride(q, k, v, dout),
-        **constants_of(q, tiles, align, bias, Nk, mask, tf32),
+        **strides_alike(q, k, v, dout) | constants_of(q, tiles, align, bias, Nk, mask, tf32),
     )
 
 
@@ -268,8 +268,7 @@ def _dbias(
         *(dbias_kernel, blocks * parts, tiles, q.device, numbers),
         STAGES=tiles.stages,
         STATS_WIDTH=width,
-        ONE_STRIDE=one_stride(q, k, v, dout),
-        **constants_of(q, tiles, align, bias, Nk, mask, tf32),
+        **strides_alike(q, k, v, dout) | constants_of(q, tiles, align, bias, Nk, mask, tf32),
     )
     if parts == 1:
         return parts, made, None

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bevatron.kernels.pair.layer_norm_linear.triton import layer_norm_linear
+from bevatron.kernels.shared.parts import split
 from bevatron.kernels.shared.rows import indexable_by_32_bits
 from bevatron.kernels.shared.standing_weights import once
 
@@ -32,8 +33,7 @@ def qkvg(
         made = layer_norm_linear(x, norm_weight, norm_bias, joint, bias, eps)
     else:
         made = F.linear(indexable_by_32_bits(x), joint, bias)
-    parts: tuple[Tensor, ...] = torch.split(made, [len(weight) for weight in weights], dim=-1)
-    return parts
+    return split(made, [len(weight) for weight in weights])
 
 
 def _joint_bias(

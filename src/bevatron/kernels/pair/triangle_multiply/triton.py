@@ -17,11 +17,14 @@ from bevatron.kernels.pair.triangle_multiply.triton_launch import (
     Multiplication,
     Pair,
     padded,
+    round_weights,
+    rounds,
 )
 from bevatron.kernels.shared.autograd import empty_gradients, needs_grad
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.launch import on_device
 
+Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Ten = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -59,7 +62,7 @@ def triangle_multiply(
     joint_bias = _joint((a_bias, a_gate_bias, b_bias, b_gate_bias), norm_out_bias)
     out_biases = _joint((out_bias, out_gate_bias), norm_in_bias)
     given = (
-        *(z, None if mask is None else mask.detach().to(z.dtype), norm_in_weight, norm_in_bias),
+        *(z, None if mask is None else mask.detach(), norm_in_weight, norm_in_bias),
         *(joint, joint_bias, norm_out_weight, norm_out_bias, out_weight, out_gate_weight),
         out_biases,
     )
@@ -72,18 +75,25 @@ def triangle_multiply(
 
 
 def _new_outputs(
-    z: Tensor, norm_out_weight: Tensor, keeps: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    z: Tensor,
+    joint_weight: Tensor,
+    norm_out_weight: Tensor,
+    out_weight: Tensor,
+    gate_weight: Tensor,
+    keeps: bool,
+) -> Five:
     R, N = z.shape[-3:-1]
     matrices = norm_out_weight.shape[0] * z.shape[:-3].numel()
     ab = z.new_empty((2 * matrices if keeps else 0, R, padded(N)))
     statistics = z.new_empty((4, z.shape[:-1].numel()), dtype=torch.float32)
-    return z.new_empty(z.shape), z.new_empty((matrices, R, padded(N))), ab, statistics
+    weights = joint_weight, out_weight, gate_weight
+    rounded = z.new_empty(sum(w.numel() for w in weights) if rounds(z, *weights) else 0)
+    return z.new_empty(z.shape), z.new_empty((matrices, R, padded(N))), ab, statistics, rounded
 
 
 @custom_op(
     "triangle_multiply",
-    outputs="y x ab statistics",
+    outputs="y x ab statistics rounded",
     fake=_new_outputs,
 )
 def multiply(
@@ -101,11 +111,13 @@ def multiply(
     outgoing: bool,
     eps: float,
     keeps: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the result, the contraction [H batch, N, N padded], a and b, the statistics [4, M].
+) -> Five:
+    """Return the result and what the backward pass takes.
 
+    The contraction [H batch, N, N padded]; a and b, [2 H batch, N, N padded], if a backward pass is
+    to come; the statistics [4, M]; the matrices in the type of z, if theirs is another.
     ``joint_weight`` is [4 H, C], of a, its gates, b and its gates, ``out_bias`` [2 C], of result
-    and gate. a and b, [2 H batch, N, N padded], are returned if the backward pass is to come.
+    and gate.
     """
     return _multiply(
         *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
@@ -128,12 +140,14 @@ def _multiply(
     eps: float,
     keeps: bool,
     products: "_Products",
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> Five:
+    weights = joint_weight, norm_out_weight, out_weight, gate_weight
+    y, x, ab, statistics, rounded = found = _new_outputs(z, *weights, keeps)
+    round_weights(joint_weight, out_weight, gate_weight, rounded)
     run = Multiplication(
         *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
-        *(norm_out_bias, out_weight, gate_weight, out_bias, eps),
+        *(norm_out_bias, out_weight, gate_weight, out_bias, rounded, eps),
     )
-    y, x, ab, statistics = _new_outputs(z, norm_out_weight, keeps)
     if z.numel():
         pair, of_rows = run.pair, statistics.unbind()
         made = ab if keeps else pair.planes(z, 2 * pair.H)
@@ -142,7 +156,7 @@ def _multiply(
         products.contract(pair, a, b, x)
         del made, a, b
         run.output(x, y, of_rows)
-    return y, x, ab, statistics
+    return found
 
 
 @multiply.backward(
@@ -165,14 +179,15 @@ def multiply_backward(
     x: Tensor,
     ab: Tensor,
     statistics: Tensor,
+    rounded: Tensor,
     outgoing: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of all tensors but the mask, without elements for biases not given."""
     return _multiply_backward(
         *(dy, z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
-        *(norm_out_bias, out_weight, gate_weight, out_bias, x, ab, statistics, eps),
-        _Products(outgoing),
+        *(norm_out_bias, out_weight, gate_weight, out_bias, x, ab, statistics, rounded),
+        *(eps, _Products(outgoing)),
     )
 
 
@@ -192,6 +207,7 @@ def _multiply_backward(
     x: Tensor,
     ab: Tensor,
     statistics: Tensor,
+    rounded: Tensor,
     eps: float,
     products: "_Products",
 ) -> Ten:
@@ -211,7 +227,7 @@ def _multiply_backward(
         return found
     run = Multiplication(
         *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
-        *(norm_out_bias, out_weight, gate_weight, out_bias, eps),
+        *(norm_out_bias, out_weight, gate_weight, out_bias, rounded, eps),
     )
     pair, of_rows, dz = run.pair, statistics.unbind(), found[0]
     C, H = pair.C, pair.H
@@ -280,9 +296,9 @@ class _Contracted(torch.autograd.Function):
         ctx: Any, contraction: Contraction, outgoing: bool, eps: float, keeps: bool, *given: Any
     ) -> Tensor:
         products = _GivenProducts(outgoing, contraction)
-        ctx.how = eps, products
+        ctx.how, arguments = (eps, products), (*given, eps, keeps, products)
         with on_device(given[0]):
-            y, *kept = _multiply(*given, eps=eps, keeps=keeps, products=products)
+            y, *kept = _multiply(*arguments)
         ctx.save_for_backward(*given, *kept)
         return y
 

@@ -16,12 +16,12 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     project_input_kernel,
     project_kernel,
 )
-from bevatron.kernels.pair.triangle_multiply.triton_weights import weight_kernel
+from bevatron.kernels.pair.triangle_multiply.triton_weights import round_kernel, weight_kernel
 from bevatron.kernels.shared.launch import contiguous, num_sms
 from bevatron.kernels.shared.layouts import per_layout
 from bevatron.kernels.shared.rows import as_rows
 from bevatron.kernels.shared.tiles import Tiles
-from bevatron.kernels.shared.triton_launch import Launch
+from bevatron.kernels.shared.triton_launch import Launch, launch
 from bevatron.kernels.shared.triton_math import allows_tf32
 from bevatron.kernels.shared.triton_partial_sums import (
     finish_normed_layer,
@@ -29,6 +29,8 @@ from bevatron.kernels.shared.triton_partial_sums import (
 )
 
 LARGEST_WIDTH = 256
+ROUNDED = 1024
+"""Weights that a program rounds."""
 ALIGNED, WELL_ALIGNED = 8, 16
 """Elements: rows of the matrices that are multiplied begin at multiples. Where lines are padded at
 all, to the second: Triton knows of multiples of 16 alone, and loads eight elements at a time."""
@@ -267,20 +269,27 @@ class Weights:
         out: Tensor,
         gate: Tensor,
         out_bias: Tensor | None,
+        rounded: Tensor,
     ) -> "Weights":
-        """Prepare weights for rows like ``z``."""
-
-        def like_rows(tensor: Tensor) -> Tensor:
-            return tensor.to(z.dtype).contiguous()
-
+        """Prepare weights for rows like ``z``; ``rounded`` is of `round_weights`."""
+        matrices = [joint, out, gate]
+        if rounded.numel():
+            parts = rounded.split([matrix.numel() for matrix in matrices])
+            matrices = [a.view(b.shape) for a, b in zip(parts, matrices, strict=True)]
+        joint, out, gate = (matrix.contiguous() for matrix in matrices)
+        biases = (
+            None if bias is None else bias.to(z.dtype).contiguous()
+            for bias in (joint_bias, out_bias)
+        )
+        joint_bias, out_bias = biases
         return cls(
             (norm_in_weight.contiguous(), norm_in_bias.contiguous()),
-            like_rows(joint),
-            None if joint_bias is None else like_rows(joint_bias),
+            joint,
+            joint_bias,
             (norm_out_weight.contiguous(), norm_out_bias.contiguous()),
-            like_rows(out),
-            like_rows(gate),
-            None if out_bias is None else like_rows(out_bias),
+            out,
+            gate,
+            out_bias,
         )
 
     def output(self, C: int) -> tuple[Tensor, ...]:
@@ -288,6 +297,20 @@ class Weights:
         bias = self.out if self.out_bias is None else self.out_bias
         gate_bias = bias if self.out_bias is None else bias[C:]
         return *self.norm_out, *self.norm_in, self.out, self.gate, bias, gate_bias
+
+
+def rounds(z: Tensor, *matrices: Tensor) -> bool:
+    """Whether matrices are of another type than the rows."""
+    return any(matrix.dtype != z.dtype for matrix in matrices)
+
+
+def round_weights(joint: Tensor, out: Tensor, gate: Tensor, rounded: Tensor) -> None:
+    """Write the matrices one after another, in the type of ``rounded``; nothing if it is empty."""
+    if rounded.numel():
+        matrices = joint.contiguous(), out.contiguous(), gate.contiguous()
+        ends = joint.numel(), joint.numel() + out.numel(), rounded.numel()
+        grid = (-(-rounded.numel() // ROUNDED),)
+        launch(round_kernel, grid, (*matrices, rounded), ends, BLOCK=ROUNDED)
 
 
 class Multiplication:
@@ -309,6 +332,7 @@ class Multiplication:
         out: Tensor,
         gate: Tensor,
         out_bias: Tensor | None,
+        rounded: Tensor,
         eps: float,
     ) -> None:
         tf32 = z.dtype == torch.float32 and allows_tf32()
@@ -318,7 +342,7 @@ class Multiplication:
         self.z = z if self.pair.is_readable else z.contiguous()
         self.weights = Weights.of(
             *(z, norm_in_weight, norm_in_bias, joint, joint_bias, norm_out_weight),
-            *(norm_out_bias, out, gate, out_bias),
+            *(norm_out_bias, out, gate, out_bias, rounded),
         )
         self.mask = contiguous(mask)
 

@@ -2,7 +2,8 @@
 
 A program of `weight_kernel` owns BLOCK_H channels of a layer's output gradient D and a range of
 columns, and writes one float32 partial sum of D xhat^T [BLOCK_H, C] and of D; no atomics.
-`shared.triton_partial_sums.finish_normed_layer` makes gradients of them.
+`shared.triton_partial_sums.finish_normed_layer` makes gradients of them. `round_kernel` rounds the
+weights, once for both passes.
 Columns as in `triton_project`.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -20,6 +21,18 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
 
 SUMS = tl.constexpr(16)
 """Columns of ones, all giving the same sum: the narrowest matmul."""
+
+
+@triton.jit
+def round_kernel(Joint, Out, Gate, Rounded, joint_end, out_end, end, BLOCK: tl.constexpr):
+    """Round three weights to the type of the rows, one after another."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(Joint + i, mask=i < joint_end, other=0.0).to(tl.float32)  # [BLOCK]
+    of_out = (i >= joint_end) & (i < out_end)
+    x += tl.load(Out + (i - joint_end), mask=of_out, other=0.0).to(tl.float32)  # [BLOCK]
+    of_gate = (i >= out_end) & (i < end)
+    x += tl.load(Gate + (i - out_end), mask=of_gate, other=0.0).to(tl.float32)  # [BLOCK]
+    tl.store(Rounded + i, x.to(Rounded.dtype.element_ty), mask=i < end)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What the processes of a group send each other in a block, in closed form.
+"""What the processes that share a sample send each other in a block, in closed form.
 
 Counted as `bevatron.parallel.traffic` counts. The gradient of a block sends the transposes of its
 collectives; a block that is computed again sends its own once more.

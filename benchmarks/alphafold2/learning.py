@@ -1,0 +1,371 @@
+"""Does AlphaFold2 learn? A reduced model on real chains, judged on families that it never saw.
+
+    python -m benchmarks.alphafold2.learning TRAIN --valid VALID --test TEST --seed 0 --out rows
+    python -m benchmarks.alphafold2.learning FIVE --valid FIVE --name overfit --out rows
+    python -m benchmarks.alphafold2.learning TRAIN --name float32 --set precision=float32 --out rows
+    python -m benchmarks.alphafold2.learning --collect rows
+
+Stores are made by `bevatron prepare`, one for each part of a split. One run of the recipe per
+process; samples are padded to the full size, so that few graphs are captured. Every distinct test
+chain is predicted whole with its alignment and, by the same weights, from its sequence alone.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from benchmarks.alphafold2.train_step import FullChains
+from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.report import add_picture, hardware, versions, write_result
+
+from bevatron.data.packing.draws import Draws
+from bevatron.data.proteins.chain_batch import collate_chain
+from bevatron.data.proteins.chain_samples import ChainSizes
+from bevatron.files import write_text_atomically
+from bevatron.models.alphafold2.task import AlphaFold2Task
+from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
+from bevatron.recipes.alphafold2.predictor import ChainPredictor
+from bevatron.recipes.alphafold2.run import CYCLES, AlphaFold2Run, build
+from bevatron.recipes.alphafold2.stores import open_chains
+from bevatron.train.logger import METRICS, read_journal
+from bevatron.train.loop import fit
+from bevatron.train.report import plots
+from bevatron.train.report.plots import Curve, Panel
+from bevatron.train.run import Run
+
+REDUCED = {
+    "evoformer": {"num_blocks": 6},
+    "extra_msa": {"num_blocks": 1},
+    "templates": {"num_blocks": 1},
+    "structure": {"num_blocks": 4},
+    "checkpointing": {"kind": "none"},
+}
+"""What is smaller than published; widths are not."""
+
+JUDGED = ("distogram", "contact_precision", "lddt_ca")
+TOLD = (*JUDGED, "lddt", "tm_score", "rmsd", "plddt")
+TITLES = ("cross entropy of the distogram", "precision of contacts", "lDDT of CA atoms")
+SHOWN_ROWS, SHOWN_EXTRA = 124, 1024
+"""Rows of a test chain's alignment."""
+WINDOW = 20
+"""Steps over which a curve of losses is averaged."""
+Result = dict[str, Any]
+
+
+def configuration(given: argparse.Namespace, folder: Path) -> AlphaFold2Run:
+    """Make the configuration of the run."""
+    values: dict[str, Any] = {
+        "output": str(folder / "run"),
+        "preset": given.preset,
+        "data": {
+            "train": [str(given.store)],
+            "valid": [str(path) for path in given.valid],
+            "valid_longest": given.longest,
+            "valid_most": given.valid_most,
+            "valid_fraction": 0.0,
+        },
+        "model": {} if given.preset == "small" else REDUCED,
+        "stages": {
+            "initial": {
+                "steps": given.steps,
+                "samples_per_step": given.samples,
+                "evaluate_every": given.evaluate_every,
+                "crop": given.crop,
+                "rows": given.rows,
+                "extra_rows": given.extra_rows,
+            }
+        },
+        "optim": {"lr": given.lr, "clip": 10.0, "ema": 0.99},
+        "schedule": {"kind": "constant", "warmup_steps": min(100, given.steps)},
+        "checkpoint": {"every_steps": 10**6},
+        "train": {"seed": given.seed, "device": given.device, "explode_factor": None},
+        "report": False,
+    }
+    for change in given.set:
+        key, _, value = change.partition("=")
+        place = values
+        *groups, name = key.split(".")
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[name] = yaml.safe_load(value)
+    return AlphaFold2Run.from_values(values)
+
+
+def reduced(run: Run, templates: int, passes: int) -> Run:
+    """Draw the same crops, all padded to the full size, and pass through the model less often."""
+    assert isinstance(run.task, AlphaFold2Task)
+    task = AlphaFold2Task(passes, run.task.stages, run.task.activations)
+    draws = run.stages[0].train
+    sources = []
+    for source in draws.sources:
+        data = source.dataset
+        assert isinstance(data, ChainDataset)
+        sizes = replace(data.sizes, templates=templates)
+        lengths = data.lengths("tokens")
+        full = FullChains(data.path, data.units, lengths, sizes, passes)
+        sources.append(replace(source, dataset=full))
+    train = Draws(sources, draws.seed)
+    return replace(run, task=task, train=train, stages=[replace(run.stages[0], train=train)])
+
+
+class Alone(ChainDataset):
+    """Chains without their alignments and templates."""
+
+    def _open(self) -> Any:
+        return super()._open()[0], None, None
+
+
+def tested(predictor: ChainPredictor, path: Path, longest: int) -> list[Result]:
+    """Predict the distinct chains of a store, with their alignments and without."""
+    store = open_chains(path)
+    table = chain_table(store)
+    keys = np.concatenate([flat for flat, _ in store.flat("chain_key")])
+    first = np.zeros(len(keys), dtype=bool)
+    first[np.unique(keys, return_index=True)[1]] = True
+    table = table.take(first & table.usable & (table.length <= longest))
+    sizes = ChainSizes(longest, SHOWN_ROWS, SHOWN_EXTRA, best_templates=True)
+    found = []
+    for kind, dataset in (("alignment", ChainDataset), ("sequence alone", Alone)):
+        data = dataset(path, table.units, table.length, sizes, CYCLES)
+        for index in range(len(data)):
+            sample = data[index]
+            one = collate_chain([sample], np.array([index]), [1.0]).to(predictor.device)
+            metrics = predictor.task.metrics()
+            metrics.update(one, predictor.task.predict(predictor.model, one))
+            rows = int(sample["msa_mask"].any(-1).sum() + sample["extra_msa_mask"].any(-1).sum())
+            # Names end in the file's; where it was on a machine says nothing.
+            name = Path(data.describe(index)).name
+            length = int(table.length[index])
+            found.append(
+                {"chain": name, "residues": length, "rows": rows, "shown": kind}
+                | kept(metrics.compute())
+            )
+    return found
+
+
+def measure(given: argparse.Namespace) -> Result:
+    """Train once and test."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="bevatron-") as scratch:
+        config = configuration(given, Path(scratch))
+        run = reduced(build(config), given.templates, given.passes)
+        parameters = sum(p.numel() for p in run.model.parameters())
+        fit(run)
+        trained = time.perf_counter() - began
+        curves = curve(read_journal(config.output / METRICS))
+        chains = []
+        if given.test:
+            predictor = ChainPredictor(config.output, given.device)
+            predictor.task = AlphaFold2Task(given.passes, activations=predictor.task.activations)
+            chains = [row for path in given.test for row in tested(predictor, path, given.longest)]
+    chosen = ("preset", "seed", "steps", "samples", "crop", "rows", "extra_rows", "passes", "lr",
+              "set")  # fmt: skip
+    return {
+        "name": given.name,
+        **{key: getattr(given, key) for key in chosen},
+        "parameters": parameters,
+        "chains in training": len(run.train),
+        "training seconds": trained,
+        "total seconds": time.perf_counter() - began,
+        "curve": curves,
+        "tested": chains,
+        "hardware": hardware("cpu" if given.device == "cpu" else "cuda"),
+        "versions": versions(),
+    }
+
+
+def curve(records: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Pick from a log what is drawn: of each step its losses, of each validation its measures."""
+    found: dict[str, list[Any]] = {"steps": [], "valid": []}
+    for record in records:
+        if record["kind"] == "epoch":
+            found["valid"].append({"step": record["step"], **kept(record["valid"])})
+        elif record["kind"] == "step":
+            losses = record["loss"], record["terms"]["distogram"]
+            found["steps"].append([record["step"], *(round(loss, 4) for loss in losses)])
+    return found
+
+
+def kept(measures: Mapping[str, float]) -> dict[str, float]:
+    """Pick the measures that are told, rounded."""
+    return {name: round(measures[name], 4) for name in TOLD if name in measures}
+
+
+def collect(folder: Path, out: Path, note: str) -> None:
+    """Make a table and pictures of all runs in a folder."""
+    runs = sorted(read_all(folder), key=lambda run: (run["name"], run["seed"]))
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for run in runs:
+        groups[run["name"]].append(run)
+    rows = [row for name, members in groups.items() for row in rows_of(name, members)]
+    path = write_result(
+        "alphafold2/learning", rows, f"{NOTES} {note}".rstrip(), folder=out, extra={"runs": runs},
+        measured_on=runs[0],
+    )  # fmt: skip
+    drawn = {name: members for name, members in groups.items() if ", " not in name}
+    add_picture(draw(drawn), path)
+    twins = [row for name in groups for row in beside_twin(name, groups)]
+    if twins:
+        write_result("alphafold2/precision", twins, TWIN_NOTES, folder=out, measured_on=runs[0])
+
+
+def beside_twin(name: str, groups: dict[str, list[Result]]) -> list[dict[str, Any]]:
+    """Compare the runs of "name" with those of "name, precision", and with each other."""
+    rows = []
+    for other in (each for each in groups if each.startswith(f"{name}, ")):
+        pairs = [
+            (one, twin)
+            for one in groups[name]
+            for twin in groups[other]
+            if one["seed"] == twin["seed"]
+        ]
+        steps = min(len(run["curve"]["steps"]) for run in (*groups[name], *groups[other]))
+        smooth = {id(run): smoothed(run, steps) for run in (*groups[name], *groups[other])}
+        apart = [np.abs(smooth[id(a)] / smooth[id(b)] - 1).mean() for a, b in pairs]
+        seeds = np.stack([smooth[id(run)] for run in groups[name]])
+        spread = (seeds.std(0, ddof=1) / seeds.mean(0)).mean() if len(seeds) > 1 else ""
+        rows.append(
+            {
+                "run": name,
+                "beside": other,
+                "pairs of one seed": len(pairs),
+                "steps": steps,
+                "loss apart %": 100 * float(np.mean(apart)),
+                "spread of seeds %": spread and 100 * float(spread),
+                "on": groups[name][0]["hardware"],
+            }
+        )
+    return rows
+
+
+def smoothed(run: Result, steps: int) -> Any:
+    """Return means of the first losses over a window that moves."""
+    losses = np.array(run["curve"]["steps"])[:steps, 1]
+    return np.convolve(losses, np.full(WINDOW, 1 / WINDOW), "valid")
+
+
+def rows_of(name: str, members: Sequence[Result]) -> list[dict[str, Any]]:
+    """Return the rows of the runs that differ in their seed alone: validated, and tested."""
+    last = [one for run in members for one in run["curve"]["valid"][-1:]]
+    about = {
+        "run": name,
+        "parameters": f"{members[0]['parameters'] / 1e6:.1f} M",
+        "crop": members[0]["crop"],
+        "seeds": len(members),
+        "steps": min(run["curve"]["steps"][-1][0] for run in members),
+        "on": members[0]["hardware"],
+    }
+    rows = []
+    if last:
+        after = min(one["step"] for one in last)
+        rows.append({**about, "judged on": f"validation, step {after}", **judged(last)})
+    for shown in dict.fromkeys(row["shown"] for row in members[0]["tested"]):
+        each = [
+            {key: statistics.mean(row[key] for row in run["tested"]
+                                  if row["shown"] == shown and key in row) for key in JUDGED}
+            for run in members
+        ]  # fmt: skip
+        rows.append({**about, "judged on": f"test, {shown}", **judged(each)})
+    return rows
+
+
+def judged(each: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Write mean and standard deviation over seeds."""
+    found = {}
+    for key, title in zip(JUDGED, TITLES, strict=True):
+        values = [one[key] for one in each if key in one]
+        spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+        found[title] = f"{statistics.mean(values):.3f}{spread}" if values else ""
+    return found
+
+
+NOTES = (
+    "Families of validation and test occur in no training chain; overfit is validated on its own "
+    "five chains. Mean over chains, ± standard deviation over seeds. Sequence alone: the same "
+    "weights, trained with alignments. A distogram that knows nothing has a cross entropy of 4.16."
+)
+
+
+TWIN_NOTES = (
+    f"Training losses, means of {WINDOW} steps: how far runs of one seed are apart in two types of "
+    "activations, and the standard deviation of the seeds of the first."
+)
+
+
+def draw(groups: dict[str, list[Result]]) -> Any:
+    """Draw losses of the training, smoothed, and measures of the validation, of every run."""
+    panels = []
+    for place, title in ((1, "training: loss"), (2, "training: distogram, weighted")):
+        curves = []
+        for run in (run for members in groups.values() for run in members):
+            steps = np.array(run["curve"]["steps"])
+            if len(steps) >= WINDOW:
+                mean = np.convolve(steps[:, place], np.full(WINDOW, 1 / WINDOW), "valid")
+                curves.append(Curve(label(run), steps[WINDOW - 1 :, 0], mean))
+        panels.append(Panel(title, f"mean of {WINDOW} steps", curves, logarithmic=False))
+    for key, title in zip(JUDGED, TITLES, strict=True):
+        curves = []
+        for run in (run for members in groups.values() for run in members):
+            points = [(one["step"], one[key]) for one in run["curve"]["valid"] if key in one]
+            if len(points) > 1:
+                curves.append(Curve(label(run), *np.array(points, dtype=float).T))
+        panels.append(Panel("validation", title, curves, logarithmic=False))
+    return plots.curves(panels, "steps")
+
+
+def label(run: Result) -> str:
+    """Name a run in a picture."""
+    return f"{run['name']}, seed {run['seed']}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train one run, or join what others have written."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("store", type=Path, nargs="?", help="of chains, made by `bevatron prepare`")
+    add_rows(parser, "alphafold2-learning-rows")
+    parser.add_argument("--valid", type=Path, nargs="*", default=[])
+    parser.add_argument("--test", type=Path, nargs="*", default=[])
+    parser.add_argument("--name", default="held out")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--preset", default="alphafold2", help="reduced in depth, but for small")
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--samples", type=int, default=4, help="of a step")
+    parser.add_argument("--evaluate-every", type=int, default=200)
+    parser.add_argument("--valid-most", type=int, default=12)
+    parser.add_argument("--longest", type=int, default=384, help="of the chains that are judged")
+    parser.add_argument("--crop", type=int, default=128)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--extra-rows", type=int, default=256)
+    parser.add_argument("--templates", type=int, default=1)
+    parser.add_argument("--passes", type=int, default=1, help="of a step at most; 1: no recycling")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
+    parser.add_argument("--note", default="", help="more to say under a collected table")
+    given = parser.parse_args(argv)
+    if given.collect is not None:
+        collect(given.collect, given.results, given.note)
+        return
+    if given.store is None:
+        parser.error("expected a STORE (or --collect FOLDER)")
+    result = measure(given)
+    given.out.mkdir(parents=True, exist_ok=True)
+    path = given.out / f"{given.name.replace(' ', '-')}-{given.seed}.json"
+    write_text_atomically(path, json.dumps(result, indent=1) + "\n")
+    valid = result["curve"]["valid"][-1:]
+    print(given.name, given.seed, result["total seconds"], valid, path)
+
+
+if __name__ == "__main__":
+    main()

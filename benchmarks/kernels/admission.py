@@ -1,0 +1,189 @@
+"""What a pair operator must pass at a shape: exact on six kinds of input, fast, small, repeatable.
+
+    python -m benchmarks.kernels.admission
+    python -m benchmarks.kernels.admission --op triangle_multiply --repeats 0
+
+Forward and backward with all gradients, in bfloat16. Accuracy: of each kind of input, every tensor
+is compared with float64. It must be finite, and off by no more than `SHARE` times what plain
+PyTorch is off in bfloat16, or by less than rounding exact numbers is. Speed and memory: no replay
+slower and no peak higher than plain PyTorch's. Soak: a captured call is replayed over and over and
+each time compared with the first, bit for bit.
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from benchmarks.common import timing
+from benchmarks.common.arguments import add_out
+from benchmarks.common.report import write_result
+from benchmarks.kernels import cases_pair
+from benchmarks.kernels.cases import Case, Inputs, Row, Setup, cases_of, direction
+from benchmarks.kernels.checks import errors
+from torch import Tensor
+
+from bevatron import kernels
+
+CASES = {
+    "triangle_multiply": ("N 64, C 128", "N 250, C 64", "N 256, C 128", "N 384, C 128"),
+    "pair_attention": ("triangle 64", "triangle 200", "triangle 384", "diffusion 48 x 384"),
+    "transition": ("147456 x 128, x4", "32768 x 256, x4", "N 64, 128 wide"),
+    "layer_norm": ("147456 x 128", "32768 rows, 384 wide", "N 64, 128 wide"),
+    "layer_norm_linear": ("147456 x 128 to 512", "147456 x 128 to 4", "N 64, 128 wide"),
+    "qkvg": ("147456 x 128", "18432 x 128"),
+}
+"""Operator -> cases; the smallest of each is soaked."""
+ROUNDING = 2.0**-8
+"""Of bfloat16: an error below half of it, relative to the norm, is as small as can be asked."""
+SHARE = 1.3
+"""Of plain PyTorch's error that ours may reach: single draws of few numbers vary."""
+LARGE, TINY, LATE = 30.0, 1e-4, 100.0
+Kind = Callable[[Inputs], Inputs]
+
+
+def scaled(factor: float) -> Kind:
+    """Scale what is no weight: logits grow with the square."""
+
+    def change(inputs: Inputs) -> Inputs:
+        return {
+            name: factor * value if value.is_floating_point() and not is_weight(name) else value
+            for name, value in inputs.items()
+        }
+
+    return change
+
+
+def masked(keep: int) -> Kind:
+    """Let only the first keys of each row exist."""
+
+    def change(inputs: Inputs) -> Inputs:
+        mask = torch.zeros_like(inputs["mask"])
+        mask[..., :keep] = True
+        return inputs | {"mask": mask}
+
+    return change
+
+
+def late(inputs: Inputs) -> Inputs:
+    """Make the last key, or the last channel of rows, larger than all before."""
+    name = next(name for name in ("z", "x", "bias") if name in inputs)
+    value = inputs[name].clone()
+    value[..., -1] += LATE
+    return inputs | {name: value}
+
+
+KINDS: dict[str, Kind] = {
+    "normal": lambda inputs: inputs,
+    "large": scaled(LARGE),
+    "tiny": scaled(TINY),
+    "all masked": masked(0),
+    "one key": masked(1),
+    "late maximum": late,
+}
+
+
+def is_weight(name: str) -> bool:
+    """Whether an input is a parameter of a layer."""
+    return name.endswith(("weight", "_bias"))
+
+
+def accuracy(case: Case, kind: str) -> Row | None:
+    """Compare one kind of input with float64; None where the operator has no mask."""
+    drawn = case.draw(0)
+    if "mask" not in drawn and kind in {"all masked", "one key"}:
+        return None
+    inputs = KINDS[kind](drawn)
+
+    def plain(**tensors: Any) -> Tensor:
+        with kernels.use("reference"):  # defined where all is masked
+            return case.ours(**tensors)
+
+    found = errors(replace(case, plain=plain), inputs, direction(case, inputs))
+    excess = {
+        name: error / max(SHARE * theirs, ROUNDING / 2) if math.isfinite(error) else math.inf
+        for name, (error, theirs, _) in found.items()
+        if math.isfinite(theirs)
+    }
+    worst = max(excess, key=lambda name: excess[name])
+    row = Row(op=case.op, case=case.name, kind=kind, admitted=excess[worst] <= 1)
+    return row | {"worst": worst, "error": found[worst][0], "plain's": found[worst][1]}
+
+
+def speed(case: Case) -> Row:
+    """Compare time and peak memory with plain PyTorch."""
+    row = Row(op=case.op, case=case.name, kind="speed, memory")
+    for who, operator in (("", case.ours), ("plain's ", case.plain)):
+        run = case.step("forward+backward", operator).run
+        assert run is not None
+        row[f"{who}MiB"] = round(timing.peak_mib(run))
+        row[f"{who}ms"] = timing.median_ms(timing.captured(run), 15, flush=True)
+    row["admitted"] = row["ms"] <= row["plain's ms"] and row["MiB"] <= max(row["plain's MiB"], 1)
+    return row
+
+
+def soak(case: Case, repeats: int) -> Row:
+    """Replay a call and compare all results with those of the first, on the GPU."""
+    run = case.step("forward+backward").run
+    assert run is not None
+    first = [tensor.clone() for tensor in run()]
+    differing = torch.zeros((), dtype=torch.int64, device=first[0].device)
+
+    def compare() -> None:
+        for got, want in zip(run(), first, strict=True):
+            differing.add_((bits(got) != bits(want)).any())
+
+    replay = timing.captured(compare)
+    differing.zero_()
+    for _ in range(repeats):
+        replay()
+    wrong = int(differing)
+    row = Row(op=case.op, case=case.name, kind="soak", admitted=wrong == 0)
+    return row | {"calls": repeats, "differing": wrong}
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """View numbers as integers: NaN equals itself, and -0 differs from 0."""
+    return tensor.contiguous().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def main() -> None:
+    """Admit all cases and write the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--op", nargs="+", choices=CASES, metavar="OP", default=[*CASES])
+    parser.add_argument("--repeats", type=int, default=100_000, help="calls of the soak")
+    add_out(parser)
+    given = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with kernels.use("triton"):
+        for op in given.op:
+            setup = Setup(getattr(torch, cases_pair.PAIR.dtype))
+            found = list(cases_of(op, setup, CASES[op]))
+            for case in found:
+                rows += filter(None, (accuracy(case, kind) for kind in KINDS))
+                rows.append(speed(case))
+                torch.cuda.empty_cache()
+            smallest = min(found, key=lambda case: next(iter(case.least.values())).floor_ms(1, 1))
+            if given.repeats:
+                rows.append(soak(smallest, given.repeats))
+            write_result("kernels/admission", rows, NOTES, device="cuda", folder=given.out)
+    if refused := [row for row in rows if not row["admitted"]]:
+        raise SystemExit("\n".join(["not admitted:", *map(str, refused)]))
+
+
+NOTES = (
+    "bfloat16, forward and backward with all gradients. error: norm of the difference from float64 "
+    "over the norm of the exact tensor, of the tensor that is worst beside plain PyTorch's error "
+    "in bfloat16. ms: CUDA-graph replays, L2 flushed; MiB: peak beyond the inputs. Soak: captured "
+    "calls, all results compared with those of the first call, bit for bit. large: all but weights "
+    f"times {LARGE:g}; tiny: times {TINY:g}; late maximum: {LATE:g} added to the last key's bias, "
+    "or to the last channel of rows."
+)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Times what processes that share a sample send each other, by size, in captured CUDA graphs.
+
+    torchrun --nproc-per-node 2 -m benchmarks.parallel.links [--out results]
+
+Each exchange is checked against what it means, launched and replayed, before it is timed.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from benchmarks.common.arguments import add_out
+from benchmarks.common.report import write_result
+from benchmarks.common.timing import median_ms
+from torch import Tensor
+
+from bevatron.parallel import axial
+from bevatron.parallel.axial.collectives import gather, transpose
+from bevatron.parallel.groups import Group
+from bevatron.parallel.mesh import Mesh, open_mesh
+from bevatron.parallel.traffic import count_traffic
+from bevatron.train.capture.cuda_graphs import GraphPool
+
+MIB = 2**20
+WIDTH = 64
+
+
+def exchanges(own: Tensor, side: int, group: Group) -> dict[str, Callable[[], Tensor]]:
+    """Every exchange of own rows of a square; each returns numbers that can be foretold."""
+    flat = own.reshape(-1)
+    return {
+        "gather": lambda: gather(own, 0, side, group),
+        "transpose": lambda: transpose(own, side, group),
+        "pass_on": lambda: group.pass_on(flat, flat.shape).wait(),
+        "all_reduce": lambda: group.all_reduce(flat.clone()).wait(),
+    }
+
+
+def expected(whole: Tensor, group: Group) -> dict[str, Tensor]:
+    """Say what every exchange must give."""
+    parts = whole.chunk(group.size)
+    after = parts[(group.index + 1) % group.size]
+    columns = whole.transpose(0, 1).chunk(group.size)[group.index]
+    total = torch.stack(parts).sum(0)
+    return {
+        "gather": whole, "transpose": columns,
+        "pass_on": after.reshape(-1), "all_reduce": total.reshape(-1),
+    }  # fmt: skip
+
+
+def measured(mesh: Mesh, group: Group, sizes: list[float], together: int) -> list[dict[str, Any]]:
+    """Check and time all exchanges of squares of which every process holds so many MiB."""
+    rows = []
+    for size in sizes:
+        side = max(int((size * MIB * group.size / (2 * WIDTH)) ** 0.5), 1)
+        side -= side % (8 * group.size)
+        make = torch.Generator(mesh.device).manual_seed(0)
+        # Small whole numbers add up exactly.
+        whole = torch.randint(-8, 8, (side, side, WIDTH), generator=make, device=mesh.device)
+        whole = whole.to(torch.bfloat16)
+        own, right = whole.chunk(group.size)[group.index].contiguous(), expected(whole, group)
+        for name, call in exchanges(own, side, group).items():
+            with count_traffic() as traffic:
+                assert torch.equal(call(), right[name]), name
+            row = {"exchange": name, "GPUs": mesh.world, "own MiB": own.nbytes / MIB}
+            row["sent MiB"] = traffic.total / MIB
+            if mesh.device.type == "cuda":
+                row |= timed(call, right[name], together)
+                row["GB/s"] = traffic.total / row["replayed us"] / 1e3
+            rows.append(row)
+    return rows
+
+
+def timed(call: Callable[[], Tensor], right: Tensor, together: int) -> dict[str, Any]:
+    """Time an exchange by itself, replayed many times in one graph, and launched."""
+    results: list[Tensor] = []
+
+    def many() -> None:
+        results[:] = [call() for _ in range(together)]
+
+    replay = GraphPool(right.device).capture(many)
+    replay()
+    assert torch.equal(results[-1], right), "the captured exchange gives other numbers"
+    return {
+        "replayed us": 1e3 * median_ms(replay, 7) / together,
+        "launched us": 1e3 * median_ms(call, 7, together=together),
+    }
+
+
+def main() -> None:
+    """Measure on the ranks of this call."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", nargs="*", type=float, default=[0.25, 1, 4, 16, 64], help="MiB")
+    parser.add_argument("--together", type=int, default=10, help="in one graph")
+    parser.add_argument("--device", default="auto")
+    add_out(parser)
+    given = parser.parse_args()
+    with open_mesh(given.device, timeout_seconds=60) as mesh:
+        with axial.shared(mesh, mesh.world) as group:
+            rows = measured(mesh, group, given.sizes, given.together)
+        if mesh.is_main:
+            notes = (
+                f"bfloat16; own MiB: what every GPU holds; median of 7 times {given.together} "
+                "exchanges, one after another, in one CUDA graph (replayed) or launched; copies "
+                "that lay rows out are part of them. GB/s: sent by one GPU, replayed."
+            )
+            write_result("parallel/links", rows, notes, device=mesh.device.type, folder=given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""A simulation: steps of AlphaFold2 and AlphaFold3 on 1 to 2,048 GPUs from measurements on 1 and 2.
+
+    python -m benchmarks.parallel.simulation
+
+Nothing here is measured on more than two GPUs. A sample on g GPUs takes
+
+    t(g) = s + p / g + c(g)
+
+c(g) are the exchanges of all blocks (`benchmarks.parallel.traffic`), each a message or a ring of
+g - 1 of them, at the times of `parallel/links`: the time of the least message of its kind, and its
+bytes at the rate between the two largest. s and p follow from the steps on one and two GPUs of
+`parallel/axial_step`; they hold kernels that do not get faster on fewer rows, too. A step of more
+GPUs than samples shares each among GPUs of a host, of fewer takes its samples one after another;
+then the gradients are summed over a network that is assumed, not measured,
+
+    t_sum = 2 (n - 1) / n * bytes / bandwidth,
+
+of which nothing is hidden. Links between more than two GPUs are taken to be as fast as between two.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.report import RESULTS, add_picture, write_result
+from benchmarks.parallel import traffic
+from benchmarks.parallel.traffic import Collective
+
+from bevatron.train.report import plots
+
+Sends = Callable[[str, float], float]
+"""Seconds of an exchange of a kind in which a GPU sends so many bytes."""
+GPUS = (1, 2, 4, 8, 64, 128, 256, 512, 1024, 2048)
+WORD = 2
+LINK = {"gather": "gather", "sum": "gather", "transpose": "transpose", "ring": "pass_on"}
+"""How the links' exchange is called that each is like."""
+
+
+@dataclass(frozen=True)
+class System:
+    """What a step of a model is made of.
+
+    Attributes
+    ----------
+    where
+        The rows of `parallel/axial_step` that were measured.
+    blocks
+        Every exchange of a step.
+    parameters
+        Number of weights.
+    samples
+        Of a step.
+    """
+
+    where: dict[str, Any]
+    blocks: list[Collective]
+    parameters: int
+    samples: int = 256
+
+
+def alphafold2(tokens: int = 256, rows: int = 128, extra: int = 1024) -> System:
+    """List the exchanges of initial training without recycling."""
+
+    def block(number: int, rows: int, width: int) -> list[Collective]:
+        return number * [
+            *traffic.pair_bias(tokens, 8),
+            *traffic.column_attention(rows, tokens, width),
+            *traffic.outer_product(rows, tokens, 32),
+            *traffic.triangles(tokens, 128, 128, 4),
+        ]
+
+    templates = 2 * traffic.triangles(tokens, 64, 64, 4, batch=4)
+    blocks = [*block(48, rows, 256), *block(4, extra, 64), *templates]
+    return System({"system": "alphafold2", "passes": 1}, blocks, 93_229_082)
+
+
+def alphafold3(tokens: int = 384, rows: int = 1024) -> System:
+    """List the exchanges of a step with rollout and confidence head."""
+    triangles = traffic.triangles(tokens, 128, 128, 4)
+    pairformer = [*triangles, Collective("gather", tokens, 1, 384)]
+    module = [*traffic.outer_product(rows, tokens, 32), *traffic.pair_bias(tokens, 8), *triangles]
+    blocks = [*(48 + 4) * pairformer, *4 * module, *2 * traffic.triangles(tokens, 64, 128, 4)]
+    return System({"system": "alphafold3", "N": tokens}, blocks, 368_480_000)
+
+
+def links(rows: Iterable[dict[str, Any]]) -> Sends:
+    """Return the time of an exchange from measured ones."""
+    by_kind: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        point = row["sent MiB"] * 2**20, row["replayed us"] / 1e6
+        by_kind.setdefault(row["exchange"], []).append(point)
+
+    def seconds(kind: str, sent: float) -> float:
+        (_, least), *_, (less, sooner), (most, later) = sorted(by_kind[LINK[kind]])
+        return least + sent * (later - sooner) / (most - less)
+
+    return seconds
+
+
+def exchanged(blocks: Iterable[Collective], size: int, sends: Sends) -> float:
+    """Add up the seconds of all exchanges of a step on so many GPUs."""
+    if size == 1:
+        return 0.0
+    total = 0.0
+    for one in blocks:
+        for each in (*(1 + one.again) * [one], one.backward()):
+            messages = size - 1 if each.kind == "ring" else 1
+            sent = WORD * each.sent(0, size) / messages
+            total += messages * sends(each.kind, sent)
+    return total
+
+
+def simulated(
+    system: System, measured: list[dict[str, Any]], sends: Sends, bandwidth: float
+) -> list[dict[str, Any]]:
+    """Simulate a step on all numbers of GPUs."""
+    found = [row for row in measured if system.where.items() <= row.items() and "s/step" in row]
+    one, two = (next(r for r in found if r["GPUs a sample"] == size) for size in (1, 2))
+    divided = 2 * (one["s/step"] - two["s/step"] + exchanged(system.blocks, 2, sends))
+    rows = []
+    for number in GPUS:
+        size = min(8, max(1, number // system.samples)) if number > 8 else number
+        groups = number // size
+        samples = system.samples if number > 8 else 1
+        sample = one["s/step"] - divided + divided / size + exchanged(system.blocks, size, sends)
+        summing = 2 * (number - 1) / number * 4 * system.parameters / bandwidth
+        whole = -(-samples // groups) * sample + (summing if number > 8 else 0.0)
+        rows.append({
+            "system": system.where["system"], "GPUs": number, "GPUs a sample": size,
+            "samples a step": samples, "s a sample": sample,
+            "exchanges ms": 1e3 * exchanged(system.blocks, size, sends),
+            "s/step": whole,
+            "% of one GPU": 100 * samples * one["s/step"] / (whole * number),
+        })  # fmt: skip
+    return rows
+
+
+def planned_mib(system: System) -> float:
+    """Return what one of two GPUs sends in the blocks of a step, MiB."""
+    return traffic.step_bytes(system.blocks, 0, 2, WORD) / 2**20
+
+
+def main() -> None:
+    """Simulate both systems and write the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--bandwidth", type=float, default=50e9, help="of a GPU's network, bytes/s")
+    given = parser.parse_args()
+    steps, measured_links = (
+        json.loads((given.results / "parallel" / f"{name}.json").read_text())["rows"]
+        for name in ("axial_step", "links")
+    )
+    sends, rows, said = links(measured_links), [], []
+    for system in (alphafold2(), alphafold3()):
+        rows += simulated(system, steps, sends, given.bandwidth)
+        said.append(f"{system.where['system']} {planned_mib(system):.0f} MiB")
+    notes = (
+        "SIMULATION, not a measurement. "
+        + " ".join((__doc__ or "").split("\n\n")[2:]).replace("\n", " ")
+        + f" Here {given.bandwidth / 1e9:g} GB/s. Sent by one of two GPUs in the blocks of a step, "
+        f"as planned: {', '.join(said)}. Published for AlphaFold2 with recycling (ScaleFold, H100):"
+        " 1.80, 1.12, 0.75 and 0.65 s a sample on 1, 2, 4 and 8 GPUs."
+    )
+    path = write_result("parallel/simulation", rows, notes, folder=given.results)
+    add_picture(picture(rows), path)
+
+
+def picture(rows: list[dict[str, Any]]) -> Any:
+    """Draw the time of a sample by the GPUs that share it, and the efficiency of steps."""
+    times, efficiency = [], []
+    for system in dict.fromkeys(row["system"] for row in rows):
+        own = [row for row in rows if row["system"] == system]
+        host = [row for row in own if row["GPUs"] <= 8]
+        many = [row for row in own if row["GPUs"] > 8]
+        times.append(
+            plots.Curve(system, [r["GPUs"] for r in host], [r["s a sample"] for r in host])
+        )
+        efficiency.append(
+            plots.Curve(system, [r["GPUs"] for r in many], [r["% of one GPU"] for r in many])
+        )
+    panels = [
+        plots.Panel("Simulated: one sample", "s", times, logarithmic=False, from_zero=True),
+        plots.Panel(
+            "Simulated: 256 samples a step", "% of one GPU", efficiency, logarithmic=False,
+            from_zero=True,
+        ),
+    ]  # fmt: skip
+    return plots.curves(panels, "GPUs", logarithmic_x=True)
+
+
+if __name__ == "__main__":
+    main()

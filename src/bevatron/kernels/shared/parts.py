@@ -1,0 +1,87 @@
+"""Tensors that are parts of one: results of layers on the same rows, and their gradients."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bevatron.kernels.shared.custom_op import is_watched
+from bevatron.kernels.shared.standing_weights import storage_of
+
+
+def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
+    """Return the tensor that parts of one shape make up, along their trailing axes; None if none.
+
+    Parameters
+    ----------
+    parts
+        Of one shape [..., w, ...]: the trailing axes of a part are contiguous, and the part of a
+        row is followed by that of the next.
+
+    Returns
+    -------
+    Tensor or None
+        [..., parts w ...], rows without gaps: a view, the trailing axes as one.
+
+    Examples
+    --------
+    >>> x = torch.arange(12).view(2, 6)
+    >>> parts_of_one(x.split(2, -1)).equal(x), parts_of_one([x, x]) is None
+    (True, True)
+    """
+    first, count = parts[0], len(parts)
+    if first.numel() == 0:
+        return None
+    # The trailing axes: as many as are contiguous and shorter than the distance between rows.
+    width, axes = 1, first.ndim
+    while axes and (first.stride(axes - 1) == width or first.shape[axes - 1] == 1):
+        width, axes = width * first.shape[axes - 1], axes - 1
+    rows, steps, step = first.shape[:axes], [1], width * count
+    for size, stride in zip(reversed(rows), reversed(first.stride()[:axes]), strict=True):
+        if stride != step and size != 1:
+            return None
+        steps.insert(0, step)
+        step *= size
+    for place, part in enumerate(parts):
+        if (
+            part.shape != first.shape
+            or part.stride() != first.stride()
+            or part.dtype != first.dtype
+            or storage_of(part) != storage_of(first)
+            or part.storage_offset() != first.storage_offset() + place * width
+        ):
+            return None
+    return first.as_strided((*rows, width * count), steps)
+
+
+def split(joint: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Split the last axis; gradients that lie as parts of one are not copied to join them.
+
+    Examples
+    --------
+    >>> x = torch.ones(2, 4, requires_grad=True)
+    >>> a, b = split(x, [1, 3])
+    >>> torch.autograd.grad(a.sum() + 2 * b.sum(), x)[0][0]
+    tensor([1., 2., 2., 2.])
+    """
+    if is_watched((joint,)) or not (torch.is_grad_enabled() and joint.requires_grad):
+        return torch.split(joint, list(sizes), dim=-1)
+    found: tuple[Tensor, ...] = _Split.apply(joint, *sizes)
+    return found
+
+
+class _Split(torch.autograd.Function):
+    """`torch.split` along the last axis, whose gradient may be a view."""
+
+    @staticmethod
+    def forward(ctx: Any, joint: Tensor, *sizes: int) -> tuple[Tensor, ...]:
+        ctx.count = len(sizes)
+        return torch.split(joint, list(sizes), dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        joint = None if torch.is_grad_enabled() else parts_of_one(grads)
+        if joint is None or joint.ndim != grads[0].ndim:
+            joint = torch.cat(grads, -1)
+        return joint, *[None] * ctx.count

@@ -1,0 +1,62 @@
+"""Benchmarks of several GPUs a sample: what they add up, and blocks at the shapes of shards."""
+
+import argparse
+import json
+
+import pytest
+import torch
+from benchmarks.parallel import axial_step, shards, simulation, traffic
+from benchmarks.parallel.traffic import Collective
+
+from bevatron.models.alphafold2.config import AlphaFold2Config
+
+ROW = {"system": "alphafold2", "N": 256, "passes": 1, "policy": "none"}
+ONE = {**ROW, "GPUs": 1, "GPUs a sample": 1, "loss": 2.0, "gradient norm": 4.0, "s/step": 8.0}
+TWO = {**ROW, "GPUs": 2, "GPUs a sample": 2, "loss": 2.5, "gradient norm": 5.0, "s/step": 5.0}
+
+
+def test_rows_are_set_beside_one_gpu_by_samples_a_second():
+    apart = {**ONE, "GPUs": 2, "s/step": 10.0}
+    found = axial_step.compared([TWO, apart, ONE])
+    assert [row.get("x one GPU") for row in found] == [1.0, 1.6, 1.6]
+    assert (found[1]["loss off by"], found[1]["gradient off by"]) == (0.25, 0.25)
+    assert "loss off by" not in found[2]
+
+
+def test_a_simulated_sample_takes_what_is_divided_and_what_is_not():
+    """A message takes 0.25: 8 = s + p and 5 = s + p / 2 + 0.5, so s = 1 and p = 7."""
+    system = simulation.System(ROW, [Collective("ring", 4, 4, 1)], parameters=0, samples=16)
+    rows = simulation.simulated(system, [ONE, TWO], lambda *_: 0.25, 1.0)
+    found = {row["GPUs"]: row for row in rows}
+    assert found[2]["s a sample"] == 5.0
+    assert found[4]["s a sample"] == 1 + 7 / 4 + (3 + 1) * 0.25
+    assert found[64]["GPUs a sample"] == 4
+    assert found[64]["s/step"] == found[4]["s/step"]
+
+
+def test_a_link_takes_its_least_time_and_its_bytes_at_the_rate_of_large_ones():
+    row = {"exchange": "pass_on"}
+    points = ((0.25, 10.0), (16, 100.0), (64, 292.0))
+    sends = simulation.links([{**row, "sent MiB": m, "replayed us": t} for m, t in points])
+    assert sends("ring", 0.0) == pytest.approx(10e-6)
+    assert sends("ring", 2**20) == pytest.approx(14e-6)
+
+
+def test_a_block_of_a_silent_group_sends_what_is_planned(tmp_path):
+    given = argparse.Namespace(
+        tokens=16, residues=16, rows=8, sizes=[1, 2], only=["AlphaFold2 Evoformer"],
+        two="small", three="small", device="cpu", out=tmp_path,
+    )  # fmt: skip
+    path = shards.measure(given)
+    one, two = json.loads(path.read_text())["rows"]
+    config = AlphaFold2Config.preset("small")
+    block, triangles = config.evoformer, config.evoformer.triangles
+    planned = [
+        *traffic.pair_bias(16, block.num_heads),
+        *traffic.column_attention(128, 16, config.c_m),
+        *traffic.outer_product(128, 16, block.outer_width),
+        *traffic.triangles(16, config.c_z, triangles.hidden, triangles.num_heads),
+    ]
+    assert one["sent MiB"] == 0
+    assert two["sent MiB"] * 2**20 == traffic.step_bytes(planned, 0, 2)
+    assert not torch.cuda.is_available() or "ms" in two
