@@ -363,7 +363,7 @@ def main() -> None:
 
 
 NOTES = """Values of all entries that both read; the JSON lists where they differ, and which entries
-a peer refused or did not finish in 300 s. Chains, residues and atoms are matched by label, number
+a peer refused or was not run on. Chains, residues and atoms are matched by label, number
 and name, copies of chains by their coordinates. Numbers that only name a group (entities, chains,
 molecules) are compared as groups. What differs, and why we keep it:
 
@@ -382,6 +382,8 @@ molecules) are compared as groups. What differs, and why we keep it:
 - Residues that follow each other but were observed more than 2.4 Å apart are not bonded (`bonds`).
 - Atoms that the file names as before 2007 are found by those names (02J of 6lu7); Protenix has no
   place for them.
+- Bonds to ligands that only some copies of a chain have are kept as observed; Protenix removes them
+  (1igy, 1juh, 3o21, 6flr).
 - Assemblies of more than 20 chains are kept whole, crops choose among the chains; Protenix keeps 20
   (`our chains`).
 - Two residues at one place of a sequence (3jqh): the first of the file; OpenFold mixes their atoms.
