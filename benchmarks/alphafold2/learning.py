@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ REDUCED = {
 """What is smaller than published; widths are not."""
 
 JUDGED = ("distogram", "contact_precision", "lddt_ca")
+TOLD = (*JUDGED, "lddt", "tm_score", "rmsd", "plddt")
 TITLES = ("cross entropy of the distogram", "precision of contacts", "lDDT of CA atoms")
 SHOWN_ROWS, SHOWN_EXTRA = 124, 1024
 """Rows of a test chain's alignment."""
@@ -144,8 +145,10 @@ def tested(predictor: ChainPredictor, path: Path, longest: int) -> list[Result]:
             # Names end in the file's; where it was on a machine says nothing.
             name = Path(data.describe(index)).name
             length = int(table.length[index])
-            found.append({"chain": name, "residues": length, "rows": rows, "shown": kind,
-                          **metrics.compute()})  # fmt: skip
+            found.append(
+                {"chain": name, "residues": length, "rows": rows, "shown": kind}
+                | kept(metrics.compute())
+            )
     return found
 
 
@@ -185,28 +188,31 @@ def curve(records: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {"steps": [], "valid": []}
     for record in records:
         if record["kind"] == "epoch":
-            found["valid"].append({"step": record["step"], **record["valid"]})
+            found["valid"].append({"step": record["step"], **kept(record["valid"])})
         elif record["kind"] == "step":
-            terms = record["terms"]
-            found["steps"].append(
-                [record["step"], record["loss"], terms["distogram"], terms["fape"]]
-            )
+            losses = record["loss"], record["terms"]["distogram"]
+            found["steps"].append([record["step"], *(round(loss, 4) for loss in losses)])
     return found
 
 
-def collect(folder: Path, out: Path) -> None:
+def kept(measures: Mapping[str, float]) -> dict[str, float]:
+    """Pick the measures that are told, rounded."""
+    return {name: round(measures[name], 4) for name in TOLD if name in measures}
+
+
+def collect(folder: Path, out: Path, note: str) -> None:
     """Make a table and pictures of all runs in a folder."""
-    # Twins last: they are in no picture of the validation.
-    runs = sorted(read_all(folder), key=lambda run: (", " in run["name"], run["name"], run["seed"]))
+    runs = sorted(read_all(folder), key=lambda run: (run["name"], run["seed"]))
     groups: dict[str, list[Result]] = defaultdict(list)
     for run in runs:
         groups[run["name"]].append(run)
     rows = [row for name, members in groups.items() for row in rows_of(name, members)]
     path = write_result(
-        "alphafold2/learning", rows, NOTES, folder=out, extra={"runs": runs},
+        "alphafold2/learning", rows, f"{NOTES} {note}".rstrip(), folder=out, extra={"runs": runs},
         measured_on=runs[0],
     )  # fmt: skip
-    add_picture(draw(groups), path)
+    drawn = {name: members for name, members in groups.items() if ", " not in name}
+    add_picture(draw(drawn), path)
     twins = [row for name in groups for row in beside_twin(name, groups)]
     if twins:
         write_result("alphafold2/precision", twins, TWIN_NOTES, folder=out, measured_on=runs[0])
@@ -346,9 +352,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
+    parser.add_argument("--note", default="", help="more to say under a collected table")
     given = parser.parse_args(argv)
     if given.collect is not None:
-        collect(given.collect, given.results)
+        collect(given.collect, given.results, given.note)
         return
     if given.store is None:
         parser.error("expected a STORE (or --collect FOLDER)")

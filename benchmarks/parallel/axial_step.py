@@ -24,7 +24,7 @@ from benchmarks.alphafold2 import train_step as alphafold2
 from benchmarks.alphafold3 import arms as alphafold3
 from benchmarks.common import trace
 from benchmarks.common.arguments import add_rows, read_all
-from benchmarks.common.arms import GIB, Arm, Training, or_out_of_memory
+from benchmarks.common.arms import GIB, Arm, Training, difference, or_out_of_memory
 from benchmarks.common.report import hardware, versions, write_result
 
 from bevatron.models.alphafold3.task import StepOptions
@@ -37,11 +37,12 @@ Case = dict[str, Any]
 OUT_OF_MEMORY = "out of memory"
 NOTES = (
     "Captured steps (CUDA graphs) in bfloat16, one sample for every 'GPUs a sample' GPUs, loader, "
-    "clipping, Adam and averaged weights included: mean of `steps`. policy: what the backward pass "
-    "computes again. sent MiB: by one GPU to others of its sample in a step. sending ms, hidden %: "
-    "time of the kernels of NCCL in a traced step, waiting for the other GPU included, and how "
-    "much of it lies beside other kernels. reserved GiB: most that torch took of a GPU. x one GPU: "
-    "samples a second."
+    "clipping, Adam and averaged weights included: mean of `steps`. loss, gradient norm: of the "
+    "first step, which is launched; replayed off by: how far those of its replay are. policy: what "
+    "the backward pass computes again. sent MiB: by one GPU to others of its sample in a step. "
+    "sending ms, hidden %: time of the kernels of NCCL in a traced step, waiting for the other GPU "
+    "included, and how much of it lies beside other kernels. reserved GiB: most that torch took of "
+    "a GPU. x one GPU: samples a second."
 )
 LEAD = 2
 """Steps that are not counted."""
@@ -105,7 +106,9 @@ class Measurement:
             first = training.steps([0]).results[0]
             row["loss"], row["gradient norm"] = first.loss, first.grad_norm
             with count_traffic() as traffic:
-                training.steps([0])
+                again = training.steps([0]).results[0]
+            pair = (again.loss, again.grad_norm), (first.loss, first.grad_norm)
+            row["replayed off by"] = difference(*pair)
             # A capture runs the work twice and records it once.
             row["sent MiB"] = traffic.total / (3 if on_gpu else 1) / 2**20
             row["ready s"] = time.perf_counter() - began

@@ -174,7 +174,7 @@ def open_mesh(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterator
         return
     _set_rendezvous(os.environ)
     backend = "cpu:gloo,cuda:nccl" if mesh.device.type == "cuda" else "gloo"
-    # Else it maps each of the thousands of buffers that a captured step sends into the other ranks.
+    # NCCL would else map each of the thousands of buffers of a captured step into all ranks.
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     timeout = timedelta(seconds=timeout_seconds)
     distributed.init_process_group(

@@ -1,9 +1,12 @@
 """Gradients of captured work: in one flat buffer, bucket by bucket as they become ready."""
 
+import pytest
 import torch
 
 from bevatron.parallel import data_parallel
 from bevatron.parallel.mesh import Mesh
+from bevatron.train.capture import gradients
+from bevatron.train.capture.cuda_graphs import GraphPool
 from bevatron.train.capture.gradients import GradientBuckets
 from bevatron.train.optim import FusedAdamEMA
 
@@ -30,3 +33,43 @@ def test_buckets_are_noted_as_they_are_completed_and_gradients_add_up(monkeypatc
     for one, other in zip(optimizer.gradients, expected, strict=True):
         assert torch.equal(one, other)
     assert not layers[0].weight._backward_hooks
+
+
+class Done:
+    def wait(self):
+        pass
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_sums_beside_a_replay_wait_for_the_buckets_of_this_replay(monkeypatch, device):
+    """The third replay is long under way when sums of its gradients are asked for."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    monkeypatch.setattr(data_parallel, "BUCKET_BYTES", 100)
+    monkeypatch.setattr(gradients, "broadcast_json", lambda noted, _: noted)
+    summed = []
+
+    def all_reduce(piece, **_):
+        summed.append(piece.sum())
+        return Done()
+
+    monkeypatch.setattr(gradients.distributed, "all_reduce", all_reduce)
+    weight = torch.nn.Parameter(torch.zeros(40, device=device))
+    other = torch.nn.Parameter(torch.zeros(40, device=device))
+    optimizer = FusedAdamEMA([weight, other])
+    buckets = GradientBuckets(optimizer, Mesh(world=2, device=torch.device(device)))
+
+    def work():
+        if device == "cuda":
+            torch.cuda._sleep(10**8)
+        buckets.differentiate(weight.sum() + 2 * other.sum())
+
+    replay = GraphPool(torch.device(device)).capture(work)
+    for number in range(3):
+        optimizer.gradient.zero_()
+        summed.clear()
+        replay()
+        buckets.sum()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        assert sorted(float(x) for x in summed) == [40.0, 80.0], number
