@@ -172,9 +172,10 @@ def plan(folder: Path, out: Path, only: str) -> None:
         began = time.process_time()
         planned = plan_memory(run, batch, shape=shape, captured=is_captured(name))
         seconds = time.process_time() - began
-        found[name] = {**dataclasses.asdict(planned), "seconds": seconds}
-        print(name, {k: round(v / MIB, 1) for k, v in found[name].items() if k != "seconds"},
-              f"{seconds:.1f} s", flush=True)  # fmt: skip
+        parts = dataclasses.asdict(planned)
+        found[name] = {**parts, "captured": is_captured(name), "seconds": seconds}
+        print(name, {k: round(v / MIB, 1) for k, v in parts.items()}, f"{seconds:.1f} s",
+              flush=True)  # fmt: skip
         out.write_text(json.dumps(found, indent=1))
         del run, batch
 
@@ -231,7 +232,7 @@ def compare(planned: Path, measurements: Path, out: Path) -> None:
     rows = [
         {
             "step": name,
-            "captured": is_captured(name),
+            "captured": plans[name]["captured"],
             "weights MiB": plans[name]["weights"] / MIB,
             "optimiser MiB": plans[name]["optimizer"] / MIB,
             "planned MiB": plans[name]["peak"] / MIB,
