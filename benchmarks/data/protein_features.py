@@ -362,10 +362,11 @@ def main() -> None:
     write_result("data/protein_features", rows, NOTES, extra={"where": where, "refused": refused})
 
 
-NOTES = """Values of all entries that both read; the JSON lists where they differ, and which entries
-a peer refused or was not run on. Chains, residues and atoms are matched by label, number
-and name, copies of chains by their coordinates. Numbers that only name a group (entities, chains,
-molecules) are compared as groups. What differs, and why we keep it:
+NOTES = """Protenix 2.0.0 with biotite 1.4.0, OpenFold at ce0029e1. Values of all entries that both
+read; the JSON lists where they differ, and which entries a peer refused or was not run on. Chains,
+residues and atoms are matched by label, number and name, copies of chains by their coordinates.
+Numbers that only name a group (entities, chains, molecules) are compared as groups. What differs,
+and why we keep it:
 
 - Alternative locations: the one with the largest occupancy, as OpenFold does; Protenix takes the
   first of the file (`position`, a few `bonds`).
