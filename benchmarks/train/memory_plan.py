@@ -233,18 +233,20 @@ def compare(planned: Path, measurements: Path, out: Path) -> None:
         {
             "step": name,
             "captured": plans[name]["captured"],
-            "weights MiB": plans[name]["weights"] / MIB,
-            "optimiser MiB": plans[name]["optimizer"] / MIB,
-            "planned MiB": plans[name]["peak"] / MIB,
-            "measured MiB": peak / MIB,
-            "planned/measured": plans[name]["peak"] / peak,
-            "s to plan": plans[name]["seconds"],
+            "weights MiB": round(plans[name]["weights"] / MIB),
+            "optimiser MiB": round(plans[name]["optimizer"] / MIB),
+            "planned MiB": round(plans[name]["peak"] / MIB),
+            "measured MiB": round(peak / MIB),
+            "planned/measured": round(plans[name]["peak"] / peak, 3),
+            "s to plan": round(plans[name]["seconds"], 1),
         }
         for name, peak in found["peaks"].items()
     ]
     notes = (
         "Planned on a CPU, whose seconds these are; measured on a GPU: "
-        "torch.cuda.max_memory_allocated of a step whose Triton kernels are not launched."
+        "torch.cuda.max_memory_allocated of a step whose Triton kernels are not launched. Steps "
+        "that are not captured as CUDA graphs are launched one by one; captured ones need a second "
+        "copy of the batch and, while they are captured, of the gradients."
     )
     write_result("train/memory_plan", rows, notes, folder=out, measured_on=found["measured_on"])
 
