@@ -2,12 +2,13 @@
 
     python -m benchmarks.alphafold2.learning TRAIN --valid VALID --test TEST --seed 0 --out rows
     python -m benchmarks.alphafold2.learning FIVE --valid FIVE --name overfit --out rows
-    python -m benchmarks.alphafold2.learning TRAIN --name float32 --set precision=float32 --out rows
+    python -m benchmarks.alphafold2.learning TRAIN --name "n, float32" --set precision=float32
     python -m benchmarks.alphafold2.learning --collect rows
 
 Stores are made by `bevatron prepare`, one for each part of a split. One run of the recipe per
 process; samples are padded to the full size, so that few graphs are captured. Every distinct test
-chain is predicted whole with its alignment and, by the same weights, from its sequence alone.
+chain is predicted whole with its alignment and, by the same weights, from its sequence alone. A run
+named after another, a comma and a type of activations is compared with it.
 """
 
 import argparse

@@ -73,6 +73,7 @@ def measured(
             if arm.captured:
                 held = memory_with_graphs(torch.cuda.memory_allocated())
                 row["held by graphs GiB"] = (held - state_bytes(model, ema=True)) / GIB
+        print(f"{arm.name}, N = {crops.tokens}: ready", flush=True)
         while given.after is not None and not given.after.exists():
             time.sleep(0.2)
         # A loader's first batch is waited for: no part of a step.

@@ -1,8 +1,8 @@
 """Arms of a benchmark of training steps: ways to train one model on the same batches.
 
-All arms share the weights, which stay as they are (the learning rate is 0), and see the same
-samples with the same dropout, so that their losses and gradients can be compared. Layers that
-training starts from zero are drawn, or nothing in front of them would count.
+All arms share the weights, which stay as they are (the learning rate is 0 if none is set), and see
+the same samples with the same dropout, so that their losses and gradients can be compared. Layers
+that training starts from zero are drawn, or nothing in front of them would count.
 """
 
 import gc
@@ -101,7 +101,14 @@ class Training:
         Model, task, data and settings; the model is on the device.
     mesh
         All its ranks train together, the samples divided as the run says; None = one process.
+
+    Attributes
+    ----------
+    lr
+        Learning rate of the next steps.
     """
+
+    lr = 0.0
 
     def __init__(self, arm: Arm, run: Run, mesh: Mesh | None = None) -> None:
         self.arm, self.device = arm, next(run.model.parameters()).device
@@ -156,8 +163,8 @@ class Training:
         )
         with implementations, arithmetic(run.settings.train, None):
             if self._captured is not None:
-                return self._captured([batch], lr=0.0, choice=choice)
-            result = train_step(run, state, run.model, [batch], lr=0.0, mesh=self.mesh)
+                return self._captured([batch], lr=self.lr, choice=choice)
+            result = train_step(run, state, run.model, [batch], lr=self.lr, mesh=self.mesh)
         return LaunchedStep(result.notes, lambda: result)
 
     def release(self) -> None:

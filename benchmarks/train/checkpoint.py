@@ -150,6 +150,10 @@ def measure(state: TrainState, folder: Path, repeats: int, device: str) -> dict[
             note(f"meanwhile {kind}", meanwhile[place])
         if not turn % 2:
             note("plain", plain_write(folder / "plain", snapshot))
+        began = time.perf_counter()
+        write_checkpoint(folder / "alone", snapshot, RECORD)
+        note("alone", time.perf_counter() - began)
+        shutil.rmtree(folder / "alone")
         note("torch", torch_save(folder / "torch", state))
         read_intact(list_checkpoints(folder / "checkpoints")[-1])
         shutil.rmtree(folder / "checkpoints")
@@ -160,7 +164,10 @@ def rows_of(found: dict[str, list[float]]) -> list[dict[str, Any]]:
     """Medians of the repeats."""
     middle = {name: median(values) for name, values in found.items()}
     size = middle["bytes"] / 1e9
-    ratio = median(d / p for d, p in zip(found["durable"], found["plain"], strict=True))
+
+    def over_plain(name: str) -> float:
+        pairs = zip(found[name], found["plain"], strict=True)
+        return round(median(one / plain for one, plain in pairs), 2)
 
     def slower(kind: str) -> float:
         pairs = zip(found[f"meanwhile {kind}"], found[f"alone {kind}"], strict=True)
@@ -172,7 +179,8 @@ def rows_of(found: dict[str, list[float]]) -> list[dict[str, Any]]:
         {"what": "training waits for torch.save, fsync (s)", "value": round(middle["torch"], 2)},
         {"what": "checkpoint is durable after (s)", "value": round(middle["durable"], 2)},
         {"what": "plain writes and fsync of these bytes (s)", "value": round(middle["plain"], 2)},
-        {"what": "durable over plain, median of the turns", "value": round(ratio, 2)},
+        {"what": "durable over plain, median of the turns", "value": over_plain("durable")},
+        {"what": "the same without training beside it", "value": over_plain("alone")},
         {"what": "rate of the plain writes (MB/s)", "value": round(1e3 * size / middle["plain"])},
         {"what": "steps meanwhile", "value": round(middle["steps"])},
         {"what": "CPU time of a step meanwhile, more by (%)", "value": round(slower("core"), 1)},

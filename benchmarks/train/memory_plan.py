@@ -172,9 +172,10 @@ def plan(folder: Path, out: Path, only: str) -> None:
         began = time.process_time()
         planned = plan_memory(run, batch, shape=shape, captured=is_captured(name))
         seconds = time.process_time() - began
-        found[name] = {**dataclasses.asdict(planned), "seconds": seconds}
-        print(name, {k: round(v / MIB, 1) for k, v in found[name].items() if k != "seconds"},
-              f"{seconds:.1f} s", flush=True)  # fmt: skip
+        parts = dataclasses.asdict(planned)
+        found[name] = {**parts, "captured": is_captured(name), "seconds": seconds}
+        print(name, {k: round(v / MIB, 1) for k, v in parts.items()}, f"{seconds:.1f} s",
+              flush=True)  # fmt: skip
         out.write_text(json.dumps(found, indent=1))
         del run, batch
 
@@ -231,19 +232,21 @@ def compare(planned: Path, measurements: Path, out: Path) -> None:
     rows = [
         {
             "step": name,
-            "captured": is_captured(name),
-            "weights MiB": plans[name]["weights"] / MIB,
-            "optimiser MiB": plans[name]["optimizer"] / MIB,
-            "planned MiB": plans[name]["peak"] / MIB,
-            "measured MiB": peak / MIB,
-            "planned/measured": plans[name]["peak"] / peak,
-            "s to plan": plans[name]["seconds"],
+            "captured": plans[name]["captured"],
+            "weights MiB": round(plans[name]["weights"] / MIB),
+            "optimiser MiB": round(plans[name]["optimizer"] / MIB),
+            "planned MiB": round(plans[name]["peak"] / MIB),
+            "measured MiB": round(peak / MIB),
+            "planned/measured": round(plans[name]["peak"] / peak, 3),
+            "s to plan": round(plans[name]["seconds"], 1),
         }
         for name, peak in found["peaks"].items()
     ]
     notes = (
         "Planned on a CPU, whose seconds these are; measured on a GPU: "
-        "torch.cuda.max_memory_allocated of a step whose Triton kernels are not launched."
+        "torch.cuda.max_memory_allocated of a step whose Triton kernels are not launched. Steps "
+        "that are not captured as CUDA graphs are launched one by one; captured ones need a second "
+        "copy of the batch and, while they are captured, of the gradients."
     )
     write_result("train/memory_plan", rows, notes, folder=out, measured_on=found["measured_on"])
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from benchmarks.alphafold3 import arms, kernel_time, memory, parts, train_step
+from benchmarks.alphafold3 import arms, kernel_time, learning, memory, parts, train_step
 from benchmarks.common.arguments import read_all
 
 from bevatron.models.alphafold3 import config
@@ -164,3 +164,51 @@ def test_kernels_are_told_apart_by_name():
     }
     assert {name: kernel_time.class_of(name) for name in names} == names
     assert all(re.compile(pattern) for pattern in kernel_time.CLASSES.values())
+
+
+@pytest.fixture
+def learns(store, tmp_path, monkeypatch):
+    def tiny_model(*, by_heart):
+        return config.AlphaFold3Config.preset("tiny", cycles=1)
+
+    monkeypatch.setitem(learning.SIZES, "reduced", tiny_model)
+    monkeypatch.setattr(learning, "CHUNK", 2)
+
+    def learn(*words):
+        fixed = ["--tokens", "24", "--copies", "2", "--device", "cpu", "--sampling", "2"]
+        fixed += ["--precision", "float32", "--samples", "1", "--out", str(tmp_path / "rows")]
+        monkeypatch.setattr("sys.argv", ["learning", *fixed, *map(str, words)])
+        learning.main()
+        return read_all(tmp_path / "rows", "learning-*.json")
+
+    return learn
+
+
+def test_a_complex_is_learnt_by_heart_at_the_rate_given(store, learns):
+    by_heart = (store, "--by-heart", "--crop", 0, "--steps", 4, "--warmup", 2)
+    learns(*by_heart, "--name", "a", "--lr", 1e-9)
+    still, learnt = learns(*by_heart, "--name", "b", "--lr", 0.1)
+    assert still["curve"][0]["loss"] == learnt["curve"][0]["loss"]
+    assert [len(run["curve"]) for run in (still, learnt)] == [4, 4]
+    assert abs(still["curve"][3]["loss"] / learnt["curve"][3]["loss"] - 1) > 0.01
+    assert learnt["found"]["by heart"]["rmsd"] > 0
+
+
+def test_held_out_complexes_are_predicted_with_and_without_alignments(store, learns):
+    (run,) = learns(store, "--held", store, "--steps", 0)
+    assert set(run["found"]) == {"with alignments", "without alignments"}
+    assert run["found"]["with alignments"]["distogram"] > 0
+
+
+def test_curves_of_kernels_are_set_beside_each_other():
+    def run(kernels, precision, seed, loss):
+        options = {"kernels": kernels, "precision": precision, "seed": seed}
+        return {"options": options, "curve": [{"loss": loss}] * learning.CHUNK}
+
+    runs = [
+        run("auto", kind, seed, 4 + seed) for kind in ("bfloat16", "float32") for seed in (0, 2)
+    ]
+    (row,) = learning.curve_rows([*runs, run("reference", "bfloat16", 0, 5.0)])
+    assert row["off by"] == pytest.approx(0.2)
+    assert row["bfloat16, mean"] == row["float32, mean"] == 5
+    assert row["same seed, bfloat16 to float32, most"] == 0

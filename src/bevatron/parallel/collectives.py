@@ -39,9 +39,8 @@ def sum_scalars(values: Mapping[str, Tensor | float], mesh: Mesh) -> dict[str, T
     {'graphs': tensor(4., dtype=torch.float64)}
     """
     names = sorted(values)
-    vector = torch.stack(
-        [torch.as_tensor(values[name], dtype=torch.float64).detach().cpu() for name in names]
-    )
+    plain = [v.item() if isinstance(v := values[name], Tensor) else v for name in names]
+    vector = torch.tensor(plain, dtype=torch.float64)
     total = dict(zip(names, sum_over_ranks(vector, mesh), strict=True))
     return {name: total[name] for name in values}
 

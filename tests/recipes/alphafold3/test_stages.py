@@ -3,6 +3,8 @@
 import pytest
 
 from bevatron.errors import ConfigError
+from bevatron.models.alphafold3 import AlphaFold3Config
+from bevatron.models.common.folding import Checkpointing
 from bevatron.recipes.alphafold3.run import AlphaFold3Run, published_stages
 
 
@@ -43,3 +45,8 @@ def test_a_stage_without_its_length_is_refused():
 def test_batches_of_several_complexes_are_refused():
     with pytest.raises(ConfigError, match="a batch of proteins is one sample"):
         AlphaFold3Run.from_values({"batch": {"size": 2}})
+
+
+def test_the_small_model_computes_nothing_again():
+    model = AlphaFold3Config.preset("small")
+    assert model.checkpointing == model.diffusion.checkpointing == Checkpointing()

@@ -36,7 +36,7 @@ class Memory(StepMeter):
 
     of_atom, of_edge, constant = 100.0, 3.0, 5000.0
     seconds, seconds_per_atom = 1e-3, 1e-6
-    plannable = True
+    plannable, why_not = True, NotPlannableError("values")
 
     def __init__(self, number, limit, surprise=1.0):
         self.limit, self.surprise, self.tried = limit, surprise, []
@@ -44,7 +44,7 @@ class Memory(StepMeter):
 
     def planned(self, indices):
         if not self.plannable:
-            raise NotPlannableError("values")
+            raise self.why_not
         atoms, edges = (int(self.sizes[name][indices].sum()) for name in ("atoms", "edges"))
         return int(self.constant), int(self.of_atom * atoms + self.of_edge * edges)
 
@@ -142,9 +142,11 @@ def test_an_epoch_keeps_a_hundred_steps(gpu, ranks, accumulate):
     assert float(why.split("%")[0].strip(": ")) / 100 == pytest.approx(share, rel=0.1, abs=0.02)
 
 
-@pytest.mark.parametrize("plannable", [True, False])
-def test_what_does_not_fit_is_never_chosen(gpu, plannable):
-    memory = gpu(number=2_000_000, limit=5000.0 + 3000 * (100 + 3 * 13), plannable=plannable)
+@pytest.mark.parametrize(
+    "given", [{}, {"plannable": False}, {"plannable": False, "why_not": RuntimeError("odd")}]
+)
+def test_what_does_not_fit_is_never_chosen(gpu, given):
+    memory = gpu(number=2_000_000, limit=5000.0 + 3000 * (100 + 3 * 13), **given)
     capacity, why = choose_capacity(memory, 1)
     needed = 5000.0 + 100 * capacity["atoms"] + 3 * capacity.get("edges", 13 * capacity["atoms"])
     assert needed <= memory.limit

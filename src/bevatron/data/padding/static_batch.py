@@ -5,6 +5,7 @@ One copy moves it to a GPU, and a CUDA graph reads it there again and again.
 
 import dataclasses
 from collections.abc import Mapping
+from functools import cached_property
 from math import prod
 from typing import Any, TypeAlias, TypeVar
 
@@ -69,6 +70,16 @@ class StaticBatch:
             }
         )
 
+    @cached_property
+    def _targets(self) -> list[tuple[str, Any, Any]]:
+        """Of each tensor its name, its ragged axes and its memory; a single one of these first."""
+        found = []
+        for name, ragged in self.batch.ragged.items():
+            memory = getattr(self.batch, name).numpy()
+            first = 0 if isinstance(ragged, tuple) else ragged.dim
+            found.append((name, ragged, np.moveaxis(memory, first, 0) if first else memory))
+        return found
+
     def fill(self, batch: Paddable) -> None:
         """Write a batch and the padding rows after it.
 
@@ -80,16 +91,15 @@ class StaticBatch:
         if not self.shape.fits(batch):
             raise ValueError(f"a batch of {dict(batch.sizes)} does not fit into {self.shape}")
         padding = batch.padding_rows(self.shape)
-        for name, ragged in batch.ragged.items():
+        for name, ragged, target in self._targets:
             # By numpy: waking torch's threads can take longer than the copies.
-            values, target = (getattr(one, name).numpy() for one in (batch, self.batch))
-            rest = padding.get(name, 0)
+            values, rest = getattr(batch, name).numpy(), padding.get(name, 0)
             if isinstance(ragged, tuple):
                 target[...] = rest
                 np.copyto(target[(*map(slice, values.shape), ...)], values, casting="same_kind")
                 continue
             if ragged.dim:
-                values, target = (np.moveaxis(one, ragged.dim, 0) for one in (values, target))
+                values = np.moveaxis(values, ragged.dim, 0)
             np.copyto(target[: len(values)], values, casting="same_kind")
             target[len(values) :] = rest.numpy() if isinstance(rest, Tensor) else rest
 

@@ -121,6 +121,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             transformer=TokenTransformerConfig(width=64, num_heads=4, num_blocks=4),
             decoder=_SMALL_ATOMS,
             noise_width=32,
+            checkpointing=Checkpointing(),
         ),
         "confidence": ConfidenceConfig(PairformerConfig(1, 4, 16, 2, _SMALL_UNDROPPED)),
         "checkpointing": Checkpointing(),

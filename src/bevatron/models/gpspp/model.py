@@ -144,8 +144,9 @@ class GPSPlusPlus(nn.Module):
         ):
             if not len(values):
                 continue
+            lowest, highest = values.aminmax(dim=0)
             for name, size, low, high in zip(
-                names, sizes, values.amin(0).tolist(), values.amax(0).tolist(), strict=True
+                names, sizes, lowest.tolist(), highest.tolist(), strict=True
             ):
                 if low < 0 or high >= size:
                     wrong = low if low < 0 else high

@@ -15,6 +15,7 @@ from bevatron.data.proteins.poses import open_poses
 from bevatron.data.proteins.sample import SampleSizes, Sources, sample
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError
+from bevatron.models.alphafold3.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.recipes.alphafold3.stores import POSES, open_complexes
 from bevatron.recipes.proteins import CLUSTERS, opened_searches
 from bevatron.typing import Arrays, FloatArray, IntArray
@@ -177,6 +178,12 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
             else:
                 valid.append((Path(path), entries))
             report.append(f"{path}: {len(entries):,} complexes for {role}")
+            unsure = len(entries) - judged(store, entries)
+            if role == "train" and unsure:
+                report.append(
+                    f"{path}: confidences do not learn from {unsure:,} of them, whose resolution "
+                    f"is unknown or not {BEST_RESOLUTION:g} to {WORST_RESOLUTION:g} Å"
+                )
     if not valid and config.valid_fraction:
         train, valid = _divide(train, config)
     chosen = valid[0] if valid else None
@@ -190,6 +197,12 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
         dataset = ComplexDataset(path, units, valid_sizes)
         report.append(f"complexes for validation: {len(entries)}, in crops that stay the same")
     return ComplexData(train, dataset, fingerprints, report)
+
+
+def judged(store: Store, entries: IntArray) -> int:
+    """Count the entries of a resolution from which the confidences learn."""
+    resolution = np.concatenate([values for values, _ in store.flat("resolution")])[entries]
+    return int(((resolution >= BEST_RESOLUTION) & (resolution <= WORST_RESOLUTION)).sum())
 
 
 def _divide(

@@ -7,6 +7,7 @@ of their memory says before any is tried.
 """
 
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -22,6 +23,8 @@ from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes.mace.step_cost import StepCost, StepMeter, non_negative
 from bevatron.train.memory_plan import NotPlannableError
 from bevatron.train.settings import TrainConfig
+
+log = logging.getLogger(__name__)
 
 ON_CPU = 256
 """Atoms of a batch on a CPU, which is busy with any."""
@@ -130,6 +133,9 @@ def planned_ceiling(meter: StepMeter, available: float) -> int | None:
     try:
         stays, added = meter.planned(batch)
     except NotPlannableError:
+        return None
+    except Exception as error:  # noqa: BLE001  a plan only saves trials: a step meets it again
+        log.warning("the memory of a step is not planned (%s: %s)", type(error).__name__, error)
         return None
     return int((available - stays) * meter.sizes["atoms"][batch].sum() / max(added, 1))
 

@@ -19,7 +19,7 @@ that is `Unchanging` stays on the device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -176,6 +176,10 @@ class CapturedStep:
         self._update.stops = True
         self._graphs: StepGraphs | None = None
         self._unchanging = one_unchanging_batch(run)
+        # Found once: to look at what an object can do takes as long as a launch.
+        task, model = run.task, state.model
+        self._checks = model.check if isinstance(model, ChecksBatches) else None
+        self._constants = task.constants if isinstance(task, Capturable) else None
         self.predict: Predict = (
             CapturedPrediction(run.task, mesh.device) if self._unchanging else run.task.predict
         )
@@ -247,9 +251,9 @@ class CapturedStep:
             If the step waits for the GPU somewhere; nothing has changed.
         """
         run, state, mesh = self.run, self.state, self.mesh
-        if isinstance(state.model, ChecksBatches):
+        if self._checks is not None:
             for batch in batches:
-                state.model.check(batch)
+                self._checks(batch)
         counts, sizes, totalled = step_totals(run, batches, notes or {}, mesh)
         try:
             graphs = self._graphs_for(batches[0], counts)
@@ -307,9 +311,10 @@ class CapturedStep:
         self._update.zero_grad()
 
     def _key_of(self, batch: Batch) -> Key:
-        if not isinstance(batch, Paddable):
+        if self._unchanging:
             return tuple(batch.sample_indices.tolist())
-        rule, size = batch.padding, batch.padding.size_of(batch.sizes)
+        paddable = cast("Paddable", batch)
+        rule, size = paddable.padding, paddable.padding.size_of(batch.sizes)
         shape = smallest_shape(rule, self.buckets.shapes, size)
         if shape is None:
             one = np.array([size])
@@ -319,8 +324,7 @@ class CapturedStep:
 
     def _graphs_for(self, batch: Batch, counts: Mapping[str, Tensor]) -> StepGraphs:
         """Return the graphs, new ones once the loss has changed its weights."""
-        task = self.run.task
-        constants = task.constants() if isinstance(task, Capturable) else None
+        constants = None if self._constants is None else self._constants()
         wanted = (constants, self._rows)
         if self._graphs is None or (self._graphs.constants, self._graphs.rows) != wanted:
             self.close()  # frees its memory first

@@ -1,0 +1,29 @@
+"""What a run says of the complexes it is trained on."""
+
+import gzip
+
+from bevatron.recipes.alphafold3.data import ComplexDataConfig, load_complexes, sizes_for_validation
+from bevatron.recipes.alphafold3.run import AlphaFold3Run
+from bevatron.recipes.alphafold3.stores import prepare_complexes
+
+
+def report_of(store):
+    (stage,) = AlphaFold3Run.from_values({"preset": "small"}).stages.values()
+    sizes = sizes_for_validation(stage.sizes)
+    return load_complexes(ComplexDataConfig(train=(store,)), sizes).report
+
+
+def test_complexes_from_which_confidences_do_not_learn_are_counted(shared, components, tmp_path):
+    text = gzip.decompress((shared / "data/complexes/mmcif/1bna.cif.gz").read_bytes()).decode()
+    (tmp_path / "known.cif").write_text(text)
+    unknown = [line for line in text.splitlines() if "d_resolution_high" not in line]
+    unknown = [line for line in unknown if "ls_d_res_high" not in line]
+    (tmp_path / "unknown.cif").write_text("\n".join(unknown))
+    prepare_complexes(
+        [tmp_path], tmp_path / "store", components=components, workers=0, progress=False
+    )
+    assert any("not learn from 1 of them" in line for line in report_of(tmp_path / "store"))
+
+
+def test_nothing_is_said_where_all_have_a_resolution(complexes):
+    assert not any("not learn" in line for line in report_of(complexes))
