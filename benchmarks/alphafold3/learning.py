@@ -61,7 +61,6 @@ CHUNK = 25
 """Steps between two looks at the clock."""
 FALLS_FROM = 2 / 3
 """Share of a run from which on the rate falls."""
-SHOWN = ("lddt", "lddt_interface", "distogram", "contact_precision")
 _PAIR = PairConfig(hidden=64, num_heads=4, head_width=16, transition=2)
 
 
