@@ -26,6 +26,7 @@ def test_a_run_from_a_store_leaves_a_complete_folder(shelf):
     assert expected | {"checkpoints", "best"} <= names
     assert "report.html" not in names
     assert losses(shelf / "run")
+    assert " structures/s" in (shelf / "run" / "log.txt").read_text()
 
 
 def test_a_file_and_its_store_give_the_same_losses(shelf, train, tmp_path):

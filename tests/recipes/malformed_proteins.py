@@ -2,14 +2,17 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from bevatron.data.compressed import read_whole
 from bevatron.data.proteins.clusters import read_clusters
 from bevatron.data.readers.proteins import (
     AlignmentDatabase,
@@ -21,6 +24,8 @@ from bevatron.data.readers.proteins import (
     read_release_dates,
     read_structure,
 )
+from bevatron.data.readers.proteins.folders import find_protein_files
+from bevatron.errors import DataError
 
 RESIDUES = ("ALA", "GLY", "SER", "ALA", "GLY", "SER", "ALA", "ALA", "GLY", "SER", "GLY", "ALA")
 SEQUENCE = "AGSAGSAAGSGA"
@@ -590,7 +595,63 @@ def compressed():
     return found + [Malformed(name, content, read_alignment, says) for name, content, says in made]
 
 
+# ---- archives ----
+
+
+def archived(path):
+    """Read all files of an archive; what is refused of it is an error."""
+    found = find_protein_files([path])
+    for name, reason in found.refused:
+        raise DataError(f"{name}: {reason}")
+    for each in (*found.structures, *found.alignments):
+        read_whole(each)
+
+
+def tarred(name, *, kind=tarfile.REGTYPE, data=b"", size=None, pax=None):
+    """A tar of one good file and one of a name, with a size that it may not have."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        good = tarfile.TarInfo("good.cif")
+        good.size = len(cif())
+        tar.addfile(good, io.BytesIO(cif()))
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.linkname, entry.pax_headers = kind, "/etc/passwd", pax or {}
+        entry.size = len(data) if size is None else size
+        tar.addfile(entry)
+        out.write(data + bytes(-len(data) % 512))
+    return out.getvalue()
+
+
+def archives():
+    """Tars with names that lead out of them, links, absurd sizes; damaged ones."""
+    out, link = "leads out of the archive", "is a link or a device"
+    made = [
+        ("up.tar", tarred("../up.cif"), out),
+        ("far.tar", tarred("a/" * 30 + "../" * 40 + "far.cif"), out),
+        ("root.tar", tarred("/root.cif"), out),
+        ("inner.tar", tarred("a/../../inner.cif"), out),
+        ("windows.tar", tarred("..\\windows.cif"), out),
+        ("pax.tar", tarred("harmless.cif", pax={"path": "../pax.cif"}), out),
+        ("soft.tar", tarred("soft.cif", kind=tarfile.SYMTYPE), link),
+        ("hard.tar", tarred("hard.cif", kind=tarfile.LNKTYPE), link),
+        ("device.tar", tarred("device.cif", kind=tarfile.CHRTYPE), link),
+        ("pipe.tar", tarred("pipe.cif", kind=tarfile.FIFOTYPE), link),
+        ("huge.tar", tarred("huge.cif", size=1 << 50), "holds 1,125,899,906,842,624 bytes"),
+        ("cut.tar", tarred("cut.cif", data=cif())[: len(cif()) + 2000], "to its end"),
+        ("noise.tar", tarred("noise.cif", data=NOISE)[:512] + NOISE, "to its end"),
+        ("huge.tar.gz", gzip.compress(tarred("huge.cif", size=1 << 50)), "bytes; refused"),
+        ("cut.tar.gz", gzip.compress(tarred("gz.cif", data=NOISE))[:300], "to its end"),
+        ("bomb.tar.gz", gzip.compress(ZEROS, 9) * TIMES, None),
+        ("empty.tar", b"", "to its end"),
+        ("broken.index", b"{", "is not valid JSON"),
+        ("climbing.index", json.dumps(
+            {"../../x": {"db": "../../../etc/passwd", "files": [["a.a3m", 0, 9]]}}
+        ).encode(), "is not in its folder"),
+    ]  # fmt: skip
+    return [Malformed(name, content, archived, says) for name, content, says in made]
+
+
 def everything():
     """All of them."""
-    groups = (structures, pdb_files, alignments, hits, inputs, tables, compressed)
+    groups = (structures, pdb_files, alignments, hits, inputs, tables, compressed, archives)
     return [each for group in groups for each in group()]

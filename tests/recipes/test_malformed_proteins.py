@@ -72,10 +72,10 @@ def test_a_malformed_file_is_one_sentence_that_names_it(tmp_path, case):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """All malformed structures and alignments in one folder, and a few good ones among them."""
+    """All malformed structures, alignments and archives in one folder, good files among them."""
     root = tmp_path_factory.mktemp("malformed") / "files"
     for case in CASES:
-        if case.read in (malformed.assembled, malformed.read_alignment):
+        if case.read in (malformed.assembled, malformed.read_alignment, malformed.archived):
             place = root / case.name[0]
             place.mkdir(parents=True, exist_ok=True)
             (place / case.name).write_bytes(case.content)
@@ -147,6 +147,9 @@ def test_every_malformed_file_is_listed_with_its_reason(prepared):
                 continue
             if case.says is not None:
                 assert case.says in f"{case.name}, {listed[case.name]}", case
+        elif case.read is malformed.archived and case.says is not None:
+            (stem, _, _), names = case.name.partition("."), set(listed)
+            assert {case.name, f"{stem}.cif", f"..\\{stem}.cif"} & names, case
     assert {"nowhere.cif", "circle.a3m"} <= set(listed)
     assert not {"good.cif", "other.pdb", "good.a3m", "noise.png"} & set(listed)
     for name, reason in listed.items():
@@ -169,7 +172,7 @@ def test_a_hundred_thousand_residues_are_read_and_refused_by_number(components, 
     path.write_bytes(malformed.calphas(residues))
     structure = read_structure(path)
     assert len(structure.residues.number) == 100_000
-    featurize = ComplexFeaturizer(components, max_tokens=5_000)
+    featurize = ComplexFeaturizer(components, max_tokens=5_000, keep_all=True)
     raw = {"path": np.frombuffer(str(path).encode(), np.uint8), "number": np.array(0)}
     reason = featurize(raw)["reason"].tobytes().decode()
     assert "100,000 tokens, more than 5,000" in reason

@@ -109,7 +109,7 @@ def _listed(path: Path, size: int, changed: int) -> Archive:
     members: dict[str, Member] = {}
     refused: list[tuple[str, str]] = []
     lies = not _is_compressed(path)
-    end = 0
+    end, name = 0, ""
     try:
         for number, each in enumerate(_entries(path)):
             end = each.offset_data + (each.size if each.isreg() else 0)
@@ -119,12 +119,16 @@ def _listed(path: Path, size: int, changed: int) -> Archive:
                 refused.append((f"{path}/{name}", reason))
             elif each.isreg():
                 members[name] = Member(name, number, each.size, each.offset_data if lies else None)
+            if each.size > (size if lies else largest(size)):
+                break  # tarfile would look for what follows it block by block
         # A tar ends in two empty blocks, which tarfile does not miss.
         if lies and size < -(-end // _BLOCK) * _BLOCK + 2 * _BLOCK:
             raise tarfile.ReadError("it has no end")
     except (tarfile.TarError, *DAMAGED) as error:
         reason = f"cannot be read to its end ({error}); copy or download it again"
         refused.append((str(path), reason))
+        if not lies or end > size:
+            members.pop(name, None)  # it is cut off
     return Archive(path, members, tuple(refused))
 
 
@@ -164,7 +168,7 @@ def read_member(path: Path) -> bytes:
         return bytes(_database(archive, *state_of(archive)).read(chain, file))
     member = open_archive(archive).members.get(name)
     if member is None:
-        raise DataError(f"{archive}: holds no '{name}'")
+        raise DataError(f"{archive}: holds no whole '{name}'")
     try:
         if member.offset is not None:
             with archive.open("rb") as stream:

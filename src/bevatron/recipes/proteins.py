@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from bevatron.data.proteins.alignment_files import AlignmentReader
+from bevatron.data.archives import archive_of
+from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
 from bevatron.data.proteins.alignments import Alignments, prepare_alignments
 from bevatron.data.proteins.clusters import cluster_proteins
 from bevatron.data.proteins.hit_files import NamedChain, entry_code, template_queries
@@ -237,7 +238,23 @@ def _read_alignments(
     if not proteins and not (rna and rnas):
         return None, []
     reader = AlignmentReader(proteins, sorted(rnas) if rna else (), chains=sequences, strict=strict)
-    return reader, reader.rejects
+    return reader, _summed_up(reader.rejects)
+
+
+def _summed_up(rejects: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Count the alignments of an archive that are of no chain: it has those of a whole database."""
+    listed: list[tuple[str, str]] = []
+    counts: dict[str, int] = {}
+    for file, reason in rejects:
+        inside = archive_of(Path(file)) if reason == OF_NO_CHAIN else None
+        if inside is None:
+            listed.append((file, reason))
+        else:
+            counts[str(inside[0])] = counts.get(str(inside[0]), 0) + 1
+    return listed + [
+        (archive, f"{number:,} alignments in it are of no chain of the structures")
+        for archive, number in counts.items()
+    ]
 
 
 def unusable(store: Store) -> list[tuple[str, str]]:

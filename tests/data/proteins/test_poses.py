@@ -261,5 +261,5 @@ def test_bonds_to_a_metal_have_no_order():
 
 
 def test_a_string_that_is_no_smiles_is_refused():
-    with pytest.raises(DataError, match=r"ligand B: 'C\(' is no valid SMILES"):
+    with pytest.raises(DataError, match=r"'C\(' is no valid SMILES"):
         component_of_smiles("C(", "B")

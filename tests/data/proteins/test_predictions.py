@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -184,6 +185,17 @@ def test_a_ligand_of_a_file_has_its_atoms(dictionary, tmp_path):
 def test_what_is_not_there_is_named(dictionary, entity, bonds, message):
     with pytest.raises(DataError, match=message):
         featurize_inputs(Complex("c", (entity,), bonds), dictionary)
+
+
+def test_a_ligand_that_cannot_be_is_named_by_file_and_chain(dictionary, tmp_path):
+    path = tmp_path / "in.fasta"
+    for text, what in (
+        (">B|smiles\nC1CC(\n", "'C1CC("),
+        (">B|ccd\nQQQ\n", "the dictionary has no"),
+    ):
+        path.write_text(f">A|protein\nMKV\n{text}")
+        with pytest.raises(DataError, match=re.escape(f"{path}, chain B: {what}")):
+            featurize_inputs(read_inputs(path)[0], dictionary)
 
 
 def test_the_dictionary_of_an_input_can_be_sent_to_a_process(dictionary):

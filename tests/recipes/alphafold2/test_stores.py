@@ -5,10 +5,12 @@ import csv
 import numpy as np
 import pytest
 
+from bevatron.data.proteins.alignment_files import OF_NO_CHAIN
 from bevatron.data.proteins.alignments import Alignments
 from bevatron.data.proteins.chains import chain_entry
 from bevatron.data.readers.proteins import read_structure
 from bevatron.errors import DataError
+from bevatron.recipes import proteins
 from bevatron.recipes.alphafold2.data import chain_of, chain_table
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 
@@ -60,3 +62,12 @@ def test_a_store_of_something_else_is_named(store):
 def test_strictly_a_damaged_file_is_an_error(folder, tmp_path):
     with pytest.raises(DataError, match="damaged"):
         prepare_chains([folder], tmp_path / "s", strict=True, workers=0, progress=False)
+
+
+def test_alignments_in_an_archive_that_are_of_no_chain_are_one_line(tmp_path):
+    archive = tmp_path / "all.tar"
+    archive.write_bytes(b"")
+    inside = [(str(archive / f"{number}.a3m"), OF_NO_CHAIN) for number in range(3)]
+    others = [(str(archive / "4.a3m"), "is empty"), (str(tmp_path / "5.a3m"), OF_NO_CHAIN)]
+    summed = (str(archive), "3 alignments in it are of no chain of the structures")
+    assert proteins._summed_up([*inside, *others]) == [*others, summed]

@@ -12,7 +12,7 @@ from bevatron.data.proteins.complexes import featurize
 from bevatron.data.proteins.poses import make_pools
 from bevatron.data.proteins.sample import Sources, sample
 from bevatron.data.readers.proteins import open_components, read_structure
-from bevatron.errors import ConfigError, StoreError
+from bevatron.errors import ConfigError, DataError
 from bevatron.recipes.alphafold3.evaluate import evaluate_stores, means
 from bevatron.recipes.alphafold3.inputs import whole_sizes
 from bevatron.recipes.alphafold3.measures import measure
@@ -145,10 +145,16 @@ def test_means_leave_out_complexes_without_the_measure():
 
 
 def test_what_is_no_store_is_refused(tiny_model, tmp_path):
-    with pytest.raises(StoreError):
+    with pytest.raises(DataError, match="holds no structure"):
         evaluate_stores(tiny_model, [tmp_path])
     with pytest.raises(ConfigError, match="at least one store"):
         evaluate_stores(tiny_model, [])
     with pytest.raises(ConfigError, match="steps: expected 1 or more, got 0"):
         bv.load(tiny_model, device="cpu").predict({}, 1, 0)
     assert torch.is_grad_enabled()
+
+
+def test_structures_that_are_no_store_are_prepared_for_the_while(tiny_model, shared, components):
+    file = shared / "data/complexes/mmcif/1fix.cif.gz"
+    table = evaluate_stores(tiny_model, [file], steps=1, device="cpu", components=components)
+    assert [(row["name"], row["store"]) for row in table["complexes"]] == [(file.name, str(file))]

@@ -21,7 +21,7 @@ from bevatron.data.readers.proteins.names import parse_names
 from bevatron.errors import DataError
 from bevatron.typing import Arrays
 
-_OF_NO_CHAIN = "its first sequence is neither that of a chain of the structures nor a part of one"
+OF_NO_CHAIN = "its first sequence is neither that of a chain of the structures nor a part of one"
 
 _LONGEST_QUERY = 4 << 20  # bytes in which a first row ends; no protein has so many residues
 _SYMBOLS = " 0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -129,7 +129,7 @@ class AlignmentReader:
             self.queries[path] = query
             places = [Place(query, 0)] if chains is None else chains.places(query)
             if not places:
-                self.rejects.append((str(path), _OF_NO_CHAIN))
+                self.rejects.append((str(path), OF_NO_CHAIN))
             for place in [] if again else places:
                 whole.update(place.chain + str(place.first).encode())
                 self._groups.setdefault(place.chain, []).append((number, kind, place.first))

@@ -158,9 +158,9 @@ def component_of_smiles(smiles: str, code: str) -> Component:
     with require("rdkit.rdBase", "molecules").BlockLogs():
         parsed = chem.MolFromSmiles(smiles)
         if parsed is None or not parsed.GetNumAtoms():
-            raise DataError(f"ligand {code}: '{smiles}' is no valid SMILES; check the string")
+            raise DataError(f"'{smiles}' is no valid SMILES; check the string")
         molecule = chem.AddHs(parsed)
-        shape = _shape(molecule, smiles, code)
+        shape = _shape(molecule, smiles)
     return _component(molecule, shape, smiles, code)
 
 
@@ -213,7 +213,8 @@ def _component(molecule: Any, shape: npt.NDArray[np.float32], name: str, code: s
         letter="",
         status="",
         replaced_by="",
-        atoms=_numbered(elements),
+        atoms=(names := _numbered(elements)),
+        other_names=names,
         elements=elements,
         charges=np.array([atom.GetFormalCharge() for atom in atoms], dtype=np.int8),
         leaving=np.zeros(len(atoms), dtype=np.bool_),
@@ -232,7 +233,7 @@ def _order(bond: Any) -> int:
     return order if order in _ORDERS else 0
 
 
-def _shape(molecule: Any, smiles: str, code: str) -> npt.NDArray[np.float32]:
+def _shape(molecule: Any, smiles: str) -> npt.NDArray[np.float32]:
     if molecule.GetNumAtoms() == 1:
         return np.zeros((1, 3), dtype=np.float32)
     geometry = require("rdkit.Chem.rdDistGeom", "molecules")
@@ -243,7 +244,7 @@ def _shape(molecule: Any, smiles: str, code: str) -> npt.NDArray[np.float32]:
         settings.useRandomCoords = random
         if geometry.EmbedMolecule(molecule, settings) >= 0:
             return np.asarray(molecule.GetConformer().GetPositions(), dtype=np.float32)
-    raise DataError(f"ligand {code}: RDKit finds no shape for '{smiles}'; check the string")
+    raise DataError(f"RDKit finds no shape for '{smiles}'; check the string")
 
 
 def _numbered(elements: Array) -> Any:

@@ -189,12 +189,22 @@ def interface_tokens(
     found = np.zeros(len(asym_id), dtype=np.bool_)
     for chain in np.unique(asym_id[candidates]).tolist():
         inside = np.flatnonzero(candidates & (asym_id == chain))
-        outside = centres[others & (asym_id != chain)]
-        # Only what lies in the box around this chain can be near it.
-        low, high = centres[inside].min(axis=0) - distance, centres[inside].max(axis=0) + distance
-        outside = outside[((outside >= low) & (outside <= high)).all(axis=1)]
-        if len(outside):
-            found[inside] = _nearest(centres[inside], outside) < distance
+        found[inside] = near_atoms(centres[inside], centres[others & (asym_id != chain)], distance)
+    return found
+
+
+def near_atoms(points: Array, others: Array, distance: float) -> BoolArray:
+    """Find the points within a distance of any of the others, bool [points]."""
+    found = np.zeros(len(points), dtype=np.bool_)
+    if not len(points) or not len(others):
+        return found
+    # Only what lies in the box around the other set can be near it.
+    low, high = points.min(axis=0) - distance, points.max(axis=0) + distance
+    others = others[((others >= low) & (others <= high)).all(axis=1)]
+    if len(others):
+        low, high = others.min(axis=0) - distance, others.max(axis=0) + distance
+        inside = np.flatnonzero(((points >= low) & (points <= high)).all(axis=1))
+        found[inside] = _nearest(points[inside], others) < distance
     return found
 
 

@@ -86,6 +86,12 @@ def featurize_inputs(
         If there is a SMILES or a file of a ligand and RDKit is not installed.
     """
     known = Extended(_own_components(given), components)
+    for entity in given.entities:
+        if absent := [code for code in _codes(entity) if code not in known]:
+            raise DataError(
+                f"{_chain_of(given, entity)}: the dictionary has no component '{absent[0]}'; check "
+                "the code, or give a newer components.cif"
+            )
     structure = _structure(given, known)
     entry = featurize(structure, known, max_tokens=max_tokens)
     nothing = {name: np.zeros_like(entry[name]) for name in ("position", "resolved")}
@@ -106,10 +112,17 @@ def _own_components(given: Complex) -> dict[str, Component]:
     for entity in given.entities:
         code = _own_code(entity)
         if entity.smiles:
-            own[code] = component_of_smiles(entity.smiles, code)
+            try:
+                own[code] = component_of_smiles(entity.smiles, code)
+            except DataError as error:
+                raise DataError(f"{_chain_of(given, entity)}: {error}") from None
         elif entity.file is not None:
             own[code] = component_of_file(entity.file, code)
     return own
+
+
+def _chain_of(given: Complex, entity: Entity) -> str:
+    return f"{given.file or given.name}, chain {entity.chains[0]}"
 
 
 def _own_code(entity: Entity) -> str:
@@ -200,8 +213,8 @@ def _located(
         return residue, names[int(atom.atom)]
     listed = ", ".join(names[:_LISTED]) + (" ..." if len(names) > _LISTED else "")
     raise DataError(
-        f"{given.name}: a bond names the atom '{atom.atom}' of residue {atom.position} in chain "
-        f"{atom.chain}, which is a {component.code} of {listed}"
+        f"{given.file or given.name}: a bond names the atom '{atom.atom}' of residue "
+        f"{atom.position} in chain {atom.chain}, which is a {component.code} of {listed}"
     )
 
 

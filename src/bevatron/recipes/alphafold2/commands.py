@@ -62,7 +62,7 @@ def evaluate(
     model
         A run or a model folder.
     files
-        Stores of chains.
+        Stores of chains, or structures, alignments and folders of them, as prepare takes them.
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     most

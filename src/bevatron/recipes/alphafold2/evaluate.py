@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from bevatron.output import print_table
 from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
 from bevatron.recipes.alphafold2.predictor import EXTRA_ROWS, ROWS, ChainPredictor
 from bevatron.recipes.alphafold2.run import CYCLES
-from bevatron.recipes.alphafold2.stores import open_chains
+from bevatron.recipes.alphafold2.stores import open_chains, prepared
 
 
 def evaluate_stores(
@@ -35,7 +36,8 @@ def evaluate_stores(
     model
         A run, a model folder, or what was loaded of one.
     files
-        Stores of chains.
+        Stores of chains, or folders of structures and alignments, which are prepared into one that
+        goes afterwards.
     device
         cpu, cuda, cuda:N or auto; for a model that is not loaded yet.
     most
@@ -53,13 +55,24 @@ def evaluate_stores(
     Raises
     ------
     ConfigError, StoreError, DataError
-        If there is no store, or it is none of chains.
+        If nothing is given, or what is given is neither chains nor structures.
     """
     if not files:
-        raise ConfigError("evaluate: expected at least one store of chains")
+        raise ConfigError("evaluate: expected at least one store of chains or folder")
     predictor = model if isinstance(model, ChainPredictor) else ChainPredictor(model, device)
+    with TemporaryDirectory(prefix="bevatron-") as scratch:
+        stores = prepared(files, Path(scratch) / "prepared")
+        values = _evaluated(predictor, stores, most, pictures)
+    if out is not None:
+        write_json_atomically(out, values)
+    return values
+
+
+def _evaluated(
+    predictor: ChainPredictor, stores: Sequence[Path], most: int | None, pictures: Path | None
+) -> dict[str, Any]:
     task, total, rows = predictor.task, predictor.task.metrics(), []
-    for path in files:
+    for path in stores:
         table = chain_table(open_chains(path))
         chosen = np.flatnonzero(table.usable)[:most]
         sizes = ChainSizes(int(table.length.max(initial=1)), ROWS, EXTRA_ROWS, best_templates=True)
@@ -73,10 +86,7 @@ def evaluate_stores(
             rows.append({"name": name, **each.compute()})
             if pictures is not None:
                 _draw(name, one, found, pictures)
-    values = {"mean": total.compute(), "chains": rows}
-    if out is not None:
-        write_json_atomically(out, values)
-    return values
+    return {"mean": total.compute(), "chains": rows}
 
 
 def _draw(name: str, batch: ChainBatch, found: Mapping[str, Tensor], folder: Path) -> None:

@@ -19,6 +19,7 @@ def prepare(
     components: str = "biotite",
     assembly: str = "1",
     max_tokens: int | None = None,
+    keep_all: bool = False,
     strict: bool = False,
     options: Preparing = PrepareOptions(),  # noqa: B008  frozen
 ) -> None:
@@ -43,6 +44,9 @@ def prepare(
         Name of the biological assembly that is read where a file has any.
     max_tokens
         Complexes of more tokens are left out.
+    keep_all
+        Keep the chains too that AlphaFold3 is not trained on: crystallization aids, clashing
+        chains, broken or unknown ones.
     strict
         Stop at the first file that cannot be used.
     options
@@ -60,6 +64,7 @@ def prepare(
         components=components,
         assembly=assembly,
         max_tokens=max_tokens,
+        keep_all=keep_all,
         strict=strict,
         **vars(options),
     )
@@ -73,6 +78,7 @@ def evaluate(
     steps: int = 200,
     device: str = "auto",
     most: int | None = None,
+    components: str = "biotite",
     out: Path | None = None,
 ) -> Result:
     """Print how near a model's structures are to known ones.
@@ -82,7 +88,7 @@ def evaluate(
     model
         A run or a model folder.
     files
-        Stores of complexes.
+        Stores of complexes, or structures, alignments and folders of them, as prepare takes them.
     samples
         Structures predicted for each complex, of which the best ranked counts.
     steps
@@ -90,7 +96,9 @@ def evaluate(
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     most
-        Complexes that are evaluated at most.
+        Complexes of each store that are evaluated at most.
+    components
+        The chemical component dictionary for what is no store yet, see prepare.
     out
         Also write the table to this JSON file.
 
@@ -101,7 +109,14 @@ def evaluate(
     from bevatron.recipes.alphafold3.evaluate import evaluate_stores, print_table_of
 
     table = evaluate_stores(
-        model, files, samples=samples, steps=steps, device=device, most=most, out=out
+        model,
+        files,
+        samples=samples,
+        steps=steps,
+        device=device,
+        most=most,
+        components=components,
+        out=out,
     )
     return Result(table, lambda: print_table_of(table))
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.output import print_table
@@ -13,7 +15,7 @@ from bevatron.recipes.alphafold3.data import ComplexDataset
 from bevatron.recipes.alphafold3.inputs import whole_sizes
 from bevatron.recipes.alphafold3.measures import measure
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor, ranked
-from bevatron.recipes.alphafold3.stores import open_complexes
+from bevatron.recipes.alphafold3.stores import open_complexes, prepared
 
 SEED = 0
 """Of the random numbers of an evaluation."""
@@ -27,6 +29,7 @@ def evaluate_stores(
     steps: int = 200,
     device: str = "auto",
     most: int | None = None,
+    components: str = INSTALLED,
     out: Path | None = None,
 ) -> dict[str, Any]:
     """Predict the complexes of stores and compare the best ranked structure with the known one.
@@ -36,13 +39,16 @@ def evaluate_stores(
     model
         A run, a model folder, or what was loaded of one.
     files
-        Stores of complexes; nothing is cropped.
+        Stores of complexes, or folders of structures and alignments, which are prepared into one
+        that goes afterwards; nothing is cropped.
     samples, steps
         Structures of each complex, and steps of the sampling.
     device
         cpu, cuda, cuda:N or auto; for a model that is not loaded yet.
     most
         Complexes of each store at most; None for all.
+    components
+        The chemical component dictionary for what is prepared: a file, or ``biotite``.
     out
         JSON file for the table.
 
@@ -54,19 +60,24 @@ def evaluate_stores(
     Raises
     ------
     ConfigError, StoreError, DataError
-        If there is no store, or it is none of complexes.
+        If nothing is given, or what is given is neither complexes nor structures.
     """
     if not files:
-        raise ConfigError("evaluate: expected at least one store of complexes")
-    datasets = [_whole(Path(file), most) for file in files]
-    predictor = model if isinstance(model, ComplexPredictor) else ComplexPredictor(model, device)
+        raise ConfigError("evaluate: expected at least one store of complexes or folder")
     rows = []
-    for dataset in datasets:
-        for index in range(len(dataset)):
-            sample = dataset.sample(index, SEED)
-            best = ranked(predictor.predict(sample, samples, steps))[0]
-            name = Path(dataset.describe(index)).name
-            rows.append({"name": name, "store": str(dataset.path), **measure(sample, best)})
+    with TemporaryDirectory(prefix="bevatron-") as scratch:
+        stores = prepared(files, Path(scratch) / "prepared", components)
+        datasets = [_whole(store, most) for store in stores]
+        given = ", ".join(str(file) for file in files if file not in stores)
+        if not isinstance(model, ComplexPredictor):
+            model = ComplexPredictor(model, device)
+        for dataset in datasets:
+            store = str(dataset.path) if dataset.path in files else given
+            for index in range(len(dataset)):
+                sample = dataset.sample(index, SEED)
+                best = ranked(model.predict(sample, samples, steps))[0]
+                name = Path(dataset.describe(index)).name
+                rows.append({"name": name, "store": store, **measure(sample, best)})
     table = {"mean": means(rows), "complexes": rows}
     if out is not None:
         write_json_atomically(out, table, DataError)

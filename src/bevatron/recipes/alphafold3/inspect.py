@@ -85,6 +85,7 @@ def _overview(store: Store) -> Table:
         ("without a resolution", summary["usable"] - len(resolution)),
         ("shards", len(store.manifest["shards"])),
         ("size on disk (MB)", size / 1e6),
+        *((f"left out: {name}", n) for name, n in summary["filtered"].items() if n),
         *((f"setting {key}", str(settings[key])) for key in ("components", "assembly")),
         ("fingerprint", str(store.manifest["fingerprint"])[:16]),
     ]

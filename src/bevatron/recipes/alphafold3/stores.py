@@ -14,6 +14,7 @@ import numpy as np
 from bevatron.data.processes import own_cpus
 from bevatron.data.proteins.chain_index import INDEX_FIELDS, index_of, protein_sequences
 from bevatron.data.proteins.complexes import ENTRY_FIELDS, describe, featurize
+from bevatron.data.proteins.filters import FILTERS, filter_chains
 from bevatron.data.proteins.hit_files import NamedChain, entry_code
 from bevatron.data.proteins.poses import prepare_poses
 from bevatron.data.proteins.sample import sequence_classes
@@ -42,12 +43,13 @@ from bevatron.typing import Arrays
 KIND = "complexes"
 """Kind of these stores in their settings."""
 
-FEATURES_VERSION = 1
-"""Of what `featurize` returns; a store of another version is prepared again."""
+FEATURES_VERSION = 2
+"""Of what is stored of a complex; a store of another version is prepared again."""
 
 FIELDS = (
     *ENTRY_FIELDS,
     *INDEX_FIELDS,
+    Field("filtered", "int32", (len(FILTERS),), False, "chains that each of FILTERS removed"),
     Field("reason", "uint8", (), True, "why the file was left out, UTF-8; empty if it was not"),
     Field("source", "int64", (2,), False, "(file, 0): index into the manifest"),
 )
@@ -67,6 +69,8 @@ class ComplexFeaturizer:
         Name of the biological assembly; a file without any is taken as it is.
     max_tokens
         Entries of more are left out; None for no limit.
+    keep_all
+        Keep the chains too that AlphaFold3 is not trained on, see `filter_chains`.
     strict
         An unusable file is an error.
     """
@@ -74,6 +78,7 @@ class ComplexFeaturizer:
     components: str
     assembly: str = "1"
     max_tokens: int | None = None
+    keep_all: bool = False
     strict: bool = False
 
     def __call__(self, raw: Arrays) -> Arrays:
@@ -93,9 +98,12 @@ class ComplexFeaturizer:
         structure = read_structure(path)
         if structure.assemblies:
             structure = structure.assembly(self.assembly)
+        removed = np.zeros(len(FILTERS), dtype=np.int32)
+        if not self.keep_all:
+            structure, removed = filter_chains(structure)
         components = open_components(self.components)
         entry = featurize(structure, components, max_tokens=self.max_tokens)
-        return {**entry, **index_of(entry)}
+        return {**entry, **index_of(entry), "filtered": removed}
 
 
 def prepare_complexes(
@@ -105,6 +113,7 @@ def prepare_complexes(
     components: str = INSTALLED,
     assembly: str = "1",
     max_tokens: int | None = None,
+    keep_all: bool = False,
     strict: bool = False,
     samples_per_shard: int | None = None,
     workers: int | None = None,
@@ -119,7 +128,7 @@ def prepare_complexes(
         Structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth.
     out
         Folder of the store.
-    components, assembly, max_tokens, strict
+    components, assembly, max_tokens, keep_all, strict
         See `ComplexFeaturizer`.
     samples_per_shard, workers, overwrite, progress
         As in `bevatron.data.store.prepare.prepare`.
@@ -140,11 +149,11 @@ def prepare_complexes(
     settings = {
         "kind": KIND, "features": FEATURES_VERSION, "components": str(components),
         "dictionary": dictionary.key, "assembly": assembly, "max_tokens": max_tokens,
-        "unit": "file",
+        "keep_all": keep_all, "unit": "file",
     }  # fmt: skip
     store = prepare(
         StructureFiles(found.structures),
-        ComplexFeaturizer(str(components), assembly, max_tokens, strict),
+        ComplexFeaturizer(str(components), assembly, max_tokens, keep_all, strict),
         out,
         FIELDS,
         settings,
@@ -209,6 +218,10 @@ def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
         "tokens": sum(len(sample["restype"]) for sample in usable),
         "atoms": sum(len(sample["ref_element"]) for sample in usable),
         "chains": dict(kinds),
+        "filtered": {
+            name: int(sum(sample["filtered"][place] for sample in usable))
+            for place, name in enumerate(FILTERS)
+        },
         "left_out": dict(Counter(code for each in usable for code in describe(each)["left_out"])),
     }
 
@@ -239,6 +252,8 @@ def summary_lines(
         *searches,
         f"{others} files of other kinds, passed over",
     ]
+    if removed := [f"{number} {name}" for name, number in summary["filtered"].items() if number]:
+        lines.append(f"chains left out as in AlphaFold3's training: {', '.join(removed)}")
     if summary["left_out"]:
         codes = ", ".join(sorted(summary["left_out"]))
         lines.append(f"components that the dictionary lacks, left out: {codes}")

@@ -28,6 +28,13 @@ from bevatron.errors import DataError
         ),
         (">x some words\nMK\nV\n", [("protein", ("A",), "MKV")]),
         (
+            ">sp|ABC|X\nMK\n>pdb|1abc|A\nMV\n>lcl|query\nMKV\n>gi|12\nMV\n>a|b c\nMV\n",
+            [
+                ("protein", (x,), s)
+                for x, s in zip("ABCDE", ("MK", "MV", "MKV", "MV", "MV"), strict=True)
+            ],
+        ),
+        (
             ">dimer\nMKV:MKV:\nMKL\n",
             [("protein", (x,), s) for x, s in zip("ABC", ("MKV", "MKV", "MKL"), strict=True)],
         ),
@@ -72,6 +79,9 @@ def test_fasta_names_alignments_ligands_and_descriptions(tmp_path):
         (">a|rna\nACGT1\n", "'1' at position 5 is not a residue of rna"),
         (">A|protein\nMK\n>A|protein\nMK\n", "chain 'A' occurs twice"),
         (">A|ccd\n", "the ligand is empty"),
+        (">A|lipid\nMKV\n", r"line 1 \(record 'A\|lipid'\): the kind 'lipid' is unknown; write"),
+        (">A|Peptide|x.a3m\nMKV\n", "the kind 'Peptide' is unknown"),
+        (">glycan|name=x\nMKV\n", "the kind 'glycan' is unknown"),
     ],
 )
 def test_a_record_that_does_not_fit_is_one_sentence(tmp_path, text, sentence):

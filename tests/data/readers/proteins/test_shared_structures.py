@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from bevatron.data.readers.proteins.components import expected_atoms, open_components
 from bevatron.data.readers.proteins.structure import POLYMERS
 from bevatron.data.readers.proteins.structures import read_structure
 from bevatron.errors import DataError
@@ -43,7 +44,7 @@ def test_every_listed_chain_has_its_sequence_date_and_resolution(shared):
         # It counts both components of a residue of 3dl7 that has two.
         found = (backbone[first:past] == 3).sum()
         assert found == int(row["n_backbone"]) or row["pdb_id"] in {"3dl7", "3jqh"}
-    assert (len(rows), modified) == (335, 11)
+    assert (len(rows), modified) == (335, 10)
     assert resolutions >= 324
 
 
@@ -141,3 +142,22 @@ def test_every_shared_entry_is_read(shared):
         pairs = np.stack([entry.atoms.residue.astype("U8"), entry.atoms.name], axis=1)
         assert len(np.unique(np.char.add(np.char.add(pairs[:, 0], " "), pairs[:, 1]))) == len(pairs)
     assert len(files) == 272 + 836
+
+
+def test_atoms_that_a_file_names_as_before_2007_are_found(shared, tmp_path):
+    entry = read(shared / "data/complexes/mmcif/6lu7.cif.gz")
+    components = shared / "data/complexes/ccd_subset.cif.gz"
+    found = expected_atoms(entry, open_components(components, tmp_path / "components.arrow"))
+    (residue,) = np.flatnonzero(entry.residues.component == "02J").tolist()
+    mine = found.residue == residue
+    seen = entry.atoms.name[found.atom[mine & found.observed]].tolist()
+    named = dict(zip(found.name[mine & found.observed].tolist(), seen, strict=True))
+    assert named == {"C4": "C4", "C5": "C5", "C6": "C6", "O1": "O1"} | {
+        "N": "N2", "CA": "C3", "C": "C41", "O": "O42",
+    }  # fmt: skip
+
+
+def test_a_residue_fused_of_several_derives_from_none(shared):
+    entry = read(shared / "data/proteins/mmcif/3kcs.cif.gz")
+    (residue,) = np.flatnonzero(entry.residues.component == "NRQ").tolist()
+    assert (entry.residues.parent[residue], entry.residues.letter[residue]) == ("", "X")

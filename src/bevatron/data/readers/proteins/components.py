@@ -7,7 +7,7 @@ memory-mapped: any number of processes share it, and only what is looked up is r
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +43,8 @@ class Component:
     code, name, type
         ``MSE``, ``SELENOMETHIONINE``, ``L-PEPTIDE LINKING`` (upper case).
     parent
-        Standard residue that it derives from (``MET``), the first of several (chromophores), empty
-        if there is none.
+        Standard residue that it derives from (``MET``); empty if there is none, or several
+        (chromophores).
     letter
         One letter; empty if it has none.
     status
@@ -53,6 +53,8 @@ class Component:
         Code of what is to be used instead, empty if there is none.
     atoms : str [n]
         Names of the atoms, hydrogens included.
+    other_names : str [n]
+        Their names in files from before the remediation of 2007; the same if there was no other.
     elements : uint8 [n]
         Atomic numbers, 0 if unknown.
     charges : int8 [n]
@@ -77,6 +79,7 @@ class Component:
     status: str
     replaced_by: str
     atoms: Strings
+    other_names: Strings
     elements: npt.NDArray[np.uint8]
     charges: npt.NDArray[np.int8]
     leaving: BoolArray
@@ -176,6 +179,7 @@ class Components:
         return Component(
             **{name: self._columns[name][row].as_py() for name in texts},
             atoms=np.array(self._columns["atoms"][row].as_py(), dtype=np.str_),
+            other_names=np.array(self._columns["other_names"][row].as_py(), dtype=np.str_),
             elements=self._values("elements", row),
             charges=self._values("charges", row),
             leaving=self._values("leaving", row).view(np.bool_),
@@ -269,8 +273,8 @@ def expected_atoms(structure: Structure, components: Dictionary) -> ExpectedAtom
 
     In the order of the dictionary. Atoms that leave on binding are expected of ligands without a
     link, of the free ends of proteins (``OXT``) and nucleic acids (``OP3``), and where they were
-    observed. Observed atoms that a component lacks are left out, as are residues that the
-    dictionary lacks.
+    observed. An atom may have the name that older files give it. Observed atoms that a component
+    lacks are left out, as are residues that the dictionary lacks.
     """
     chains, residues, atoms = structure.chains, structure.residues, structure.atoms
     kinds = chains.kind[residues.chain].tolist()
@@ -291,9 +295,12 @@ def expected_atoms(structure: Structure, components: Dictionary) -> ExpectedAtom
         if code not in components:
             continue
         seen = {listed[a]: a for a in range(pointer[residue], pointer[residue + 1])}
+        known = heavy[code]
+        for other in known.renamed.keys() & seen.keys():
+            seen.setdefault(known.renamed[other], seen[other])
         polymer = kinds[residue] in POLYMERS
         free = not polymer and residue not in linked
-        for name, element, leaving in heavy[code]:
+        for name, element, leaving in known.atoms:
             atom = seen.get(name, -1)
             if leaving and atom < 0 and not free and (residue, name) not in ends:
                 continue
@@ -309,16 +316,25 @@ def expected_atoms(structure: Structure, components: Dictionary) -> ExpectedAtom
     )
 
 
-class _Heavy(dict[str, list[tuple[str, int, bool]]]):
-    """Heavy atoms by component: name, element, whether it leaves."""
+class _HeavyAtoms(NamedTuple):
+    """The heavy atoms of a component: name, element, whether it leaves; and names of old files."""
+
+    atoms: list[tuple[str, int, bool]]
+    renamed: dict[str, str]
+
+
+class _Heavy(dict[str, _HeavyAtoms]):
+    """Heavy atoms by component."""
 
     def __init__(self, components: Dictionary) -> None:
         self._components = components
 
-    def __missing__(self, code: str) -> list[tuple[str, int, bool]]:
+    def __missing__(self, code: str) -> _HeavyAtoms:
         whole = self._components[code]
-        rows = zip(
-            whole.atoms.tolist(), whole.elements.tolist(), whole.leaving.tolist(), strict=True
-        )
-        self[code] = [row for row in rows if row[1] != 1]
+        names = whole.atoms.tolist()
+        rows = zip(names, whole.elements.tolist(), whole.leaving.tolist(), strict=True)
+        others = zip(whole.other_names.tolist(), names, strict=True)
+        # An old name that another atom has now stands for that one.
+        renamed = {other: name for other, name in others if other and other not in set(names)}
+        self[code] = _HeavyAtoms([row for row in rows if row[1] != 1], renamed)
         return self[code]

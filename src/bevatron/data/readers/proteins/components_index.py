@@ -15,7 +15,7 @@ from bevatron.data.readers.proteins.cif import Table, parse_cif
 from bevatron.errors import DataError, require
 from bevatron.files import atomic_write
 
-FORMAT = b"bevatron components 2"
+FORMAT = b"bevatron components 3"
 KEY, STRUCTURE = b"source", b"structure"
 CHECKSUM = "checksum"
 
@@ -31,6 +31,7 @@ _COMPONENT = {
 _ATOM = {
     "comp": "comp_id",
     "name": "atom_id",
+    "other_name": "alt_atom_id",
     "element": "type_symbol",
     "charge": "charge",
     "leaving": "pdbx_leaving_atom_flag",
@@ -153,11 +154,15 @@ def write_index(path: Path, columns: Columns, key: str, source: Path) -> None:
     def per_bond(values: npt.NDArray[Any]) -> Any:
         return _lists(bond_ptr, pa.array(values[bond_order]))
 
-    names = pa.array(atoms["name"], pa.string()).take(pa.array(atom_order))
+    order = pa.array(atom_order)
+    names, others = (
+        pa.array(atoms[column], pa.string()).take(order) for column in ("name", "other_name")
+    )
     table = pa.table(
         {column: texts(column) for column in _COMPONENT}
         | {
             "atoms": _lists(atom_ptr, names),
+            "other_names": _lists(atom_ptr, others),
             "elements": per_atom(_mapped(atoms["element"], _NUMBERS)),
             "charges": per_atom(_charges(atoms["charge"], name)),
             "leaving": per_atom(_mapped(atoms["leaving"], {"Y": 1})),
@@ -217,8 +222,8 @@ def _tidied(column: str, texts: list[str]) -> list[str]:
     if column == "type":
         return [text.upper() for text in texts]
     if column == "parent":
-        # A fused residue such as a chromophore lists several.
-        return [text.split(",")[0].strip() for text in texts]
+        # A residue fused of several, such as a chromophore, derives from none of them.
+        return ["" if "," in text else text for text in texts]
     return texts
 
 

@@ -56,9 +56,11 @@ class Entities:
             ("_chem_comp", "id", "mon_nstd_parent_comp_id"),
         ):
             table = self._table(category)
+            listed: dict[str, dict[str, None]] = {}
             for key, value in zip(table.texts(code), table.texts(parent), strict=False):
                 if value:
-                    self._parents[key.upper()] = value.upper()
+                    listed.setdefault(key.upper(), {})[value.upper()] = None
+            self._parents |= {key: ",".join(parents) for key, parents in listed.items()}
         self._of_entity = self._read_sequences("_entity_poly_seq", "entity_id", "num")
         self._of_chain = self._read_sequences("_pdbx_poly_seq_scheme", "asym_id", "seq_id")
         self._distinct: dict[str, list[list[str]]] = {}
@@ -177,7 +179,9 @@ class Entities:
         """Return the standard residue that a component is or derives from, or nothing."""
         if _letter(code):
             return code
-        declared = self._parents.get(code, "").split(",")[0].strip()
+        declared = self._parents.get(code, "")
+        if "," in declared:  # a chromophore, fused of several
+            return ""
         return declared if _letter(declared) else _tabulated_parent(code)
 
 

@@ -3,6 +3,7 @@
 FASTA of chains; JSON of AlphaFold3, of the AlphaFold Server and of Protenix; YAML of Boltz.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from bevatron.data.compressed import format_suffix, read_whole
@@ -60,12 +61,15 @@ def read_inputs(path: str | Path) -> tuple[Complex, ...]:
         )
     data, stem = read_whole(path), path.name[: path.name.lower().rindex(suffix)]
     if suffix in _FASTA:
-        return (read_chains(data, path, stem),)
-    if suffix != ".json":
-        return (read_boltz(parse_yaml(as_text(data, str(path)), str(path)), path, stem),)
-    job = parse_json(as_text(data, str(path)), str(path))
-    if isinstance(job.value, list):
-        return tuple(read_server(part, path, stem) for part in job.items())
-    if job.text("dialect", "") == "alphafoldserver":
-        return (read_server(job, path, stem),)
-    return (read_alphafold3(job, path, stem),)
+        found = [read_chains(data, path, stem)]
+    elif suffix != ".json":
+        found = [read_boltz(parse_yaml(as_text(data, str(path)), str(path)), path, stem)]
+    else:
+        job = parse_json(as_text(data, str(path)), str(path))
+        if isinstance(job.value, list):
+            found = [read_server(part, path, stem) for part in job.items()]
+        elif job.text("dialect", "") == "alphafoldserver":
+            found = [read_server(job, path, stem)]
+        else:
+            found = [read_alphafold3(job, path, stem)]
+    return tuple(replace(one, file=str(path)) for one in found)

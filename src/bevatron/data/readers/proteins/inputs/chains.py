@@ -19,6 +19,9 @@ _RCSB_CHAINS = re.compile(r"Chains? (.+)")
 _AUTHOR = re.compile(r"\[.*?\]")
 _MOLECULE = re.compile(r"\bmol:(protein|na)\b")
 _NUCLEIC = set("ACGTUN")
+_CHAIN, _WORD = re.compile(r"\w{1,4}"), re.compile(r"[A-Za-z]+")
+_DATABASES = {"bbm", "bbs", "dbj", "emb", "gb", "gi", "gnl", "lcl", "pat", "pdb", "pir", "prf"}
+_DATABASES |= {"ref", "sp", "tpd", "tpe", "tpg", "tr"}
 
 
 def read_chains(data: bytes, path: Path, stem: str) -> Complex:
@@ -33,7 +36,8 @@ def read_chains(data: bytes, path: Path, stem: str) -> Complex:
     Raises
     ------
     DataError
-        Naming the record that is empty, unclear or holds a letter that is no residue.
+        Naming the record that is empty, unclear, of an unknown kind or holds a letter that is no
+        residue.
     """
     records = split_records(data, str(path))
     entities, copies = [], []
@@ -42,7 +46,7 @@ def read_chains(data: bytes, path: Path, stem: str) -> Complex:
     ):
         where = records.where(number)
         fields = [field.strip() for field in header.split("|")]
-        chains, kind = _named(fields, header)
+        chains, kind = _named(fields, header, where)
         sequence = "".join(as_text(letters, str(path)).split())
         if kind in _LIGANDS:
             entities.append(_ligand(kind, sequence, chains, header, where))
@@ -65,8 +69,8 @@ def read_chains(data: bytes, path: Path, stem: str) -> Complex:
     return checked_complex(made, str(path))
 
 
-def _named(fields: list[str], header: str) -> tuple[tuple[str, ...], str]:
-    """Return chains and kind as far as a header states them."""
+def _named(fields: list[str], header: str, where: str) -> tuple[tuple[str, ...], str]:
+    """Return chains and kind as far as a header states them; refuse a kind that is none."""
     kinds = (*POLYMERS, *_LIGANDS)
     if len(fields) > 1 and fields[1].lower() in kinds:
         return ((fields[0],) if fields[0] else ()), fields[1].lower()
@@ -76,8 +80,18 @@ def _named(fields: list[str], header: str) -> tuple[tuple[str, ...], str]:
         chains = tuple(chain.strip() for chain in _AUTHOR.sub("", match[1]).split(","))
         words = fields[2].split(" ", maxsplit=1)
         return chains, {"DNA": "dna", "RNA": "rna"}.get(words[0].upper(), "")
+    if len(fields) > 1 and (word := _unknown_kind(fields)):
+        raise DataError(f"{where}: the kind '{word}' is unknown; write one of {', '.join(kinds)}")
     molecule = _MOLECULE.search(header)
     return (), molecule[1] if molecule else ""
+
+
+def _unknown_kind(fields: list[str]) -> str:
+    """Return what stands where Boltz or Chai have the kind and is none, not names of databases."""
+    if fields[1].startswith("name="):
+        return fields[0]
+    of_boltz = _CHAIN.fullmatch(fields[0]) and fields[0].lower() not in _DATABASES
+    return fields[1] if of_boltz and _WORD.fullmatch(fields[1]) else ""
 
 
 def _alignment(fields: list[str], folder: Path) -> Path | str | None:

@@ -2,7 +2,7 @@
 
 import string
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -134,6 +134,8 @@ class Complex:
         The user's own chemical components, as file or as text in mmCIF.
     ignored
         What the file asks for that has no place here (``constraints[0].pocket``), for a warning.
+    file
+        Where it was read, for messages.
     """
 
     name: str
@@ -142,6 +144,7 @@ class Complex:
     seeds: tuple[int, ...] = ()
     components: Path | str | None = None
     ignored: tuple[str, ...] = ()
+    file: str = field(default="", compare=False)
 
 
 def chain_names() -> Iterator[str]:
