@@ -36,7 +36,7 @@ class Averages(Protocol):
 class NotCompiled(torch.optim.Optimizer):
     """An optimiser without what torch wraps around its methods for steps that are compiled.
 
-    That imports torch._dynamo: 1.5 s at the start of a run.
+    That imports torch._dynamo: a second of CPU time at the start of a run.
     """
 
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)

@@ -44,7 +44,7 @@ def test_every_listed_chain_has_its_sequence_date_and_resolution(shared):
         # It counts both components of a residue of 3dl7 that has two.
         found = (backbone[first:past] == 3).sum()
         assert found == int(row["n_backbone"]) or row["pdb_id"] in {"3dl7", "3jqh"}
-    assert (len(rows), modified) == (335, 11)
+    assert (len(rows), modified) == (335, 10)
     assert resolutions >= 324
 
 

@@ -2,7 +2,7 @@
 
 import string
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -144,7 +144,7 @@ class Complex:
     seeds: tuple[int, ...] = ()
     components: Path | str | None = None
     ignored: tuple[str, ...] = ()
-    file: str = ""
+    file: str = field(default="", compare=False)
 
 
 def chain_names() -> Iterator[str]:
