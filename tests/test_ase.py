@@ -234,8 +234,10 @@ def test_what_has_no_descriptors_is_refused(model, ethanol):
 def test_model_folders_are_accepted_and_committees_of_them(model, ethanol, tmp_path):
     ethanol.calc = BevatronCalculator(model)
     expected = ethanol.get_potential_energy()
-    save_model(model, tmp_path / "run")
-    for source in (tmp_path / "run", str(tmp_path / "run"), [tmp_path / "run"] * 2):
+    one, two = tmp_path / "run", tmp_path / "again"
+    save_model(model, one)
+    save_model(model, two)
+    for source in (one, str(one), [one, two]):
         ethanol.calc = BevatronCalculator(source)
         assert ethanol.get_potential_energy() == pytest.approx(expected, abs=1e-10)
     assert ethanol.calc.results["energy_std"] == pytest.approx(0, abs=1e-10)

@@ -1,6 +1,7 @@
 """`import bevatron as bv`: the same four functions for every system, in memory or to files."""
 
 import gzip
+import shutil
 import subprocess
 import sys
 from importlib.resources import files
@@ -99,7 +100,8 @@ def test_potentials_are_evaluated_and_used_as_by_commands(water, tmp_path, capsy
     atoms.calc = calculator
     assert atoms.get_potential_energy() == pytest.approx(predicted[3].get_potential_energy())
     assert bv.evaluate(calculator, [data])["total"] == pytest.approx(errors["total"])
-    assert bv.predict([run, run], predicted[0])[0].calc.results["energy_std"] == 0
+    again = shutil.copytree(run, tmp_path / "again")
+    assert bv.predict([run, again], predicted[0])[0].calc.results["energy_std"] == 0
 
 
 def test_what_a_potential_cannot_do_is_one_sentence(water, tmp_path):

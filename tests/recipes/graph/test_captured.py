@@ -115,7 +115,7 @@ def test_a_graph_cut_over_processes_is_not(tmp_path):
     run = make(tmp_path / "cut")
     mesh = Mesh(rank=0, world=2, device=torch.device("cuda"))
     why = captured_step.obstacle(run, begin_state(run, Mesh(), None), mesh)
-    assert why == "several processes share one sample"
+    assert why == "all processes take the same batch"
 
 
 def test_a_large_graph_is_captured_only_if_asked_for(tmp_path, capturing, monkeypatch):
