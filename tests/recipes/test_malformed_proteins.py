@@ -19,6 +19,7 @@ from bevatron.recipes.alphafold3.stores import ComplexFeaturizer, open_complexes
 
 sys.path.insert(0, str(Path(__file__).parent))
 import malformed_proteins as malformed
+import protein_texts as proteins
 
 CASES = malformed.everything()
 MEMORY, SECONDS = 700 << 20, 30
@@ -81,9 +82,9 @@ def folder(tmp_path_factory):
             (place / case.name).write_bytes(case.content)
     good = root / "good"
     good.mkdir()
-    (good / "good.cif").write_bytes(malformed.cif())
-    (good / "other.pdb").write_bytes(malformed.pdb())
-    (good / "good.a3m").write_bytes(malformed.A3M)
+    (good / "good.cif").write_bytes(proteins.cif())
+    (good / "other.pdb").write_bytes(proteins.pdb())
+    (good / "good.a3m").write_bytes(proteins.A3M)
     (root / "nowhere.cif").symlink_to(root / "absent.cif")
     (root / "circle.a3m").symlink_to(root / "circle.a3m")
     (root / "again").symlink_to(root)
@@ -95,7 +96,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def components(tmp_path_factory):
     path = tmp_path_factory.mktemp("components") / "components.cif"
-    path.write_bytes(malformed.COMPONENTS)
+    path.write_bytes(proteins.COMPONENTS)
     return str(path)
 
 
@@ -169,7 +170,7 @@ def test_strictly_a_malformed_file_stops_with_its_name(system, name, folder, com
 def test_a_hundred_thousand_residues_are_read_and_refused_by_number(components, tmp_path):
     path = tmp_path / "long.cif"
     residues = ("GLY",) * 100_000
-    path.write_bytes(malformed.calphas(residues))
+    path.write_bytes(proteins.calphas(residues))
     structure = read_structure(path)
     assert len(structure.residues.number) == 100_000
     featurize = ComplexFeaturizer(components, max_tokens=5_000, keep_all=True)

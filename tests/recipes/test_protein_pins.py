@@ -24,7 +24,7 @@ from bevatron.recipes.alphafold2.data import ChainDataConfig, load_chains
 from bevatron.recipes.alphafold3 import stores as complexes
 
 sys.path.insert(0, str(Path(__file__).parent))
-import malformed_proteins as proteins
+import protein_texts as proteins
 
 # What changes the numbers of a version needs a new one, so that stores of the old are refused.
 PINNED = {

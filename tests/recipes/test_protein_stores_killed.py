@@ -12,7 +12,7 @@ from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold3.stores import open_complexes, prepare_complexes
 
 sys.path.insert(0, str(Path(__file__).parent))
-import malformed_proteins as proteins
+import protein_texts as proteins
 
 from killing import killed_at_each_step
 

@@ -14,7 +14,7 @@ from bevatron.recipes.alphafold2 import stores as chains
 from bevatron.recipes.alphafold3 import stores as complexes
 
 sys.path.insert(0, str(Path(__file__).parent))
-import malformed_proteins as proteins
+import protein_texts as proteins
 
 
 @pytest.fixture(params=[complexes, chains], ids=["alphafold3", "alphafold2"])

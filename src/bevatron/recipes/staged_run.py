@@ -115,4 +115,4 @@ class StagedRun(RunConfig):
 
 def token_sizes(tokens: IntArray) -> dict[str, IntArray]:
     """Return the counts that the cost of samples of so many tokens is made of."""
-    return {"tokens": tokens, "tokens_squared": tokens * tokens}
+    return {"tokens": tokens, "tokens_squared": tokens**2, "tokens_cubed": tokens**3}

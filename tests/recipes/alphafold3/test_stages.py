@@ -1,11 +1,17 @@
 """Stages of a configuration: those that are given, over those of the preset of the same name."""
 
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+from bevatron.data.packing.costs import CostModel
 from bevatron.errors import ConfigError
 from bevatron.models.alphafold3 import AlphaFold3Config
 from bevatron.models.common.folding import Checkpointing
 from bevatron.recipes.alphafold3.run import AlphaFold3Run, published_stages
+from bevatron.recipes.staged_run import token_sizes
 
 
 def names_and_crops(**values):
@@ -50,3 +56,13 @@ def test_batches_of_several_complexes_are_refused():
 def test_the_small_model_computes_nothing_again():
     model = AlphaFold3Config.preset("small")
     assert model.checkpointing == model.diffusion.checkpointing == Checkpointing()
+
+
+def test_costs_of_samples_are_as_steps_were_measured():
+    page = Path(__file__).parents[3] / "benchmarks/results/alphafold3/train_step.json"
+    rows = json.loads(page.read_text())["rows"]
+    rows = [row for row in rows if row["arm"] == "bevatron, captured, all" and row.get("s/step")]
+    tokens = np.array([row["N"] for row in rows])
+    cost = CostModel(weights=AlphaFold3Run().batch.cost)(token_sizes(tokens))
+    seconds = np.array([row["s/step"] for row in rows])
+    np.testing.assert_allclose(cost / cost.mean(), seconds / seconds.mean(), rtol=0.15)
