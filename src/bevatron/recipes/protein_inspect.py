@@ -4,14 +4,13 @@ import csv
 import datetime as dt
 import re
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
 from bevatron.data.proteins.alignments import Alignments
 from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Table, counted
-from bevatron.recipes.proteins import CLUSTERS, opened_searches, rejects_file
+from bevatron.recipes.proteins import CLUSTERS, column, opened_searches, rejects_file
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray
@@ -26,11 +25,6 @@ LONGEST_REASON = 120
 
 # What differs between two reasons of one kind: what is quoted, numbers, lists in parentheses.
 _PARTICULAR = re.compile(r"'[^']*'|\([^)]*\)|[-+]?\d[\d,.]*")
-
-
-def column(store: Store, field: str) -> Any:
-    """Return a field of all entries."""
-    return np.concatenate([np.array(flat) for flat, _ in store.flat(field)])
 
 
 def date(day: int) -> str:

@@ -9,6 +9,7 @@ from bevatron.recipes import protein_inspect as common
 from bevatron.recipes.alphafold2.data import MAX_RESOLUTION, MOST_OF_ONE, chain_table
 from bevatron.recipes.alphafold2.stores import named_chains
 from bevatron.recipes.protein_inspect import Row
+from bevatron.recipes.proteins import column
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray
@@ -50,7 +51,7 @@ def draw(report: Report, store: Store) -> None:
 
 def sizes(store: Store) -> dict[str, IntArray]:
     """Return residues of all chains, [n]; there are no edges."""
-    return {"residues": common.column(store, "chain_length").astype(np.int64)}
+    return {"residues": column(store, "chain_length").astype(np.int64)}
 
 
 def _overview(store: Store) -> Table:
@@ -63,7 +64,7 @@ def _overview(store: Store) -> Table:
         ("left out", summary["files"] - summary["usable"]),
         ("chains", summary["chains"]),
         ("residues", summary["residues"]),
-        *common.dates(common.column(store, "released")[_usable(store)]),
+        *common.dates(column(store, "released")[_usable(store)]),
         ("resolution, median (Å)", float(np.median(resolution)) if len(resolution) else None),
         ("without a resolution", summary["usable"] - len(resolution)),
         ("shards", len(store.manifest["shards"])),
@@ -74,7 +75,7 @@ def _overview(store: Store) -> Table:
 
 
 def _chains(store: Store) -> Table:
-    lengths, keys = sizes(store)["residues"], common.column(store, "chain_key")
+    lengths, keys = sizes(store)["residues"], column(store, "chain_key")
     if not len(lengths):
         return Table("Chains", (), [])
     marks = np.percentile(lengths, [50, 99]).tolist()
@@ -85,12 +86,12 @@ def _chains(store: Store) -> Table:
 
 def _filters(store: Store) -> Table:
     """Return what training leaves out, and what one may want to leave out oneself."""
-    lengths, keys = sizes(store)["residues"], common.column(store, "chain_key")
+    lengths, keys = sizes(store)["residues"], column(store, "chain_key")
     if not len(lengths):
         return Table("Filters", (), [])
     bad = _of_chains(store, np.greater_equal(_resolution(store, every=True), MAX_RESOLUTION))
-    simple = np.greater(common.column(store, "most_of_one"), MOST_OF_ONE)
-    undated = _of_chains(store, np.less(common.column(store, "released"), 0))
+    simple = np.greater(column(store, "most_of_one"), MOST_OF_ONE)
+    undated = _of_chains(store, np.less(column(store, "released"), 0))
     rows: list[Row] = [
         (f"resolution of {MAX_RESOLUTION:g} Å or worse", int(bad.sum()), "not trained on"),
         (f"more than {MOST_OF_ONE:.0%} of one residue", int(simple.sum()), "not trained on"),
@@ -110,7 +111,7 @@ def _of_chains(store: Store, of_entry: Array) -> Array:
 
 
 def _resolved(store: Store) -> FloatArray:
-    share: FloatArray = common.column(store, "resolved") / np.maximum(sizes(store)["residues"], 1)
+    share: FloatArray = column(store, "resolved") / np.maximum(sizes(store)["residues"], 1)
     return share
 
 
@@ -119,5 +120,5 @@ def _usable(store: Store) -> Array:
 
 
 def _resolution(store: Store, *, every: bool = False) -> FloatArray:
-    values: FloatArray = common.column(store, "resolution").astype(np.float64)
+    values: FloatArray = column(store, "resolution").astype(np.float64)
     return values if every else values[_usable(store)]

@@ -17,7 +17,7 @@ from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.alphafold3.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.recipes.alphafold3.stores import POSES, open_complexes
-from bevatron.recipes.proteins import CLUSTERS, opened_searches
+from bevatron.recipes.proteins import CLUSTERS, column, opened_searches
 from bevatron.typing import Arrays, FloatArray, IntArray
 
 
@@ -178,8 +178,7 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
             else:
                 valid.append((Path(path), entries))
             report.append(f"{path}: {len(entries):,} complexes for {role}")
-            unsure = len(entries) - judged(store, entries)
-            if role == "train" and unsure:
+            if role == "train" and (unsure := _unsure(store, entries)):
                 report.append(
                     f"{path}: confidences do not learn from {unsure:,} of them, whose resolution "
                     f"is unknown or not {BEST_RESOLUTION:g} to {WORST_RESOLUTION:g} Å"
@@ -199,10 +198,10 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
     return ComplexData(train, dataset, fingerprints, report)
 
 
-def judged(store: Store, entries: IntArray) -> int:
-    """Count the entries of a resolution from which the confidences learn."""
-    resolution = np.concatenate([values for values, _ in store.flat("resolution")])[entries]
-    return int(((resolution >= BEST_RESOLUTION) & (resolution <= WORST_RESOLUTION)).sum())
+def _unsure(store: Store, entries: IntArray) -> int:
+    """Count the entries whose resolution is none from which the confidences learn."""
+    resolution = column(store, "resolution")[entries]
+    return int((~((resolution >= BEST_RESOLUTION) & (resolution <= WORST_RESOLUTION))).sum())
 
 
 def _divide(

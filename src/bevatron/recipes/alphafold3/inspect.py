@@ -11,6 +11,7 @@ from bevatron.data.summary.inspect import Table, counted
 from bevatron.recipes import protein_inspect as common
 from bevatron.recipes.alphafold3.stores import named_chains
 from bevatron.recipes.protein_inspect import Row
+from bevatron.recipes.proteins import column
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray
@@ -30,7 +31,7 @@ def describe(store: Store) -> list[Table]:
 
 def draw(report: Report, store: Store) -> None:
     """Add figures of lengths, kinds, resolutions and searches to a report."""
-    types, lengths = common.column(store, "chain_type"), common.column(store, "chain_length")
+    types, lengths = column(store, "chain_type"), column(store, "chain_length")
     tokens = sizes(store)["tokens"]
     tokens = tokens[tokens > 0]
     report.figure(
@@ -69,7 +70,7 @@ def sizes(store: Store) -> dict[str, IntArray]:
 def _overview(store: Store) -> Table:
     summary, settings = store.manifest["summary"], store.manifest["settings"]
     size = sum(int(shard["size"]) for shard in store.manifest["shards"])
-    days = common.column(store, "released")[store.lengths("restype") > 0]
+    days = column(store, "released")[store.lengths("restype") > 0]
     atoms = summary["atoms"]
     resolution = _resolution(store)
     rows: list[Row] = [
@@ -79,7 +80,7 @@ def _overview(store: Store) -> Table:
         ("tokens", summary["tokens"]),
         ("atoms", atoms),
         ("interfaces", int(store.lengths("interfaces").sum())),
-        ("atoms not resolved", atoms - int(common.column(store, "resolved").sum())),
+        ("atoms not resolved", atoms - int(column(store, "resolved").sum())),
         *common.dates(days),
         ("resolution, median (Å)", float(np.median(resolution)) if len(resolution) else None),
         ("without a resolution", summary["usable"] - len(resolution)),
@@ -93,8 +94,8 @@ def _overview(store: Store) -> Table:
 
 
 def _chains(store: Store) -> Table:
-    types, lengths = common.column(store, "chain_type"), common.column(store, "chain_length")
-    keys = common.column(store, "chain_key")
+    types, lengths = column(store, "chain_type"), column(store, "chain_length")
+    keys = column(store, "chain_key")
     rows: list[Row] = []
     for number, name in enumerate(TYPES):
         mine = types == number
@@ -136,5 +137,5 @@ def _absent(flat: Array, offsets: IntArray) -> list[str]:
 
 
 def _resolution(store: Store) -> FloatArray:
-    values = common.column(store, "resolution")[store.lengths("restype") > 0]
+    values = column(store, "resolution")[store.lengths("restype") > 0]
     return common.known_resolution(values)
