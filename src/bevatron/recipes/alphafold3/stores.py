@@ -14,7 +14,7 @@ import numpy as np
 from bevatron.data.processes import own_cpus
 from bevatron.data.proteins.chain_index import INDEX_FIELDS, index_of, protein_sequences
 from bevatron.data.proteins.complexes import ENTRY_FIELDS, describe, featurize
-from bevatron.data.proteins.filters import FILTERS, filter_chains
+from bevatron.data.proteins.filters import FILTERS, check_structure, filter_chains
 from bevatron.data.proteins.hit_files import NamedChain, entry_code
 from bevatron.data.proteins.poses import prepare_poses
 from bevatron.data.proteins.sample import sequence_classes
@@ -43,7 +43,7 @@ from bevatron.typing import Arrays
 KIND = "complexes"
 """Kind of these stores in their settings."""
 
-FEATURES_VERSION = 2
+FEATURES_VERSION = 3
 """Of what is stored of a complex; a store of another version is prepared again."""
 
 FIELDS = (
@@ -70,7 +70,8 @@ class ComplexFeaturizer:
     max_tokens
         Entries of more are left out; None for no limit.
     keep_all
-        Keep the chains too that AlphaFold3 is not trained on, see `filter_chains`.
+        Keep the structures and chains too that AlphaFold3 is not trained on, see
+        `bevatron.data.proteins.filters`.
     strict
         An unusable file is an error.
     """
@@ -100,6 +101,7 @@ class ComplexFeaturizer:
             structure = structure.assembly(self.assembly)
         removed = np.zeros(len(FILTERS), dtype=np.int32)
         if not self.keep_all:
+            check_structure(structure)
             structure, removed = filter_chains(structure)
         components = open_components(self.components)
         entry = featurize(structure, components, max_tokens=self.max_tokens)
