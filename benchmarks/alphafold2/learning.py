@@ -47,7 +47,6 @@ REDUCED = {
     "evoformer": {"num_blocks": 6},
     "extra_msa": {"num_blocks": 1},
     "templates": {"num_blocks": 1},
-    "structure": {"num_blocks": 4},
     "checkpointing": {"kind": "none"},
 }
 """What is smaller than published; widths are not."""
