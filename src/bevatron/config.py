@@ -24,6 +24,8 @@ T = TypeVar("T")
 def from_dict(cls: type[T], values: Any, path: str = "") -> T:
     """Build the dataclass ``cls`` from plain values, strictly.
 
+    Raises ConfigError for an unknown or missing key or a value of the wrong type.
+
     Parameters
     ----------
     cls
@@ -34,11 +36,6 @@ def from_dict(cls: type[T], values: Any, path: str = "") -> T:
         What a YAML or JSON file holds.
     path
         Path of ``values`` in the whole configuration, for messages.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown or missing key or a value of the wrong type.
 
     Examples
     --------
@@ -103,10 +100,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file of keys and values.
 
-    Raises
-    ------
-    ConfigError
-        If the file is missing, is not YAML, holds a key twice or holds no mapping.
+    Raises ConfigError if the file is missing, is not YAML, holds a key twice or holds no mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")

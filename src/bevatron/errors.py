@@ -71,6 +71,8 @@ def ran_out_of_memory(error: BaseException) -> bool:
 def require(package: str, extra: str, *, distribution: str | None = None) -> ModuleType:
     """Import an optional package or say which extra brings it.
 
+    Raises MissingPackageError if the package is not installed.
+
     Parameters
     ----------
     package
@@ -79,11 +81,6 @@ def require(package: str, extra: str, *, distribution: str | None = None) -> Mod
         The extra of bevatron that installs it.
     distribution
         What to install instead, for a package that no extra of bevatron brings.
-
-    Raises
-    ------
-    MissingPackageError
-        If the package is not installed.
 
     Examples
     --------

@@ -217,10 +217,7 @@ def current() -> KernelConfig:
 def dispatch(operator: str, tensor: Tensor) -> Callable[..., Any]:
     """Return the function that computes ``operator`` on tensors like this one, and count the call.
 
-    Raises
-    ------
-    KernelError
-        If the implementation that was asked for cannot run.
+    Raises KernelError if the implementation that was asked for cannot run.
     """
     if torch.compiler.is_compiling():
         return load(operator, _decide(operator, tensor.device, tensor.dtype)[0])

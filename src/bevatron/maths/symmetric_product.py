@@ -134,8 +134,9 @@ def known_coupling(key: str) -> CouplingTensor:
 def symmetric_coefficients(l_max: int, degree: int, correlation: int) -> CouplingTensor:
     r"""Coefficients that couple ``correlation`` factors of degrees 0..l_max to ``degree``.
 
-    Equal to mace-torch's `U_matrix_real` for irreps 0e+1o+2e+... and output parity
-    :math:`(-1)^L`, in value, order and number of paths. Kept for the life of the process.
+    Equal to mace-torch's `U_matrix_real` for irreps 0e+1o+2e+... and output parity :math:`(-1)^L`,
+    in value, order and number of paths. Kept for the life of the process. Raises ConfigError if the
+    tensor would be too large; the message gives its size.
 
     Parameters
     ----------
@@ -145,11 +146,6 @@ def symmetric_coefficients(l_max: int, degree: int, correlation: int) -> Couplin
         L, the degree of the result.
     correlation
         The number nu of factors.
-
-    Raises
-    ------
-    ConfigError
-        If the tensor would be too large; the message gives its size.
 
     Examples
     --------

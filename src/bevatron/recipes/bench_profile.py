@@ -62,7 +62,8 @@ def profile_folder(
 ) -> tuple[Report, list[str]]:
     """Profile the steps of a run's folder or of a YAML file; the run's own files stay unchanged.
 
-    Under torchrun every process calls this; only the first returns something to print.
+    Under torchrun every process calls this; only the first returns something to print. Raises
+    BevatronError for errors of the user.
 
     Parameters
     ----------
@@ -80,11 +81,6 @@ def profile_folder(
     Returns
     -------
     Titles with tables, and lines about the files written.
-
-    Raises
-    ------
-    BevatronError
-        For errors of the user.
     """
     if steps < 1 or warm < 1:
         raise ConfigError(f"--steps and --warm: expected 1 or more, got {steps} and {warm}")

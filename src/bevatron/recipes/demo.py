@@ -48,6 +48,8 @@ class Part:
 def run_demo(out: Path) -> int:
     """Run the parts of the systems that have one; run again, it resumes where it stopped.
 
+    Raises ConfigError if the folder holds something else.
+
     Parameters
     ----------
     out
@@ -56,11 +58,6 @@ def run_demo(out: Path) -> int:
     Returns
     -------
     The exit code: 0, or that of a training that was stopped.
-
-    Raises
-    ------
-    ConfigError
-        If the folder holds something else.
     """
     began = time.monotonic()
     claim(out)
@@ -101,10 +98,7 @@ def bundled(name: str, out: Path) -> Path:
 def claim(out: Path) -> None:
     """Create the folder, or check that it is one of the demo.
 
-    Raises
-    ------
-    ConfigError
-        If it holds something else.
+    Raises ConfigError if it holds something else.
     """
     if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
         raise ConfigError(f"{out}: holds something else; choose an empty or a new folder")

@@ -48,6 +48,8 @@ def inspect_store(
 ) -> tuple[list[inspect.Table], Path]:
     """Describe and draw what is in a store, and with ``plan`` how batches would fill the ranks.
 
+    Raises StoreError if there is no finished store at ``path``.
+
     Parameters
     ----------
     path
@@ -60,11 +62,6 @@ def inspect_store(
     Returns
     -------
     The tables, and the HTML file.
-
-    Raises
-    ------
-    StoreError
-        If there is no finished store at ``path``.
     """
     store = Store.open(path)
     out = store.path.with_name(f"{store.path.name}-inspect") if out is None else out

@@ -42,7 +42,8 @@ class Known(NamedTuple):
 def known_of(given: Complex, searches: Sequence[Path] = ()) -> Iterator[Known]:
     """Look up alignments and templates of an input; they are read while the context lasts.
 
-    Those that the input names come first; what it calls empty stays empty.
+    Those that the input names come first; what it calls empty stays empty. Raises DataError if an
+    alignment is not of its chain, or a file is damaged.
 
     Parameters
     ----------
@@ -50,11 +51,6 @@ def known_of(given: Complex, searches: Sequence[Path] = ()) -> Iterator[Known]:
         The molecules.
     searches
         Files or folders of alignments, template hits, and the structures that they name.
-
-    Raises
-    ------
-    DataError
-        If an alignment is not of its chain, or a file is damaged.
     """
     found = find_protein_files(searches) if searches else None
     with TemporaryDirectory() as folder:

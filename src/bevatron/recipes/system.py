@@ -83,13 +83,7 @@ class System:
         return getattr(self.module(module), name)
 
     def command(self, name: str) -> Callable[..., Outcome]:
-        """Return the function of a command.
-
-        Raises
-        ------
-        ConfigError
-            If the system has no such command.
-        """
+        """Return the function of a command; ConfigError if the system has no such command."""
         if name == "prepare" and name not in self.commands:
             raise ConfigError(
                 f"prepare: {self.samples} need no preparation; `bevatron train {self.name} --data "
@@ -102,37 +96,19 @@ class System:
         return function
 
     def inspected(self) -> Any:
-        """Return the module that describes the system's stores.
-
-        Raises
-        ------
-        ConfigError
-            If it has none.
-        """
+        """Return the module that describes the system's stores; ConfigError if it has none."""
         if self.inspect is None:
             raise ConfigError(f"inspect: {self.name} has no stores to inspect")
         return self.module(self.inspect)
 
     def starter_text(self) -> str:
-        """Return the system's starter configuration.
-
-        Raises
-        ------
-        ConfigError
-            If it has none.
-        """
+        """Return the system's starter configuration; ConfigError if it has none."""
         if self.starter is None:
             raise ConfigError(f"init: {self.name} has no starter configuration")
         return (files(self.package) / self.starter).read_text(encoding="utf-8")
 
     def used(self) -> Any:
-        """Return the module that uses the system's models in Python.
-
-        Raises
-        ------
-        ConfigError
-            If it has none.
-        """
+        """Return the module that uses the system's models in Python; ConfigError if it has none."""
         if self.api is None:
             raise ConfigError(f"{self.name}: its models are used by commands only")
         return self.module(self.api)

@@ -128,6 +128,9 @@ def plan_epoch(
 ) -> EpochPlan:
     """Plan what is left of an epoch, every sample exactly once over all ranks and segments.
 
+    Raises DataError if a sample is above capacity; ConfigError if a capacity is of something that
+    is not counted.
+
     Parameters
     ----------
     sizes
@@ -145,13 +148,6 @@ def plan_epoch(
     drawn
         The draws of the epoch, ``sizes`` being theirs; None = every sample once. They stay the
         same over all segments but for ``per_step``.
-
-    Raises
-    ------
-    DataError
-        If a sample is above capacity.
-    ConfigError
-        If a capacity is of something that is not counted.
     """
     samples: IntArray | None = None
     plan: Plan | None = None

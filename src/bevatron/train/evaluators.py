@@ -63,10 +63,7 @@ class Division:
 def divide_ranks(run: Run, mesh: Mesh) -> Division | None:
     """Divide the processes as ``train.evaluation_ranks`` says; None if all of them train.
 
-    Raises
-    ------
-    ConfigError
-        If no process is left to train, or there is nothing that they could validate.
+    Raises ConfigError if no process is left to train, or there is nothing that they could validate.
     """
     config = run.settings.train
     count, key = config.evaluation_ranks, "train.evaluation_ranks"
@@ -140,15 +137,12 @@ class Beside:
     def result(self, stopped: Callable[[], bool]) -> tuple[dict[str, float], float]:
         """Return metrics and seconds of the validation of what was handed over last.
 
+        Raises Interrupted if ``stopped`` returned True.
+
         Parameters
         ----------
         stopped
             Whether to stop, asked again and again on all ranks.
-
-        Raises
-        ------
-        Interrupted
-            If ``stopped`` returned True.
         """
         name = f"answer {self._number}"
         while True:

@@ -56,7 +56,8 @@ class FusedAdamEMA(NotCompiled):
     in the average.
 
     A parameter takes part if backward has reached it, or its ``grad`` was assigned, since the last
-    step; any other keeps weight, moments and count of steps, as with torch's optimisers.
+    step; any other keeps weight, moments and count of steps, as with torch's optimisers. Raises
+    ValueError for parameters of several types or devices, and settings out of range.
 
     Parameters
     ----------
@@ -96,11 +97,6 @@ class FusedAdamEMA(NotCompiled):
         Upper bound of a sound one.
     stops
         Whether all steps after one that is not sound change nothing either.
-
-    Raises
-    ------
-    ValueError
-        For parameters of several types or devices, and settings out of range.
 
     Notes
     -----
@@ -402,12 +398,8 @@ class FusedAdamEMA(NotCompiled):
         """Take the global norm from DDP's buckets, overlapped with their all-reduce.
 
         The squares of a bucket are summed as soon as it is reduced, so nothing is read again before
-        the step.
-
-        Raises
-        ------
-        ValueError
-            If each parameter is clipped by its own norm, which buckets do not have.
+        the step. Raises ValueError if each parameter is clipped by its own norm, which buckets do
+        not have.
         """
         if self._settings.per_tensor:
             raise ValueError("FusedAdamEMA: buckets have no norms of single parameters")

@@ -38,10 +38,7 @@ def autocast_context(config: TrainConfig, device: torch.device) -> AbstractConte
 def check_autocast(task: object, config: TrainConfig) -> None:
     """Refuse ``train.autocast`` for a task that does not allow it.
 
-    Raises
-    ------
-    ConfigError
-        If it was asked for.
+    Raises ConfigError if it was asked for.
     """
     if config.autocast is not None and not isinstance(task, AllowsAutocast):
         raise ConfigError(

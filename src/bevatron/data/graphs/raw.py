@@ -57,10 +57,8 @@ class RawGraph:
 def finish(raw: RawGraph, options: GraphOptions) -> GraphArrays:
     """Check everything and sort the edges.
 
-    Raises
-    ------
-    DataError
-        For anything that must not be trained on; the message names the file and the place.
+    Raises DataError for anything that must not be trained on; the message names the file and the
+    place.
     """
     edges = raw_edges(raw.name, raw.rows, raw.cols, raw.weights)
     ids: IntArray | None = None
@@ -89,10 +87,7 @@ def finish(raw: RawGraph, options: GraphOptions) -> GraphArrays:
 def raw_edges(name: str, rows: Array, cols: Array, weights: Array | None, first: int = 0) -> Edges:
     """Check types and lengths of an edge list; weights that are all 1 are dropped.
 
-    Raises
-    ------
-    DataError
-        For arrays that are no edge list.
+    Raises DataError for arrays that are no edge list.
     """
     for what, values in (("destinations", rows), ("sources", cols)):
         if values.ndim != 1 or values.dtype.kind not in "iu":
@@ -131,10 +126,7 @@ MOST_VERTICES = 3_037_000_499
 def checked_count(count: int, name: str) -> int:
     """Refuse a number of vertices that no matrix here can have.
 
-    Raises
-    ------
-    DataError
-        Naming the file and the number.
+    Raises DataError naming the file and the number.
     """
     if not 0 <= count <= MOST_VERTICES:
         raise DataError(
@@ -147,10 +139,8 @@ def checked_count(count: int, name: str) -> int:
 def count_vertices(raw: RawGraph, options: GraphOptions, edges: Edges) -> int:
     """Find the number of vertices: from the options, from the file, or the largest id + 1.
 
-    Raises
-    ------
-    DataError
-        If there is neither an edge nor a number, or features and labels contradict each other.
+    Raises DataError if there is neither an edge nor a number, or features and labels contradict
+    each other.
     """
     for given in (options.num_nodes, raw.num_nodes):
         if given is not None:
@@ -173,10 +163,7 @@ def count_vertices(raw: RawGraph, options: GraphOptions, edges: Edges) -> int:
 def renumbered(edges: Edges, name: str) -> tuple[IntArray, Edges]:
     """Renumber the vertices of the edges 0, 1, ... in the order of their ids.
 
-    Raises
-    ------
-    DataError
-        For a negative id.
+    Raises DataError for a negative id.
     """
     ids, place = np.unique(np.concatenate([edges.rows, edges.cols]), return_inverse=True)
     if len(ids) and ids[0] < 0:

@@ -137,10 +137,7 @@ class Pool:
     def take(self, generation: int) -> tuple[int, Any, list[LeftOut]] | None:
         """Wait for the next batch; return its position, itself and what it lacks; None at the end.
 
-        Raises
-        ------
-        LoaderError
-            If the batch could not be loaded, or `begin` was called again.
+        Raises LoaderError if the batch could not be loaded, or `begin` was called again.
         """
         with self._changed:
             if generation != self._generation:

@@ -50,7 +50,7 @@ class SizeBuckets:
 def choose_shapes(
     rule: PaddingRule, sizes: IntArray, max_shapes: int = MAX_SHAPES, headroom: float = 0.01
 ) -> SizeBuckets:
-    """Choose the shapes that waste least.
+    """Choose the shapes that waste least; ValueError if there are no batches.
 
     Parameters
     ----------
@@ -68,11 +68,6 @@ def choose_shapes(
     -------
     SizeBuckets
         Every batch fits into the last shape or an earlier one.
-
-    Raises
-    ------
-    ValueError
-        If there are no batches.
 
     Examples
     --------

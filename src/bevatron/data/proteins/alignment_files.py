@@ -62,6 +62,8 @@ def species_of(names: Sequence[str]) -> npt.NDArray[np.int32]:
 class AlignmentReader:
     """Alignments of distinct sequences, from any number of files each.
 
+    Raises DataError with ``strict`` if a file cannot be read or does not begin with a query.
+
     Parameters
     ----------
     proteins, rnas
@@ -87,11 +89,6 @@ class AlignmentReader:
         Classes of the first sequence of each file.
     partial
         How many of them are used for chains of which they are a part or which they hold.
-
-    Raises
-    ------
-    DataError
-        With ``strict`` if a file cannot be read or does not begin with a query.
     """
 
     def __init__(

@@ -86,7 +86,7 @@ def sample_chain(
     sizes: ChainSizes,
     cycles: int = 4,
 ) -> dict[str, Array]:
-    """Draw a sample.
+    """Draw a sample; DataError if the alignment is not of the chain's length.
 
     Parameters
     ----------
@@ -114,11 +114,6 @@ def sample_chain(
         - ``template_aatype`` int8 [T, N], ``template_positions`` float32 [T, N, 4, 3] Å,
           ``template_atom_mask`` bool [T, N, 4] of N, CA, C and CB, ``template_torsions`` float32
           [T, N, 7, 2], ``template_torsions_mask`` bool [T, N, 7], ``template_mask`` bool [T].
-
-    Raises
-    ------
-    DataError
-        If the alignment is not of the chain's length.
     """
     length = len(entry["aatype"])
     if alignment.num_columns != length:

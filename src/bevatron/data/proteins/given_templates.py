@@ -20,7 +20,8 @@ LEAST_IDENTITY = 0.3
 def given_templates(sequence: str, templates: Sequence[Template], where: str) -> Arrays:
     """Return `template_atoms.TEMPLATE_FIELDS` of structures, in the order given.
 
-    A template without pairs of residues is aligned by its sequence.
+    A template without pairs of residues is aligned by its sequence. Raises DataError if a structure
+    cannot be read, has no such chain or residue, or is too unlike.
 
     Parameters
     ----------
@@ -30,11 +31,6 @@ def given_templates(sequence: str, templates: Sequence[Template], where: str) ->
         Of the input.
     where
         What messages call the chain.
-
-    Raises
-    ------
-    DataError
-        If a structure cannot be read, has no such chain or residue, or is too unlike.
     """
     found = []
     for number, each in enumerate(templates, start=1):

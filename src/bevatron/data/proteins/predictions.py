@@ -59,8 +59,10 @@ def featurize_inputs(
 
     An ambiguous letter is the residue of its class (B aspartate), U and O of a protein are
     selenocysteine and pyrrolysine. Atoms that leave on binding are absent at the bonds that the
-    user gives. Chains have the names that the user gives, entities the numbers from 0 in the
-    order of the input.
+    user gives. Chains have the names that the user gives, entities the numbers from 0 in the order
+    of the input. Raises DataError if a component is unknown, a SMILES is none, or a bond names an
+    atom that is not there; MissingPackageError if there is a SMILES or a file of a ligand and RDKit
+    is not installed.
 
     Parameters
     ----------
@@ -77,13 +79,6 @@ def featurize_inputs(
         See `complexes.ENTRY_FIELDS`; ``resolved`` is False everywhere.
     components
         The dictionary with the input's own components and its SMILES, for `poses.make_pools`.
-
-    Raises
-    ------
-    DataError
-        If a component is unknown, a SMILES is none, or a bond names an atom that is not there.
-    MissingPackageError
-        If there is a SMILES or a file of a ligand and RDKit is not installed.
     """
     known = Extended(_own_components(given), components)
     for entity in given.entities:

@@ -125,7 +125,8 @@ def sample_rows(
 ) -> dict[str, Array]:
     """Draw rows of a complex, uniformly and without repetition, and read them for some tokens.
 
-    The first is always the query; the others keep their order.
+    The first is always the query; the others keep their order. Raises StoreError if a row that is
+    read is damaged.
 
     Parameters
     ----------
@@ -148,11 +149,6 @@ def sample_rows(
     dict
         ``msa`` int8 [S, N], ``deletion`` uint8 [S, N], ``msa_mask`` bool [S, N], ``profile``
         float32 [N, 32] and ``deletion_mean`` float32 [N]; the last two are of all rows.
-
-    Raises
-    ------
-    StoreError
-        If a row that is read is damaged.
     """
     chosen = stack.rows[_draw(len(stack.rows), num_rows, rng)]
     shape = (len(chosen), len(sequence))

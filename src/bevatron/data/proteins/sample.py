@@ -82,6 +82,9 @@ def sample(
 ) -> dict[str, Array]:
     """Draw a sample of an entry.
 
+    Raises StoreError if what is read of an alignment is damaged; DataError if there are no poses of
+    a component.
+
     Parameters
     ----------
     entry
@@ -106,13 +109,6 @@ def sample(
         bool. ``resolution`` float32, Å, and ``seed`` int64, from which the model's random numbers
         follow. And those of `indices_of`, `permutations_of`, `copies_of`, `sample_rows`,
         `sample_templates`.
-
-    Raises
-    ------
-    StoreError
-        If what is read of an alignment is damaged.
-    DataError
-        If there are no poses of a component.
     """
     streams = [
         np.random.Generator(np.random.PCG64(s)) for s in np.random.SeedSequence(seed).spawn(4)

@@ -184,17 +184,13 @@ class StoredAlignment:
     def read(self, rows: Integers | slice, columns: Integers) -> tuple[Residues, Deletions]:
         """Read and verify rows at columns, both from 0 and in any order.
 
+        Raises StoreError if what is read does not match its checksum; IndexError if there is no
+        such row or column.
+
         Returns
         -------
         residues, deletions
             int8 and uint8, [rows, columns].
-
-        Raises
-        ------
-        StoreError
-            If what is read does not match its checksum.
-        IndexError
-            If there is no such row or column.
         """
         if columns.size and not 0 <= columns.min() <= columns.max() < self.num_columns:
             raise IndexError(f"{self.name}: has {self.num_columns} columns")

@@ -111,15 +111,12 @@ class TemplateFinder:
 class StoredTemplates:
     """The templates of a store, by sequence; see `bevatron.data.proteins.sample.TemplateSource`.
 
+    Raises DataError if it is a store of something else.
+
     Parameters
     ----------
     store
         Written by `prepare_templates`.
-
-    Raises
-    ------
-    DataError
-        If it is a store of something else.
     """
 
     def __init__(self, store: Store) -> None:

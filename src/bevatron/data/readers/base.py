@@ -176,13 +176,7 @@ class FileState:
 
 
 def state_and_hash(path: Path) -> tuple[FileState, str]:
-    """Return the state and `content_hash` of a file.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read.
-    """
+    """Return the state and `content_hash` of a file; DataError if it cannot be read."""
     try:
         return FileState.of(path), content_hash(path)
     except OSError as error:

@@ -153,13 +153,9 @@ def watched_names(options: LabelOptions) -> frozenset[str]:
 def find_keys(file: str, survey: Survey, options: LabelOptions) -> LabelKeys:
     """Decide which names of a file hold its labels.
 
-    With ``allow_unlabelled`` nothing is refused here.
-
-    Raises
-    ------
-    DataError
-        If there is no energy, a name that looks like a label is not one of the common ones, or some
-        frames have one name and some only another.
+    With ``allow_unlabelled`` nothing is refused here. Raises DataError if there is no energy, a
+    name that looks like a label is not one of the common ones, or some frames have one name and
+    some only another.
     """
     names: dict[Quantity, str] = {}
     rivals: dict[Quantity, tuple[str, ...]] = {}

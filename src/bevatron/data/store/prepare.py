@@ -67,6 +67,10 @@ def prepare(
 ) -> Store:
     """Compute the features of all samples and write them as a store, or continue an earlier call.
 
+    Raises DataError if a sample cannot be read or featurized; the message names it; StoreError if
+    ``out`` holds other files or a store of other inputs, a worker died, or the folder is not
+    writable.
+
     Parameters
     ----------
     reader
@@ -101,14 +105,6 @@ def prepare(
     -------
     Store
         The finished store; every rank waits for it.
-
-    Raises
-    ------
-    DataError
-        If a sample cannot be read or featurized; the message names it.
-    StoreError
-        If ``out`` holds other files or a store of other inputs, a worker died, or the folder is not
-        writable.
     """
     rank, world = rank_and_world(rank, world)
     writer = _begin(reader, out, fields, settings, samples_per_shard, overwrite)
@@ -135,6 +131,9 @@ def write_store(
 ) -> Store:
     """Write a store from flat arrays, one `Columns` per shard, without a reader.
 
+    Raises StoreError if ``out`` holds other files; ValueError if a shard before the last has
+    another number of samples.
+
     Parameters
     ----------
     out
@@ -147,13 +146,6 @@ def write_store(
         Stored in the manifest.
     overwrite
         Whether a store in ``out`` may be replaced.
-
-    Raises
-    ------
-    StoreError
-        If ``out`` holds other files.
-    ValueError
-        If a shard before the last has another number of samples.
     """
     remaining = iter(shards)
     first = next(remaining, None)
@@ -183,12 +175,8 @@ class ShardJob:
     def __call__(self, number: int, advance: Advance) -> None:
         """Write shard ``number`` unless it is finished.
 
-        Raises
-        ------
-        DataError
-            If a sample cannot be read or featurized or lacks a field; the message names it.
-        StoreError
-            If the shard cannot be written.
+        Raises DataError if a sample cannot be read or featurized or lacks a field; the message
+        names it; StoreError if the shard cannot be written.
         """
         indices = self.writer.samples_of(number)
         if self.writer.is_finished(number):
@@ -259,10 +247,7 @@ class ShardJob:
 def rank_and_world(rank: int | None = None, world: int | None = None) -> tuple[int, int]:
     """Return rank and number of processes: the arguments, else the environment's, else (0, 1).
 
-    Raises
-    ------
-    ConfigError
-        If only one of them is given or the rank is out of range.
+    Raises ConfigError if only one of them is given or the rank is out of range.
     """
     if (rank is None) != (world is None):
         raise ConfigError("rank and world: give both or neither")

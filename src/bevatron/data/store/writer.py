@@ -77,11 +77,8 @@ class StoreWriter:
     def begin(self, overwrite: bool = False) -> None:
         """Create the folder, or continue an unfinished store in it.
 
-        Raises
-        ------
-        StoreError
-            If the folder holds other files, or a store of other inputs and ``overwrite`` is False;
-            the message says what differs.
+        Raises StoreError if the folder holds other files, or a store of other inputs and
+        ``overwrite`` is False; the message says what differs.
         """
         with files.explained(self.out, StoreError):
             self.out.mkdir(parents=True, exist_ok=True)

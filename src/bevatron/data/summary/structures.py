@@ -66,10 +66,7 @@ def edge_lengths(sample: Arrays) -> FloatArray:
 def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge summaries; keys keep the order of their first appearance.
 
-    Raises
-    ------
-    TypeError
-        If a key is a number in one part and a mapping in another.
+    Raises TypeError if a key is a number in one part and a mapping in another.
     """
     result: dict[str, Any] = {}
     for part in parts:

@@ -110,11 +110,8 @@ def not_finite(state_dict: Mapping[str, Tensor]) -> str | None:
 def load_model_folder(path: Path | str) -> ModelFolder:
     """Read a model folder.
 
-    Raises
-    ------
-    CheckpointError
-        If it is missing, damaged, of a newer version or its weights are not finite; the message
-        says which file.
+    Raises CheckpointError if it is missing, damaged, of a newer version or its weights are not
+    finite; the message says which file.
     """
     folder = Path(path)
     description, weights = folder / MODEL_FILE, folder / WEIGHTS_FILE

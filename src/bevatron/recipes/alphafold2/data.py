@@ -257,12 +257,8 @@ class ChainData:
 def load_chains(config: ChainDataConfig, valid_sizes: ChainSizes, cycles: int) -> ChainData:
     """Open the stores of a run and divide their chains.
 
-    Raises
-    ------
-    ConfigError
-        If there is nothing to train on, or there are several stores for validation.
-    DataError, StoreError
-        If a store cannot be used.
+    Raises ConfigError if there is nothing to train on, or there are several stores for validation;
+    DataError or StoreError if a store cannot be used.
     """
     if not config.train:
         raise ConfigError("data.train: expected a store of chains or a folder of structures")

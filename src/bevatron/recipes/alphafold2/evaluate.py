@@ -31,6 +31,9 @@ def evaluate_stores(
 ) -> dict[str, Any]:
     """Predict the chains of stores, whole, and compare them with the known structures.
 
+    Raises ConfigError, StoreError or DataError if nothing is given, or what is given is neither
+    chains nor structures.
+
     Parameters
     ----------
     model
@@ -51,11 +54,6 @@ def evaluate_stores(
     -------
     ``mean``: measure -> mean, see `bevatron.models.alphafold2.metrics.ChainMetrics`; ``chains``:
     the measures of each, with ``name``.
-
-    Raises
-    ------
-    ConfigError, StoreError, DataError
-        If nothing is given, or what is given is neither chains nor structures.
     """
     if not files:
         raise ConfigError("evaluate: expected at least one store of chains or folder")

@@ -34,6 +34,9 @@ def predict_files(
 ) -> dict[str, Any]:
     """Predict the protein chains of a file; each gets ``NAME.cif`` and ``NAME.html`` in a folder.
 
+    Raises DataError, CheckpointError or ConfigError if the file holds no protein, or something
+    cannot be used.
+
     Parameters
     ----------
     model
@@ -54,11 +57,6 @@ def predict_files(
     -------
     ``chains``: of each ``name``, ``file``, ``plddt`` (the mean), ``rows`` of its alignment and
     ``templates``.
-
-    Raises
-    ------
-    DataError, CheckpointError, ConfigError
-        If the file holds no protein, or something cannot be used.
     """
     given = read_inputs(source)
     if not any(entity.kind == "protein" for each in given for entity in each.entities):

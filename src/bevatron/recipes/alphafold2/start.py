@@ -41,6 +41,7 @@ def started_from(path: Path, config: AlphaFold2Config) -> Started:
     """Build a model with the weights of a run, a model folder or a file of others.
 
     A resumable checkpoint of MLPerf HPC also has Adam's moments, with which training goes on.
+    Raises CheckpointError if it cannot be read or is of a model of other sizes.
 
     Parameters
     ----------
@@ -48,11 +49,6 @@ def started_from(path: Path, config: AlphaFold2Config) -> Started:
         A folder; ``params_model_*.npz`` of DeepMind; a file of torch of OpenFold or MLPerf HPC.
     config
         Sizes of the model.
-
-    Raises
-    ------
-    CheckpointError
-        If it cannot be read or is of a model of other sizes.
     """
     if path.is_dir():
         return Started(_from_folder(path, config), {})

@@ -154,12 +154,8 @@ class ComplexData:
 def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> ComplexData:
     """Open the stores of a run and divide their entries.
 
-    Raises
-    ------
-    ConfigError
-        If there is nothing to train on.
-    DataError, StoreError
-        If a store cannot be used.
+    Raises ConfigError if there is nothing to train on; DataError or StoreError if a store cannot be
+    used.
     """
     if not config.train:
         raise ConfigError("data.train: expected a store of complexes or a folder of structures")

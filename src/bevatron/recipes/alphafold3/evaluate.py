@@ -34,6 +34,9 @@ def evaluate_stores(
 ) -> dict[str, Any]:
     """Predict the complexes of stores and compare the best ranked structure with the known one.
 
+    Raises ConfigError, StoreError or DataError if nothing is given, or what is given is neither
+    complexes nor structures.
+
     Parameters
     ----------
     model
@@ -56,11 +59,6 @@ def evaluate_stores(
     -------
     ``mean``: measure -> {``value``, ``structures``: of how many}; ``complexes``: the measures of
     each, see `bevatron.recipes.alphafold3.measures.measure`, with ``name`` and ``store``.
-
-    Raises
-    ------
-    ConfigError, StoreError, DataError
-        If nothing is given, or what is given is neither complexes nor structures.
     """
     if not files:
         raise ConfigError("evaluate: expected at least one store of complexes or folder")

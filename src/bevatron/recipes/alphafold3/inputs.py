@@ -56,17 +56,15 @@ def prepared_input(
 ) -> Iterator[Prepared]:
     """Prepare a complex; its alignments are read while the context lasts.
 
+    Raises DataError if a component is unknown, an alignment is not of its chain, or a file is
+    damaged.
+
     Parameters
     ----------
     given, searches
         See `bevatron.recipes.protein_inputs.known_of`.
     components
         The dictionary.
-
-    Raises
-    ------
-    DataError
-        If a component is unknown, an alignment is not of its chain, or a file is damaged.
     """
     entry, known_components = featurize_inputs(given, components)
     poses = make_pools(known_components[code] for code in describe(entry)["components"])

@@ -36,7 +36,8 @@ def predict_files(
     """Predict the complexes of a file; each gets a folder, ``OUT/NAME``.
 
     In it ``rank1.cif`` and so on with pLDDT as B-factors, ``scores.json``, ``pae.npz`` (aligned
-    errors of the best, Å, and the probabilities of its contacts) and ``report.html``.
+    errors of the best, Å, and the probabilities of its contacts) and ``report.html``. Raises
+    DataError, CheckpointError or ConfigError if the file, the model or a setting cannot be used.
 
     Parameters
     ----------
@@ -63,11 +64,6 @@ def predict_files(
     -------
     ``complexes``: of each ``name``, ``folder``, ``best`` (its mmCIF file) and ``structures``, the
     rows of ``scores.json``.
-
-    Raises
-    ------
-    DataError, CheckpointError, ConfigError
-        If the file, the model or a setting cannot be used.
     """
     given = read_inputs(source)
     names = [each.name for each in given]

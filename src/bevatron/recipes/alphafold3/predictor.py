@@ -67,7 +67,7 @@ class Predicted:
 
 
 class ComplexPredictor:
-    """A model on a device.
+    """A model on a device; CheckpointError or ConfigError if there is no such model or device.
 
     Parameters
     ----------
@@ -75,11 +75,6 @@ class ComplexPredictor:
         A run or a model folder.
     device
         cpu, cuda, cuda:N or auto. On a GPU trunk and diffusion run in bfloat16, as in training.
-
-    Raises
-    ------
-    CheckpointError, ConfigError
-        If there is no such model or device.
     """
 
     def __init__(self, model: str | Path, device: str = "auto") -> None:

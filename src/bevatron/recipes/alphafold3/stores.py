@@ -122,6 +122,9 @@ def prepare_complexes(
 ) -> list[str]:
     """Turn folders of structures and alignments into a store of complexes; a kill loses nothing.
 
+    Raises DataError or StoreError if there is no structure, with ``strict`` if one is unusable, or
+    ``out`` holds something else.
+
     Parameters
     ----------
     files
@@ -136,12 +139,6 @@ def prepare_complexes(
     Returns
     -------
     Lines for the user: what was found and what was left out.
-
-    Raises
-    ------
-    DataError, StoreError
-        If there is no structure, with ``strict`` if one is unusable, or ``out`` holds something
-        else.
     """
     found = find_structures(files)
     begin(out, overwrite=overwrite)
@@ -229,13 +226,8 @@ def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
 def open_complexes(path: str | Path) -> Store:
     """Open the entries of a store of complexes.
 
-    Raises
-    ------
-    DataError
-        If it is a store of something else, of features of another version, or one whose
-        preparation was stopped.
-    StoreError
-        If there is no finished store.
+    Raises DataError if it is a store of something else, of features of another version, or one
+    whose preparation was stopped; StoreError if there is no finished store.
     """
     return open_prepared(path, KIND, FEATURES_VERSION, "alphafold3")
 

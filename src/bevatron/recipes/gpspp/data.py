@@ -133,6 +133,9 @@ def load_molecules(
 ) -> MoleculeData:
     """Open or prepare all data of a run and split them.
 
+    Raises DataError or ConfigError for data that must not be trained on and configurations that
+    contradict each other.
+
     Parameters
     ----------
     config
@@ -143,11 +146,6 @@ def load_molecules(
         Node-local folder that stores are copied to and read from.
     features_version
         That of the model that the molecules are for; None = that of the stores that are given.
-
-    Raises
-    ------
-    DataError, ConfigError
-        For data that must not be trained on and configurations that contradict each other.
     """
     if not config.train:
         raise ConfigError("data.train: expected a file of molecules or a store (--data FILE)")

@@ -29,7 +29,7 @@ def evaluate_files(
     options: MoleculeOptions | None = None,
     out: Path | None = None,
 ) -> dict[str, dict[str, Errors]]:
-    """Compute errors on labelled molecules.
+    """Compute errors on labelled molecules; DataError for files without those targets.
 
     Parameters
     ----------
@@ -46,11 +46,6 @@ def evaluate_files(
     Returns
     -------
     File -> target -> metric -> value; with several files also ``all``.
-
-    Raises
-    ------
-    DataError
-        For files without those targets.
     """
     if not sources:
         raise ConfigError("evaluate: expected at least one file of molecules with labels")

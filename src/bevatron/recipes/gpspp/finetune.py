@@ -47,10 +47,7 @@ class FinetuneConfig:
 def trained_model(path: Path | str, dtype: torch.dtype | None = None) -> GPSPlusPlus:
     """Read a model folder or a run folder; of an unfinished run, the best model so far.
 
-    Raises
-    ------
-    CheckpointError
-        If there is none, or one of another kind.
+    Raises CheckpointError if there is none, or one of another kind.
     """
     return load_model(newest_model(Path(path)), dtype)
 
@@ -62,6 +59,8 @@ def started_from(
     config: FinetuneConfig,
 ) -> tuple[GPSPlusPlus, list[str]]:
     """Build the model to fine-tune.
+
+    Raises ConfigError if the run asks for another architecture than the source has.
 
     Parameters
     ----------
@@ -77,11 +76,6 @@ def started_from(
     Returns
     -------
     model, lines for the log
-
-    Raises
-    ------
-    ConfigError
-        If the run asks for another architecture than the source has.
     """
     old, plain, targets = to_dict(source.config), to_dict(preset), asked.targets
     for name, value in to_dict(asked).items():

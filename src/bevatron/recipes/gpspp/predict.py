@@ -74,7 +74,8 @@ def predict_file(
     The columns of a table, the titles (as ``name``) and data items of an SDF are kept. Added are
     PREFIX + target, with several models ``..._std`` for their spread, ``..._p0``, ``..._p1`` ...
     for the classes of a multiclass target, and ``reason`` where there is no prediction or doubt
-    about it. Where the file has such a column already, the new one is called ``..._2``.
+    about it. Where the file has such a column already, the new one is called ``..._2``. Raises
+    DataError if the file cannot be read or ``out`` cannot be written.
 
     Parameters
     ----------
@@ -88,11 +89,6 @@ def predict_file(
         Where the SMILES and 3D structures are.
     prefix
         Prefix of the names of the results, so that labels in the input are kept.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read or ``out`` cannot be written.
     """
     if out.suffix not in {".csv", ".parquet"}:
         raise DataError(f"{out}: expected a name that ends in .csv or .parquet")
@@ -203,7 +199,9 @@ def predict_ogb(
     """Write predictions as OGB's evaluator of PCQM4Mv2 takes them.
 
     A compressed npz with ``y_pred``, float32 [n], in the order of the split. Molecules without a
-    prediction get the mean of the labels that the model was trained on.
+    prediction get the mean of the labels that the model was trained on. Raises ConfigError for
+    models of several targets or of classes; DataError if the number of molecules is not that of the
+    split.
 
     Parameters
     ----------
@@ -221,13 +219,6 @@ def predict_ogb(
     Returns
     -------
     The file, and how many molecules had no prediction.
-
-    Raises
-    ------
-    ConfigError
-        For models of several targets or of classes.
-    DataError
-        If the number of molecules is not that of the split.
     """
     target = _single_number(predictor.targets)
     if split not in OGB_SIZES:

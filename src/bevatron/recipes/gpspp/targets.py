@@ -43,6 +43,9 @@ class TargetConfig:
 def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, ...], list[str]]:
     """Describe the targets by the training labels.
 
+    Raises ConfigError if there is no target of that name; DataError for a target without labels,
+    and for labels that are not class indices.
+
     Parameters
     ----------
     config
@@ -53,13 +56,6 @@ def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, 
     Returns
     -------
     targets, lines for the log
-
-    Raises
-    ------
-    ConfigError
-        If there is no target of that name.
-    DataError
-        For a target without labels, and for labels that are not class indices.
     """
     for name in (*config.binary, *config.multiclass, *config.units):
         if name not in data.targets:

@@ -141,12 +141,8 @@ class GraphData:
 def load_graphs(config: GraphDataConfig) -> GraphData:
     """Read all graphs of a run.
 
-    Raises
-    ------
-    ConfigError
-        If no file is given, or files of one graph are given with several.
-    DataError
-        For data that must not be trained on.
+    Raises ConfigError if no file is given, or files of one graph are given with several; DataError
+    for data that must not be trained on.
     """
     if not config.train:
         raise ConfigError("data.train: expected a graph to train on (--data FILE)")
@@ -188,10 +184,7 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
 def describe_vertices(vertices: GraphArrays, config: GraphDataConfig) -> GraphData:
     """Describe inputs and outputs of a graph whose edges are read elsewhere.
 
-    Raises
-    ------
-    ConfigError, DataError
-        As for `load_graphs`.
+    Raises ConfigError or DataError as for `load_graphs`.
     """
     _check_learnable(vertices, Path(vertices.name))
     questions = _questions(config, [vertices])
@@ -231,12 +224,8 @@ def _check_learnable(graph: GraphArrays, path: Path) -> None:
 def read_one(path: Path, config: GraphDataConfig, *, several: bool) -> GraphArrays:
     """Read a graph, with the files of features, labels and splits of an edge list.
 
-    Raises
-    ------
-    ConfigError
-        If files of features, labels or splits are given for several graphs.
-    DataError
-        If the graph has no features or labels to learn from.
+    Raises ConfigError if files of features, labels or splits are given for several graphs;
+    DataError if the graph has no features or labels to learn from.
     """
     more_files = {"features": config.features, "labels": config.labels, "splits": config.splits}
     given = [name for name, value in more_files.items() if value is not None]

@@ -131,6 +131,8 @@ class PartSample(WholeGraph):
 class PartedGraph:
     """A graph over all processes, partitioned when the first batch is made.
 
+    Raises ConfigError if the model does not run on this partition.
+
     Parameters
     ----------
     edges, vertices
@@ -148,11 +150,6 @@ class PartedGraph:
     ----------
     generator
         Draws the seeds of attention dropout, in the same state on all processes.
-
-    Raises
-    ------
-    ConfigError
-        If the model does not run on this partition.
     """
 
     def __init__(

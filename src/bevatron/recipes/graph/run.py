@@ -203,10 +203,8 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
 def load_parts(config: GraphRun) -> GraphData:
     """Build data sets of which each process holds a part, see `bevatron.recipes.graph.partition`.
 
-    Raises
-    ------
-    BevatronError
-        For data that must not be trained on, or models that do not run on several processes.
+    Raises BevatronError for data that must not be trained on, or models that do not run on several
+    processes.
     """
     if len(config.data.train) != 1:
         raise ConfigError("data.train: expected a graph to train on (--data FILE)")

@@ -122,7 +122,8 @@ def with_trained_split(
     """Give a graph the split of a model's training, as far as the model was trained on it.
 
     Where the training had no validation or no test, that part is the graph's own, as far as its
-    vertices had no role in training: their labels may have been added later.
+    vertices had no role in training: their labels may have been added later. Raises DataError if
+    ``splits`` has vertices for validation or test that were trained on.
 
     Parameters
     ----------
@@ -137,11 +138,6 @@ def with_trained_split(
     Returns
     -------
     The graph, and a sentence that says which split it has.
-
-    Raises
-    ------
-    DataError
-        If ``splits`` has vertices for validation or test that were trained on.
     """
     own = "no split" if graph.roles is None else f"its own split ({_sizes(graph.roles)})"
     known = None if trained is None else trained.roles(graph)

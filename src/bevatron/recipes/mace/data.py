@@ -109,10 +109,7 @@ class DataConfig(SourceConfig):
     def sources(self) -> dict[str, SourceConfig]:
         """Head name -> its files.
 
-        Raises
-        ------
-        ConfigError
-            If there is nothing to train on, or both ``train`` and ``heads``.
+        Raises ConfigError if there is nothing to train on, or both ``train`` and ``heads``.
         """
         if self.heads and self.train:
             raise ConfigError("data: give either 'train' or 'heads', each of which has 'train'")
@@ -166,7 +163,9 @@ def load_structures(
 ) -> StructureData:
     """Open or prepare all data of a run and split them.
 
-    Isolated atoms (group ``IsolatedAtom``) stay in the training set: they only determine E0.
+    Isolated atoms (group ``IsolatedAtom``) stay in the training set: they only determine E0. Raises
+    DataError or ConfigError for data that must not be trained on and configurations that contradict
+    each other.
 
     Parameters
     ----------
@@ -180,11 +179,6 @@ def load_structures(
         Heads that a model already has; new heads of the data follow.
     stage_to
         Node-local folder that stores are copied to and read from.
-
-    Raises
-    ------
-    DataError, ConfigError
-        For data that must not be trained on and configurations that contradict each other.
     """
     sources = _named_sources(config, first_heads)
     own = _heads_of(sources)

@@ -99,6 +99,8 @@ def evaluate_files(
 ) -> Evaluation:
     """Evaluate a model, a model folder or a run on files or stores of labelled structures.
 
+    Raises DataError for structures without labels, or with elements that the model does not know.
+
     Parameters
     ----------
     model
@@ -116,11 +118,6 @@ def evaluate_files(
         Maximum number of atoms per batch.
     out
         JSON file for the tables.
-
-    Raises
-    ------
-    DataError
-        For structures without labels, or with elements that the model does not know.
     """
     if not paths:
         raise ConfigError("evaluate: expected at least one file of labelled structures or store")

@@ -45,7 +45,8 @@ def predict_file(
 
     ``PREFIX + energy`` (eV), ``forces`` (eV/Å), ``energies`` (eV per atom) and, with a cell,
     ``stress`` (eV/Å^3) are added; with several models their mean, and ``energy_std`` and
-    ``forces_std`` for the spread.
+    ``forces_std`` for the spread. Raises DataError for a frame that cannot be read or has unknown
+    elements; names file and frame.
 
     Parameters
     ----------
@@ -70,11 +71,6 @@ def predict_file(
     Returns
     -------
     Number of structures.
-
-    Raises
-    ------
-    DataError
-        For a frame that cannot be read or has unknown elements; names file and frame.
     """
     import ase.io
 
@@ -116,7 +112,8 @@ def predict_structures(
     """Predict structures in batches and return copies that hold the results.
 
     ``atoms.get_potential_energy()`` and so on give the results; of several models their mean, and
-    ``atoms.calc.results`` has the spread too, as of `BevatronCalculator`.
+    ``atoms.calc.results`` has the spread too, as of `BevatronCalculator`. Raises DataError naming
+    the structure, for what cannot be read or has elements unknown to the model.
 
     Parameters
     ----------
@@ -124,11 +121,6 @@ def predict_structures(
         As of `predict_file`.
     source
         A file that ASE reads, a structure, or several.
-
-    Raises
-    ------
-    DataError
-        Naming the structure, for what cannot be read or has elements unknown to the model.
     """
     if isinstance(source, str | Path):
         where, structures = Path(source), list(_read(Path(source)))
@@ -169,7 +161,8 @@ def relax_file(
 
     See `bevatron.recipes.mace.relax.relax`; ``relax_converged`` and ``relax_steps`` are added.
     Labels that the input has under common names (``REF_energy``, ``forces``) are left out: they
-    belong to the structures before relaxation and must not be trained on by mistake.
+    belong to the structures before relaxation and must not be trained on by mistake. Raises
+    DataError for a frame that cannot be read or has unknown elements; names file and frame.
 
     Parameters
     ----------
@@ -189,11 +182,6 @@ def relax_file(
         Readout for all structures, as in `predict_file`.
     device, dtype
         Where and in which precision to compute.
-
-    Raises
-    ------
-    DataError
-        For a frame that cannot be read or has unknown elements; names file and frame.
     """
     import ase.io
 

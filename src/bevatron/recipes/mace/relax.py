@@ -68,6 +68,8 @@ def relax(
     Constraints of the structures (``FixAtoms`` and others of ASE) are obeyed. With ``cell=True``
     the cell relaxes together with the atoms, as ASE's ``UnitCellFilter`` does it (Tadmor et al.,
     PRB 59, 235): the deformation gradient times the number of atoms acts as three more atoms.
+    Raises DataError if the model does not know an element, or there is no cell to relax;
+    DivergenceError if a prediction is not finite.
 
     Parameters
     ----------
@@ -92,13 +94,6 @@ def relax(
         Of the neighbour lists, see `bevatron.data.verlet.VerletList`.
     progress
         Called after each step with the numbers of converged and of all structures.
-
-    Raises
-    ------
-    DataError
-        If the model does not know an element, or there is no cell to relax.
-    DivergenceError
-        If a prediction is not finite.
 
     Examples
     --------

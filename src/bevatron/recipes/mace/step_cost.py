@@ -111,10 +111,7 @@ class StepMeter:
     def measure(self, indices: IntArray, repeats: int = 5) -> StepCost:
         """Time steps over some samples, one after the other as in training.
 
-        Raises
-        ------
-        OutOfMemoryError
-            If they do not fit.
+        Raises OutOfMemoryError if they do not fit.
         """
         samples = [self.dataset[int(i)] for i in indices]
         batch = self._run.task.collate(samples, indices, [1.0] * len(samples))
@@ -133,10 +130,7 @@ class StepMeter:
     def planned(self, indices: IntArray) -> tuple[int, int]:
         """Plan what of `StepCost.needed_bytes` stays, and what steps over some samples add to it.
 
-        Raises
-        ------
-        NotPlannableError
-            If it depends on values of the batch.
+        Raises NotPlannableError if it depends on values of the batch.
         """
         run = self._run
         batch = run.task.collate(
@@ -285,14 +279,11 @@ def saturation(
 def fit_cost(costs: Sequence[StepCost]) -> tuple[dict[str, float], float]:
     """Fit seconds = a*atoms + b*edges + c*graphs + d by non-negative least squares.
 
+    Raises ConfigError if there are fewer measurements than coefficients.
+
     Returns
     -------
     The coefficients by name (``constant`` for d), and the RMS of the relative error.
-
-    Raises
-    ------
-    ConfigError
-        If there are fewer measurements than coefficients.
     """
     if len(costs) < len(TERMS) + 1:
         raise ConfigError(f"the cost model needs {len(TERMS) + 1} measurements, got {len(costs)}")

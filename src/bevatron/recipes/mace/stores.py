@@ -27,6 +27,8 @@ def open_structures(
 ) -> list[Store]:
     """Open stores and prepare files.
 
+    Raises DataError if a store was prepared with another cutoff, or a file cannot be trained on.
+
     Parameters
     ----------
     paths
@@ -41,11 +43,6 @@ def open_structures(
         Processes; None = all usable cores.
     overwrite
         Replace a store of other files or settings there.
-
-    Raises
-    ------
-    DataError
-        If a store was prepared with another cutoff, or a file cannot be trained on.
     """
     stores, files = [], []
     for path in map(Path, paths):
@@ -79,6 +76,9 @@ def prepare_structures(
 ) -> Store:
     """Check the labels of structures and find their neighbours once, in parallel, into a store.
 
+    Raises ConfigError for a cutoff that is not a positive length; DataError or StoreError if a file
+    holds what must not be trained on, or ``out`` holds something else.
+
     Parameters
     ----------
     files
@@ -91,13 +91,6 @@ def prepare_structures(
         Names of the labels in the files.
     samples_per_shard, workers, overwrite
         As in `bevatron.data.store.prepare.prepare`.
-
-    Raises
-    ------
-    ConfigError
-        For a cutoff that is not a positive length.
-    DataError, StoreError
-        If a file holds what must not be trained on, or ``out`` holds something else.
     """
     if not cutoff > 0:
         raise ConfigError(f"cutoff: expected a length above 0 Å, got {cutoff}")
@@ -124,14 +117,11 @@ def prepare_files(
 ) -> list[str]:
     """Prepare structures as ``bevatron prepare`` does; options are those of `prepare_structures`.
 
+    Raises ConfigError if there is no file or no cutoff.
+
     Returns
     -------
     Lines for the user: what was found, and how to train on it.
-
-    Raises
-    ------
-    ConfigError
-        If there is no file or no cutoff.
     """
     if not files:
         raise ConfigError("prepare: expected at least one file of structures or molecules")

@@ -115,6 +115,7 @@ def profile_steps(run: Run, steps: int = 50, warm: int = 10) -> Profile:
     """Run some steps under the profiler; nothing is written to the run's folder.
 
     All steps are of one epoch, for which the data are repeated if need be; none is validated.
+    Raises BevatronError if it was stopped on the way, or whatever training itself raises.
 
     Parameters
     ----------
@@ -124,11 +125,6 @@ def profile_steps(run: Run, steps: int = 50, warm: int = 10) -> Profile:
         Number to time, and then to trace.
     warm
         Warm-up steps; the first captures all shapes of batches where steps are CUDA graphs.
-
-    Raises
-    ------
-    BevatronError
-        If it was stopped on the way, or whatever training itself raises.
     """
     found = Profile(steps=steps)
     with TemporaryDirectory(prefix="bevatron-profile-") as folder:

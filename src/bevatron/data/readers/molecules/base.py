@@ -74,6 +74,8 @@ LARGEST_LABEL = float(np.finfo(np.float32).max)
 def check_labels(values: FloatArray, name: str, where: Callable[[int], str]) -> None:
     """Refuse labels that float32 cannot hold; NaN = no label is fine.
 
+    Raises DataError naming the first.
+
     Parameters
     ----------
     values : [n]
@@ -81,11 +83,6 @@ def check_labels(values: FloatArray, name: str, where: Callable[[int], str]) -> 
         Of the target.
     where
         Names the place of a row in the file.
-
-    Raises
-    ------
-    DataError
-        Naming the first.
     """
     wrong = np.flatnonzero(np.abs(values) > LARGEST_LABEL)
     if len(wrong):

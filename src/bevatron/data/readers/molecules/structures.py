@@ -21,15 +21,12 @@ _ITEM = re.compile(r">[^<]*<([^>]+)>")
 class SdfEntries:
     """Random access to the entries of an SDF as text.
 
+    Raises DataError if it cannot be read or holds no entry.
+
     Parameters
     ----------
     path
         The file; one ending in .gz is unpacked into memory.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read or holds no entry.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +82,7 @@ class SdfEntries:
 
 
 class SdfGeometry:
-    """Structures of an SDF for the rows of a table.
+    """Structures of an SDF for the rows of a table; DataError if the counts differ.
 
     Parameters
     ----------
@@ -95,11 +92,6 @@ class SdfGeometry:
         The row that each entry belongs to; None = the entries are the rows.
     num_rows
         Of the table.
-
-    Raises
-    ------
-    DataError
-        If the counts differ.
     """
 
     def __init__(self, path: Path, num_rows: int, rows: IntArray | None = None) -> None:
@@ -129,7 +121,8 @@ class NpzGeometry:
 
     The file holds per molecule ``n_atoms``, ``n_heavy``, ``map_status`` (0 = structure and SMILES
     disagree: no positions) and optionally ``idx``; per atom ``pos_e4`` (1e-4 Å); per heavy atom
-    ``heavy_perm``, which atom of the molecule is atom k of the parsed SMILES.
+    ``heavy_perm``, which atom of the molecule is atom k of the parsed SMILES. Raises DataError if
+    the file lacks something or the two do not agree.
 
     Parameters
     ----------
@@ -139,11 +132,6 @@ class NpzGeometry:
         Of the table.
     identifiers : [num_rows] or None
         The table's ``idx``, to check that both have the same order.
-
-    Raises
-    ------
-    DataError
-        If the file lacks something or the two do not agree.
     """
 
     def __init__(self, path: Path, num_rows: int, identifiers: Array | None = None) -> None:

@@ -38,6 +38,9 @@ _SPLITS[""] = -1
 class TableFile:
     """A table with a column of SMILES.
 
+    Raises DataError if the file cannot be read, a column is missing or unclear, or a target is not
+    a number; the message names it.
+
     Parameters
     ----------
     path
@@ -46,12 +49,6 @@ class TableFile:
         Which columns.
     geometry
         Its 3D structures, if any.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read, a column is missing or unclear, or a target is not a number;
-        the message names it.
     """
 
     def __init__(
@@ -112,10 +109,7 @@ class TableFile:
     def splits(self) -> Array | None:
         """Return the split of each row, see `SPLITS`; None without a split column.
 
-        Raises
-        ------
-        DataError
-            If a row names anything but train, valid or test.
+        Raises DataError if a row names anything but train, valid or test.
         """
         if self.split is None:
             return None

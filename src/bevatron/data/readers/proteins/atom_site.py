@@ -52,7 +52,9 @@ def read_sites(block: Any, name: str, model: int | None) -> tuple[Sites, int, tu
 
     Of the components that share a residue, and then of its alternative locations, the one of
     highest mean occupancy is kept, the first in the file at ties. An atom that has only other
-    locations keeps that of highest occupancy, the first at ties; so do atoms of equal name.
+    locations keeps that of highest occupancy, the first at ties; so do atoms of equal name. Raises
+    DataError if there are no atoms, no such model, or a position is not finite or not below
+    `FARTHEST`.
 
     Parameters
     ----------
@@ -71,11 +73,6 @@ def read_sites(block: Any, name: str, model: int | None) -> tuple[Sites, int, tu
         Number of the model that was read.
     models
         Numbers of all models.
-
-    Raises
-    ------
-    DataError
-        If there are no atoms, no such model, or a position is not finite or not below `FARTHEST`.
     """
     table = Table(block, "_atom_site", name)
     rows = len(table.texts("Cartn_x"))

@@ -36,13 +36,7 @@ def is_binary_cif(data: bytes) -> bool:
 
 
 def parse_binary_cif(data: bytes, name: str) -> "BinaryBlock":
-    """Read the first data block.
-
-    Raises
-    ------
-    DataError
-        If the file is damaged or cut off.
-    """
+    """Read the first data block; DataError if the file is damaged or cut off."""
     try:
         blocks = _MessagePack(data).value()["dataBlocks"]
         return BinaryBlock(blocks[0], name)

@@ -20,10 +20,7 @@ def gemmi() -> Any:
 def parse_cif(data: bytes, name: str) -> list[Any]:
     """Parse mmCIF text into gemmi's data blocks.
 
-    Raises
-    ------
-    DataError
-        If it is no CIF, is cut off within a value or row, or names a tag twice.
+    Raises DataError if it is no CIF, is cut off within a value or row, or names a tag twice.
     """
     try:
         return list(gemmi().cif.read_string(data))

@@ -106,12 +106,8 @@ class Entities:
     ) -> tuple[IntArray, list[str], str]:
         """Return numbers and components of a polymer, and its entity.
 
-        Where several components share a place it is the one seen in the chain.
-
-        Raises
-        ------
-        DataError
-            If the chain has a residue that its sequence lacks.
+        Where several components share a place it is the one seen in the chain. Raises DataError if
+        the chain has a residue that its sequence lacks.
         """
         seen = dict(zip(sites.number[rows].tolist(), sites.component[rows].tolist(), strict=True))
         listed = self._of_entity.get(entity) or self._of_chain.get(label)

@@ -64,10 +64,7 @@ def _checked(data: bytes, name: str) -> bytes:
 def split_records(data: bytes, name: str) -> Records:
     """Split a FASTA or a3m file into records; comments (``#``) before the first are skipped.
 
-    Raises
-    ------
-    DataError
-        If it is empty, does not begin with a record, or is UTF-16 or binary.
+    Raises DataError if it is empty, does not begin with a record, or is UTF-16 or binary.
     """
     data = _checked(data, name)
     if not data.strip():

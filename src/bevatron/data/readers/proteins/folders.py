@@ -62,12 +62,8 @@ def find_protein_files(paths: Sequence[str | Path]) -> ProteinFiles:
     """List the files of proteins among paths and, at any depth, in folders and archives.
 
     Archives are tar files and OpenFold's alignment databases, by their index; what is in them has
-    paths through them. A hidden file or folder is passed over.
-
-    Raises
-    ------
-    DataError
-        If a path does not exist.
+    paths through them. A hidden file or folder is passed over. Raises DataError if a path does not
+    exist.
     """
     found: dict[str, dict[Path, tuple[str, int]]] = {name: {} for name in _KINDS}
     refused: list[tuple[str, str]] = []

@@ -40,11 +40,8 @@ class Stockholm:
 def parse_stockholm(data: bytes, name: str) -> Stockholm:
     """Read one alignment, in one block or several.
 
-    Raises
-    ------
-    DataError
-        If it is not a Stockholm file, is cut off, its blocks or rows do not fit together, or it
-        holds a second alignment.
+    Raises DataError if it is not a Stockholm file, is cut off, its blocks or rows do not fit
+    together, or it holds a second alignment.
     """
     lines = as_text(data, name).split("\n")
     if not lines[0].startswith("# STOCKHOLM"):

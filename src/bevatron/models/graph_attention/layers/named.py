@@ -116,13 +116,7 @@ class NamedLayer(GraphLayer):
 
 
 def check_attention(slope: float, dropout: float) -> None:
-    """Check what kernels of additive scores take.
-
-    Raises
-    ------
-    ConfigError
-        If a number is out of its range.
-    """
+    """Check what kernels of additive scores take; ConfigError if a number is out of its range."""
     if not 0.0 <= slope <= 1.0:
         raise ConfigError(f"slope: expected 0 to 1, got {slope}")
     if not 0.0 <= dropout < 1.0:
