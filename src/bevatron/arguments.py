@@ -28,12 +28,8 @@ def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **op
     ----------
     target
         A dataclass or a function.
-    arguments
-        Arguments after the command.
     command
         The command itself, for messages and help.
-    **options
-        For `tyro.cli`.
 
     Raises
     ------

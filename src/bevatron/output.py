@@ -92,8 +92,6 @@ def print_table(
         Of the columns; a line break puts a unit below the name.
     rows
         Cells as text.
-    title
-        A line above the table.
     width
         Columns of a line; None = those of the terminal, 120 without one.
     """

@@ -37,8 +37,6 @@ class Archive:
 
     Attributes
     ----------
-    path
-        The archive.
     members
         Its files in their order, by name.
     refused

@@ -93,8 +93,6 @@ def read_whole(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
 
     Parameters
     ----------
-    path
-        The file.
     max_bytes
         How many bytes it may hold. What is compressed more than `MAX_RATIO` times is refused
         earlier, so that a few kilobytes of zeros cannot fill the memory.

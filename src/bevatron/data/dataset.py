@@ -61,8 +61,6 @@ class Subset:
 
     Parameters
     ----------
-    dataset
-        The data set to select from.
     indices
         Indices into ``dataset``, [n].
 
@@ -106,8 +104,6 @@ class Concatenated:
 
     Parameters
     ----------
-    datasets
-        The parts.
     heads
         For each part the number that replaces ``head`` of its samples; None keeps the stored one.
     """
@@ -168,12 +164,8 @@ def split(num_samples: int, fractions: Sequence[float], seed: int) -> list[IntAr
 
     Parameters
     ----------
-    num_samples
-        Number of samples.
     fractions
         Fraction of each part, at most 1 in sum. A part above 0 gets at least one sample.
-    seed
-        Another seed gives another split.
 
     Returns
     -------

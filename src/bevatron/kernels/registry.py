@@ -140,8 +140,6 @@ def register(
 
     Parameters
     ----------
-    operator
-        Name of the operator.
     implementation
         ``reference`` or ``triton``.
     target

@@ -50,11 +50,6 @@ def run_demo(out: Path) -> int:
 
     Raises ConfigError if the folder holds something else.
 
-    Parameters
-    ----------
-    out
-        Folder for everything.
-
     Returns
     -------
     The exit code: 0, or that of a training that was stopped.

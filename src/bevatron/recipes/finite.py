@@ -14,13 +14,6 @@ def check_finite(values: Mapping[str, npt.NDArray[Any]], where: Callable[[], str
 
     Raises DivergenceError naming the sample and what is predicted.
 
-    Parameters
-    ----------
-    values
-        Predictions by name.
-    where
-        Names the sample.
-
     Examples
     --------
     >>> check_finite({"energy": np.array(-1.5)}, lambda: "a.xyz, frame 3")

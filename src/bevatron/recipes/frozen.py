@@ -15,8 +15,6 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
     Parameters
     ----------
-    model
-        The model; changed in place.
     patterns
         Names with wildcards as in `fnmatch`: ``embedding.*``.
     """

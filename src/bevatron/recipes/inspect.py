@@ -52,8 +52,6 @@ def inspect_store(
 
     Parameters
     ----------
-    path
-        The store.
     out
         Where figures and ``inspect.html`` go; a folder ``STORE-inspect`` by default.
     plan

@@ -47,8 +47,6 @@ def known_of(given: Complex, searches: Sequence[Path] = ()) -> Iterator[Known]:
 
     Parameters
     ----------
-    given
-        The molecules.
     searches
         Files or folders of alignments, template hits, and the structures that they name.
     """

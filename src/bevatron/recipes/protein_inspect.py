@@ -44,8 +44,6 @@ def searches(store: Store, keys: set[bytes]) -> Table:
 
     Parameters
     ----------
-    store
-        The store.
     keys
         `sequence_key` of each distinct protein in it.
     """

@@ -136,8 +136,6 @@ def prepare_searches(
 
     Parameters
     ----------
-    found
-        The files.
     store
         Of the structures.
     chains

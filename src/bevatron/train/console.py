@@ -29,8 +29,6 @@ class Console:
     ----------
     log
         File to which lines are added; None = no file.
-    active
-        Whether this rank prints at all.
     shown
         Validation metrics to print after an epoch; none given: all. metrics.jsonl has all.
     """

@@ -207,8 +207,6 @@ class Journal:
 
     Parameters
     ----------
-    path
-        The file.
     keep_bytes
         What to keep of an existing file; the rest is cut off.
     """

@@ -164,12 +164,8 @@ class StepInFlight:
 
     Attributes
     ----------
-    launched
-        The step.
     num_batches
         Batches of this rank in it.
-    lr
-        Its learning rate.
     waited
         Seconds that it waited for its batches.
     numbers

@@ -63,11 +63,6 @@ LONG_WAIT = 1.0
 class RunFolder:
     """Paths of a run's files.
 
-    Parameters
-    ----------
-    path
-        The folder.
-
     Attributes
     ----------
     passed_over

@@ -86,8 +86,6 @@ def learning_rate(
         The rate before schedule and warm-up.
     step
         Steps done since the beginning.
-    epoch
-        Epochs done.
     fraction
         Part of the current epoch that is done, in [0, 1).
     epochs

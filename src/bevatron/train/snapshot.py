@@ -99,8 +99,6 @@ class Snapshot:
 
     Attributes
     ----------
-    step
-        Steps done.
     files
         Bytes of each file of the checkpoint but ``state.json``.
     values
@@ -129,10 +127,6 @@ class SnapshotMemory:
 
         Parameters
         ----------
-        state
-            Of the run.
-        mesh
-            All ranks.
         best
             Weights to copy with it.
         """

@@ -24,10 +24,6 @@ class Progress:
 
     Attributes
     ----------
-    epoch
-        Epochs completed.
-    step
-        Optimiser steps done.
     step_in_epoch
         Of these, in the current epoch.
     segments
@@ -107,8 +103,6 @@ class TrainState:
         See `bevatron.train.optim.make_optimizer`.
     ema
         Averaged weights, None if switched off.
-    progress
-        Progress of the run.
     gradient_sums
         What sums the gradients that the optimiser takes over ranks; made in the first step.
     generators

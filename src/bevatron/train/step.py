@@ -79,16 +79,12 @@ def train_step(
 
     Parameters
     ----------
-    run
-        Task and settings.
     state
         Changed in place, except for its progress.
     model
         The model of ``state``, or a compiled one that shares its weights.
     batches
         On the CPU.
-    lr
-        Learning rate.
     mesh
         All ranks call this together.
     notes

@@ -56,8 +56,6 @@ class Kronecker:
         two, and as many more positions are drawn as fall outside on average.
     edges
         Asked for; ceil(edges / vertices) are drawn for each vertex.
-    seed
-        Another seed, another graph.
 
     Examples
     --------
@@ -147,8 +145,6 @@ class Uniform:
         At least 1.
     edges
         Asked for: ceil(edges / vertices) columns are drawn for each row.
-    seed
-        Another seed, another graph.
 
     Examples
     --------
@@ -221,8 +217,6 @@ def block_entries(
 
     Parameters
     ----------
-    source
-        The graph.
     rows, cols
         Ranges of vertices with step 1; all by default.
     device

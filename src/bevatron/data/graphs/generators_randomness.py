@@ -87,8 +87,6 @@ class RandomOrder:
     ----------
     count
         n, at least 1.
-    seed
-        Another seed, another permutation.
 
     Examples
     --------

@@ -26,10 +26,6 @@ def normalise_edges(
         In any order.
     num_nodes
         N.
-    policy
-        What to do.
-    name
-        The file, for messages.
 
     Returns
     -------

@@ -25,8 +25,6 @@ class RawGraph:
 
     Attributes
     ----------
-    name
-        The file, for messages.
     rows, cols : [E] destination and source of every edge
     weights : [E]; None = all 1
     num_nodes

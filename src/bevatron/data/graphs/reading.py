@@ -86,8 +86,6 @@ def read_vertices(
     ----------
     path, options, features, labels, splits
         As for `read_graph`.
-    num_nodes
-        Number of vertices.
     """
     options = options or GraphOptions()
     nothing = np.zeros(0, dtype=np.int64)

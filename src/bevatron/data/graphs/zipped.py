@@ -17,13 +17,7 @@ from bevatron.typing import Array
 
 
 class NpzFile:
-    """An npz file, opened once; DataError if it cannot be read or is no npz.
-
-    Parameters
-    ----------
-    path
-        The file.
-    """
+    """An npz file, opened once; DataError if it cannot be read or is no npz."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

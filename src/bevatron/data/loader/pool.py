@@ -78,8 +78,6 @@ class Pool:
     ----------
     dataset, collate
         Pickled once for all workers.
-    num_workers
-        Number of processes.
     window, prefetch, sample_timeout, leave_out, pin_memory, start_method
         As for `bevatron.data.loader.Loader`.
     """

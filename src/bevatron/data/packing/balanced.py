@@ -155,8 +155,6 @@ def deal(
     size : [n] whole sizes; zeros are spread evenly too
     num_batches
         At most n.
-    stream
-        Source of randomness.
     balance : [n] or None
         A second quantity, to be evened out as far as the first permits.
 

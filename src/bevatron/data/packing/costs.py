@@ -94,8 +94,6 @@ class Problem:
         The number of batches, ``reserved`` included, must be a multiple of it.
     reserved
         Number of batches that exist already.
-    stream
-        Source of randomness.
     """
 
     units: IntArray

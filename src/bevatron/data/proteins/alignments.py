@@ -175,10 +175,6 @@ def prepare_alignments(
 
     Parameters
     ----------
-    reader
-        The files.
-    out
-        Folder of the store.
     workers, overwrite, progress
         As in `prepare`.
     """

@@ -49,8 +49,6 @@ def crop_entry(
         ``resolved`` are read.
     sizes
         Largest numbers, shares of the kinds.
-    rng
-        The source of the draw.
     chains
         ``asym_id`` of the chain or the two chains that were drawn: the centre of a spatial crop is
         one of theirs. None for any.
@@ -94,8 +92,6 @@ def contiguous_order(asym_id: Array, max_tokens: int, rng: np.random.Generator) 
         Chain of each token; the tokens of a chain follow each other.
     max_tokens
         Largest number of tokens in all pieces.
-    rng
-        The source of the draw.
 
     Returns
     -------
@@ -136,8 +132,6 @@ def spatial_order(
         Å, where resolved.
     resolved : [N]
         Whether the centre was observed; other tokens come last.
-    rng
-        The source of the draw.
     chains
         Chains that the random token may be of; those of interest. None for any.
     at_interface
@@ -232,8 +226,6 @@ def crop_chain(
         Residues of the chain.
     size
         Residues of the crop.
-    rng
-        The source of the draw.
     clamped
         Whether the sample's FAPE is clamped: the start is then uniform in 0 .. length - size, else
         uniform in 0 .. length - size - x with x uniform in 0 .. length - size.

@@ -41,8 +41,6 @@ class Poses:
         Å; NaN if unknown.
     checksums : uint64 [P]
         Of each pool, with its key; verified when it is first used.
-    name
-        The file, for messages.
     """
 
     keys: IntArray

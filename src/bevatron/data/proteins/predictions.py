@@ -68,8 +68,6 @@ def featurize_inputs(
     ----------
     given
         What `read_inputs` made.
-    components
-        The chemical component dictionary.
     max_tokens
         More tokens are an error; None for any number.
 

@@ -130,8 +130,6 @@ def sample_rows(
 
     Parameters
     ----------
-    stack
-        The rows of the complex.
     sequence : [N]
         Which alignment each token reads; -1 for none.
     column : [N]
@@ -141,8 +139,6 @@ def sample_rows(
         the residue in a polymer, the gap elsewhere. Their other rows are gaps.
     num_rows
         How many rows to draw; fewer are returned where there are fewer.
-    rng
-        The source of the draw.
 
     Returns
     -------

@@ -91,10 +91,6 @@ def sample(
         With `ENTRY_FIELDS`.
     seed
         Of the crop, the rows, the templates and the poses, each of which has a stream of its own.
-    sources
-        Poses, alignments, templates.
-    sizes
-        How much it holds at most.
     chains
         ``asym_id`` of the chain or interface for which the entry was drawn; see `crop_entry`.
 

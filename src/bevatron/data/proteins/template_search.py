@@ -28,8 +28,6 @@ class HitsOf:
 
     Attributes
     ----------
-    path
-        The file.
     query
         Whose hits in it; None for all.
     first

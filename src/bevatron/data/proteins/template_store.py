@@ -42,8 +42,6 @@ class TemplateReader:
 
     Parameters
     ----------
-    queries
-        The sequences.
     structures
         Files of the entries that may be templates, by code in lower case.
     """
@@ -79,8 +77,6 @@ class TemplateFinder:
 
     Attributes
     ----------
-    queries
-        The sequences.
     structures
         Files of the entries that may be templates, by code in lower case.
     dates
@@ -234,8 +230,6 @@ def prepare_templates(
     ----------
     queries, structures, dates, strict
         See `TemplateFinder`.
-    out
-        Folder of the store.
     fingerprint
         Of the content of the structures.
     workers, overwrite, progress

@@ -85,13 +85,7 @@ class Variant:
 
 
 class Variants:
-    """Makes each variant once.
-
-    Parameters
-    ----------
-    components
-        The dictionary.
-    """
+    """Makes each variant once."""
 
     def __init__(self, components: Dictionary) -> None:
         self._components = components

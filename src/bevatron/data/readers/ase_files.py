@@ -29,8 +29,6 @@ class AseFile:
 
     Parameters
     ----------
-    path
-        The file.
     watched
         Names, in lower case, whose values the survey compares with zero.
     trust

@@ -28,8 +28,6 @@ class DatabaseFile:
 
     Parameters
     ----------
-    path
-        The file.
     watched
         Names, in lower case, whose values the survey compares with zero.
     """

@@ -73,12 +73,8 @@ def prepare(
 
     Parameters
     ----------
-    reader
-        Source of the raw samples.
     featurize
         Picklable function from a raw sample to the stored one; None stores raw samples.
-    out
-        Folder of the store.
     fields
         Fields of a stored sample; ``featurize`` must return all of them.
     settings
@@ -136,10 +132,6 @@ def write_store(
 
     Parameters
     ----------
-    out
-        Folder of the store.
-    fields
-        Type and shape of every column.
     shards
         Equal numbers of samples, except that the last may have fewer.
     settings, sources

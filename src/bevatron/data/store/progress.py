@@ -18,12 +18,8 @@ def progress(
 
     Parameters
     ----------
-    title
-        Name of the task.
     total, done
         Number of items in all, and those already done.
-    unit
-        Name of the items.
     enabled
         False shows nothing; nor does a quiet command.
 

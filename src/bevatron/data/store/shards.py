@@ -36,8 +36,6 @@ class Columns:
 
     Attributes
     ----------
-    num_samples
-        Number of samples.
     arrays
         By field: the rows of all samples concatenated (ragged), or one entry per sample.
     offsets
@@ -79,12 +77,8 @@ def write_shard(
 
     Parameters
     ----------
-    path
-        Name of the shard.
     fields
         Type and shape of every column; ``columns`` must hold all of them.
-    columns
-        The samples.
     metadata
         Plain values stored in the file; see `read_metadata`.
     """
@@ -201,10 +195,6 @@ class Shard:
 
     Attributes
     ----------
-    path
-        The file.
-    num_samples
-        Number of samples.
     arrays, offsets
         As in `Columns`, read-only views of the file.
     """
@@ -225,13 +215,9 @@ class Shard:
 
         Parameters
         ----------
-        path
-            The file.
         size
             Size in bytes when it was written. It is checked before mapping, because access beyond
             the end of a mapped file kills the process (SIGBUS).
-        fields
-            The fields to view.
         """
         check_size(path, size)
         try:

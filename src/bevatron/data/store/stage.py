@@ -23,8 +23,6 @@ def stage(store: Path, folder: Path) -> Path:
 
     Parameters
     ----------
-    store
-        Folder of the store.
     folder
         Folder on a fast local disk; created if missing.
     """

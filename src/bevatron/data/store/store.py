@@ -49,12 +49,8 @@ class Store:
 
     Attributes
     ----------
-    path
-        The folder.
     manifest
         fingerprint, fields, sources, settings, summary, counts, num_samples, shards.
-    fields
-        The fields of every sample.
 
     Examples
     --------

@@ -34,10 +34,6 @@ class StoreWriter:
 
     Attributes
     ----------
-    out
-        Folder of the store.
-    fields
-        Fields of every sample.
     inputs
         Plain values that determine the content: the reader's fingerprint and sources, the settings,
         the fields, the format. Their hash is the store's fingerprint.

@@ -68,17 +68,7 @@ def neighbours_by_file(store: Store) -> dict[str, tuple[IntArray, IntArray]]:
 
 @dataclass(frozen=True)
 class PlanStatistics:
-    """The plan of one algorithm and the time to compute it.
-
-    Attributes
-    ----------
-    name
-        Name of the algorithm for display.
-    plan
-        The epoch.
-    seconds
-        Time to compute it.
-    """
+    """The plan of one algorithm and the time to compute it."""
 
     name: str
     plan: Plan
@@ -110,8 +100,6 @@ def compare_plans(
         Number of processes that share the epoch.
     cost
         The cost to balance over ranks; atoms by default.
-    seed
-        Seed of the epoch.
     names
         Returns the name of a structure for messages.
     """

@@ -14,8 +14,6 @@ def check_one_type(operator: str, tensors: Mapping[str, Tensor | Sequence[Tensor
 
     Parameters
     ----------
-    operator
-        The function that was called.
     tensors
         By the name of the argument, the one whose type the result has first.
 
@@ -50,8 +48,6 @@ def check_shapes(
 
     Parameters
     ----------
-    op
-        The function that was called.
     wanted
         Tensor and shape by the name of the argument; None is any shape.
     source

@@ -17,8 +17,6 @@ class ErrorSums:
 
     Parameters
     ----------
-    quantities
-        Names of the quantities compared.
     groups
         Names of the groups that errors are kept for; `compute` gives the total under the bare
         names and, if there is more than one group, each group under ``group/name``.
@@ -119,8 +117,6 @@ def group_errors(
     ----------
     rows
         Rows of `error_rows` by quantity.
-    groups
-        Names of the groups.
     group
         [G], the group of each structure.
     """

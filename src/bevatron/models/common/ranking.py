@@ -71,8 +71,6 @@ class RankingSums:
 
     Parameters
     ----------
-    num_labels
-        Number of labels.
     num_bins
         Bins of a label's logits; scores in one bin count as equal.
 

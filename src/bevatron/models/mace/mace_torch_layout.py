@@ -62,8 +62,6 @@ def pieces(config: MaceConfig, *, single_head_flat: bool = True) -> Iterator[Pie
 
     Parameters
     ----------
-    config
-        The model.
     single_head_flat
         Whether a single head's E0, scale and shift lack the head axis, as mace-torch writes them.
     """

@@ -45,8 +45,6 @@ def evaluate_stores(
         cpu, cuda, cuda:N or auto; for a model that is not loaded yet.
     most
         Chains of each store at most; None for all.
-    out
-        JSON file for the table.
     pictures
         Folder for one picture of each chain: lDDT by residue, and both structures superposed.
 

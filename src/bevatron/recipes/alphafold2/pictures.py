@@ -18,8 +18,6 @@ def picture_of(name: str, batch: ChainBatch, outputs: Mapping[str, Tensor]) -> F
 
     Parameters
     ----------
-    name
-        The title.
     batch, outputs
         A chain and its prediction, as `ChainMetrics.update` takes them.
     """

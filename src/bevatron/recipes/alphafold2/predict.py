@@ -44,8 +44,6 @@ def predict_files(
     source
         See `bevatron.data.readers.proteins.inputs.read_inputs`: FASTA, or a JSON or YAML that also
         names alignments and templates. Equal chains are predicted once.
-    out
-        The folder.
     seed
         Of the rows that are drawn.
     device

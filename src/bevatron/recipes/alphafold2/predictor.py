@@ -58,8 +58,6 @@ class ChainPredictor:
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     device
         cpu, cuda, cuda:N or auto. On a GPU alignment and pair are in bfloat16, as in training.
     """

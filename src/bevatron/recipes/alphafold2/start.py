@@ -27,8 +27,6 @@ class Started(NamedTuple):
 
     Attributes
     ----------
-    model
-        With its weights.
     optimizer_tensors
         Adam's moments as `bevatron.train.optim.optimizer_tensors` names them; none = zeros.
     """

@@ -150,8 +150,6 @@ def prepare_chains(
     ----------
     files
         Structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth.
-    out
-        Folder of the store.
     strict
         See `ChainFeaturizer`.
     samples_per_shard, workers, overwrite, progress

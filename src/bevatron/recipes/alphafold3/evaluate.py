@@ -52,8 +52,6 @@ def evaluate_stores(
         Complexes of each store at most; None for all.
     components
         The chemical component dictionary for what is prepared: a file, or ``biotite``.
-    out
-        JSON file for the table.
 
     Returns
     -------

@@ -63,8 +63,6 @@ def prepared_input(
     ----------
     given, searches
         See `bevatron.recipes.protein_inputs.known_of`.
-    components
-        The dictionary.
     """
     entry, known_components = featurize_inputs(given, components)
     poses = make_pools(known_components[code] for code in describe(entry)["components"])

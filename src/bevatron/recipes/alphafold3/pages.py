@@ -23,12 +23,6 @@ def write_page(
 
     Parameters
     ----------
-    path
-        The HTML file.
-    entry
-        The complex.
-    best
-        Its best structure.
     rows
         Scores of all structures, the best first.
     mmcif

@@ -45,8 +45,6 @@ def predict_files(
         A run, a model folder, or what was loaded of one.
     source
         See `bevatron.data.readers.proteins.inputs.read_inputs`.
-    out
-        The folder.
     samples
         Structures of each seed.
     seeds

@@ -71,8 +71,6 @@ class ComplexPredictor:
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     device
         cpu, cuda, cuda:N or auto. On a GPU trunk and diffusion run in bfloat16, as in training.
     """

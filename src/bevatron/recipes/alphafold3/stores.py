@@ -129,8 +129,6 @@ def prepare_complexes(
     ----------
     files
         Structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth.
-    out
-        Folder of the store.
     components, assembly, max_tokens, keep_all, strict
         See `ComplexFeaturizer`.
     samples_per_shard, workers, overwrite, progress

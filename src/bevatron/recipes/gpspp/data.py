@@ -138,8 +138,6 @@ def load_molecules(
 
     Parameters
     ----------
-    config
-        The files.
     prepared
         Where files are prepared unless the configuration names a folder.
     stage_to

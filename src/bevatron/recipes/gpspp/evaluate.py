@@ -40,8 +40,6 @@ def evaluate_files(
         or ``options.targets`` names them in the model's order.
     options
         Columns of SMILES and labels.
-    out
-        JSON file for the table.
 
     Returns
     -------

@@ -64,14 +64,10 @@ def started_from(
 
     Parameters
     ----------
-    source
-        The trained model.
     asked
         The run's own hyper-parameters, with what the new data say.
     preset
         The hyper-parameters of the run's preset.
-    config
-        What is kept.
 
     Returns
     -------

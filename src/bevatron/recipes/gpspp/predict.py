@@ -79,8 +79,6 @@ def predict_file(
 
     Parameters
     ----------
-    predictor
-        The models.
     source
         A table of SMILES, an SDF, OGB's folder or a prepared store.
     out

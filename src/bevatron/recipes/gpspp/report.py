@@ -64,14 +64,8 @@ def evaluate_molecules(
 
     Parameters
     ----------
-    model
-        The model, in training or evaluation mode.
-    dataset
-        Molecules, all with atoms.
     modes
         Inputs: 2d, 3d.
-    device
-        Where the model is.
     capacity
         Maximum number of atoms per batch; a larger molecule is a batch of its own.
     """
@@ -108,21 +102,8 @@ def report_of_run(
 
     Parameters
     ----------
-    folder
-        The run's folder, with model, config.yaml and metrics.jsonl.
-    data
-        The data sets of the run.
     modes
         The modes of validation.
-    batch
-        How batches were made.
-    result
-        Result of the training.
-
-    Returns
-    -------
-    Path
-        report.html
     """
     history = History.of_run(folder)
     model = trained_model(folder).to(history.device)

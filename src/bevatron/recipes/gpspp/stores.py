@@ -45,8 +45,6 @@ def prepare_molecules(
     ----------
     source
         Files of molecules, or a reader such as `molecules_in_memory` makes.
-    out
-        Folder of the store.
     feature_set_name
         See `MoleculeDataConfig.feature_set`.
     options

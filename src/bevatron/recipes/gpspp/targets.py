@@ -48,8 +48,6 @@ def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, 
 
     Parameters
     ----------
-    config
-        Their kinds.
     data
         The data sets; mean and spread are those of the training labels.
 

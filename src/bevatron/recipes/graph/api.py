@@ -14,8 +14,6 @@ class NodePredictor:
 
     Attributes
     ----------
-    folder
-        A run or a model folder.
     device, dtype
         Where and in which precision it runs.
     """

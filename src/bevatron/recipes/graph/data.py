@@ -78,8 +78,6 @@ class GraphSet:
     ----------
     samples
         With the fields of `bevatron.data.samples.graphs.graph_fields`.
-    names
-        Of the files.
     """
 
     def __init__(self, samples: Sequence[Arrays], names: Sequence[str]) -> None:
@@ -116,8 +114,6 @@ class GraphData:
         One sample each if all are splits of one graph; None where a split is empty.
     inputs, outputs, questions
         Width of the features, number of logits, kind of labels.
-    report
-        Lines for the log: what was found.
     fingerprint
         Hash of edges, features, labels and splits.
     split

@@ -141,8 +141,6 @@ class PartedGraph:
         Configuration of the model that works on it.
     scheme
         How the graph is partitioned.
-    device
-        Of the run.
     seed
         Of the order of vertices and of masks of dropout.
 
@@ -220,8 +218,6 @@ class PartSet:
 
     Parameters
     ----------
-    graph
-        The graph.
     role
         train, valid or test.
     """

@@ -50,8 +50,6 @@ class Measured:
 
     Attributes
     ----------
-    metrics
-        By name.
     confused : [classes, classes]
         Confusion matrix: rows are true classes; empty for yes-or-no questions.
     """
@@ -69,8 +67,6 @@ def measure(
     ----------
     model
         With its final weights, on the device of the run.
-    data, settings
-        Of the run.
     mesh
         The processes over which the graph is cut, all of which call this; None = not cut.
     """
@@ -94,21 +90,8 @@ def report_of_run(
 
     Parameters
     ----------
-    folder
-        The run's folder, with config.yaml and metrics.jsonl.
-    model
-        Of the run.
     measured
         Its metrics, see `measure`; None = it is evaluated here.
-    data, settings
-        Of the run.
-    result
-        Result of the training.
-
-    Returns
-    -------
-    Path
-        report.html
     """
     history = History.of_run(folder)
     config = history.config

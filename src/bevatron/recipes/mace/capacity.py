@@ -93,8 +93,6 @@ def choose_capacity(meter: StepMeter, batches_per_step: int) -> tuple[dict[str, 
 
     Parameters
     ----------
-    meter
-        Measures the steps.
     batches_per_step
         Batches of all ranks in an optimiser step.
 
@@ -242,8 +240,6 @@ def largest_capacity(meter: StepMeter, available: float, most: int) -> dict[str,
 
     Parameters
     ----------
-    meter
-        Measures the steps.
     available
         Bytes.
     most

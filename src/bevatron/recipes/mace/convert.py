@@ -75,8 +75,6 @@ def to_mace_torch_file(model: Path, out: Path) -> str:
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     out
         ``NAME.model`` (needs mace-torch) or ``NAME.pt`` (a state dict, with ``NAME.json``).
     """

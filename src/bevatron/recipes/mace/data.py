@@ -169,8 +169,6 @@ def load_structures(
 
     Parameters
     ----------
-    config
-        The files.
     cutoff
         Of the neighbours, Å.
     prepared

@@ -69,12 +69,8 @@ class Evaluation:
 
     Attributes
     ----------
-    total
-        Errors over all structures.
     tables
         ``group``, ``file``, ``head``, ``element`` -> name -> errors; only where there are several.
-    predictions
-        All values.
     """
 
     total: Errors
@@ -103,8 +99,6 @@ def evaluate_files(
 
     Parameters
     ----------
-    model
-        The potential.
     paths
         Files of structures or prepared stores.
     labels
@@ -304,8 +298,6 @@ class _Renumbered:
 
     Parameters
     ----------
-    store
-        The samples.
     heads
         The model's head for each of the store's.
     """

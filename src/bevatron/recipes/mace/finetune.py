@@ -71,8 +71,6 @@ class FineTuning:
     ----------
     source
         The model to start from.
-    config
-        What is kept.
     data_config
         Paths of the new data.
     data

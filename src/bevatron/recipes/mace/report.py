@@ -55,24 +55,7 @@ def report_of_run(
     batch: BatchConfig,
     result: FitResult,
 ) -> Path:
-    """Evaluate the model of a finished run and write its report.
-
-    Parameters
-    ----------
-    folder
-        The run's folder, with model, config.yaml and metrics.jsonl.
-    data
-        The data sets of the run.
-    batch
-        How batches were made.
-    result
-        Result of the training.
-
-    Returns
-    -------
-    Path
-        report.html
-    """
+    """Evaluate the model of a finished run and write its report."""
     history = History.of_run(folder)
     model = load_model(folder)
     dtype = str(history.config["train"].get("dtype", "float64"))
@@ -134,11 +117,6 @@ def write_report(
         Warnings at the top; resumes are added from metrics.jsonl.
     found
         What the readers found in the files.
-
-    Returns
-    -------
-    Path
-        report.html
     """
     history = History.of_run(folder)
     report = Report(f"MACE: {folder.resolve().name}", str(folder), figures=folder / "plots")

@@ -257,8 +257,6 @@ def saturation(
 
     Parameters
     ----------
-    meter
-        Measures the steps.
     first, most
         Atoms of the smallest and of the largest batch.
     seconds_at_most

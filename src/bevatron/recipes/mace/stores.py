@@ -83,8 +83,6 @@ def prepare_structures(
     ----------
     files
         What the readers of structures read.
-    out
-        Folder of the store.
     cutoff : Å
         Of the neighbours.
     labels

@@ -73,8 +73,6 @@ class Profile:
 
     Attributes
     ----------
-    mesh
-        Which rank, on which device.
     steps
         That were traced, and as many were timed before.
     window
@@ -93,8 +91,6 @@ class Profile:
         Whether the steps were replayed CUDA graphs.
     sizes
         Mean sizes of this rank's traced steps, as its batches name them.
-    memory
-        See there.
     """
 
     mesh: Mesh = field(default_factory=Mesh)

@@ -28,10 +28,6 @@ class Report:
 
     Parameters
     ----------
-    title
-        Heading of the page.
-    subtitle
-        One line below it.
     figures
         A folder where every figure is also written as PNG; None = only embedded.
 

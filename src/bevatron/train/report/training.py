@@ -112,12 +112,8 @@ def show_learning_curves(
 
     Parameters
     ----------
-    report, history
-        Of the run.
     metrics
         One panel each; those without values are left out.
-    caption
-        Text below the figure.
     """
     epochs = history.epochs
     if not epochs:
@@ -166,8 +162,6 @@ def first_epoch(sizes: Mapping[str, IntArray], batch: BatchConfig, history: Hist
     ----------
     sizes
         Name -> size of each sample, that by which samples are measured first.
-    batch, history
-        Of the run.
     """
     num_ranks = distributed.get_world_size() if distributed.is_initialized() else 1
     seed = int(history.config["train"].get("seed", 0))
@@ -179,8 +173,6 @@ def show_balance(report: Report, plan: Plan, batch: BatchConfig, sizes: Iterable
 
     Parameters
     ----------
-    report
-        The report.
     plan, batch
         Batches of the first epoch and how they were made.
     sizes

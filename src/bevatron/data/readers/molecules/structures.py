@@ -86,12 +86,8 @@ class SdfGeometry:
 
     Parameters
     ----------
-    path
-        The SDF.
     rows : [number of entries] or None
         The row that each entry belongs to; None = the entries are the rows.
-    num_rows
-        Of the table.
     """
 
     def __init__(self, path: Path, num_rows: int, rows: IntArray | None = None) -> None:
@@ -126,10 +122,6 @@ class NpzGeometry:
 
     Parameters
     ----------
-    path
-        The file.
-    num_rows
-        Of the table.
     identifiers : [num_rows] or None
         The table's ``idx``, to check that both have the same order.
     """
@@ -203,8 +195,6 @@ class SdfFile:
 
     Parameters
     ----------
-    path
-        The file.
     targets
         Names of the data items that are targets.
     """

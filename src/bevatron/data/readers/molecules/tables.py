@@ -45,8 +45,6 @@ class TableFile:
     ----------
     path
         .csv, .tsv, .txt, .smi (also .gz) or .parquet.
-    options
-        Which columns.
     geometry
         Its 3D structures, if any.
     """

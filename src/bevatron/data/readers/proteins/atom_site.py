@@ -60,8 +60,6 @@ def read_sites(block: Any, name: str, model: int | None) -> tuple[Sites, int, tu
     ----------
     block
         gemmi's block.
-    name
-        The file, for messages.
     model
         Number of the model; None for the first.
 

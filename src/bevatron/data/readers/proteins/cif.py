@@ -45,8 +45,6 @@ class Table:
         gemmi's block.
     category
         ``_atom_site``.
-    name
-        The file, for messages.
     """
 
     def __init__(self, block: Any, category: str, name: str) -> None:

@@ -60,8 +60,6 @@ def read_columns(path: Path, *, binary: bool) -> Columns:
 
     Parameters
     ----------
-    path
-        The dictionary.
     binary
         Whether it is BinaryCIF, which biotite reads.
     """

@@ -34,8 +34,6 @@ class Entities:
     ----------
     block
         gemmi's block.
-    name
-        The file, for messages.
     """
 
     def __init__(self, block: Any, name: str) -> None:

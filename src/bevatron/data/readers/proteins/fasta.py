@@ -16,8 +16,6 @@ class Records:
 
     Attributes
     ----------
-    name
-        The file, for messages.
     headers
         The lines that begin with ``>``, without it.
     sequences

@@ -12,8 +12,6 @@ class Stockholm:
 
     Attributes
     ----------
-    name
-        The file, for messages.
     names
         Name of each row, ``A0A0K0ME10/1-51``.
     descriptions

@@ -65,8 +65,6 @@ def write_source(polynomial: Polynomial, kind: str, chunk: int = 64, layouts: bo
 
     Parameters
     ----------
-    polynomial
-        The polynomial to evaluate.
     kind
         One of `KINDS`.
     chunk

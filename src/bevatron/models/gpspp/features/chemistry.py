@@ -66,8 +66,6 @@ def atom_columns(
     ----------
     molecules, atoms
         RDKit molecules and the list of atoms of each.
-    chosen
-        Which features.
 
     Returns
     -------

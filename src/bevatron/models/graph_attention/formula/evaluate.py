@@ -38,8 +38,6 @@ class Evaluator:
     ----------
     matrix
         The graph; of one that is cut, values are of this rank's vertices and rows.
-    psi
-        The formula.
     features
         H, [n, 1, in]; called when a node needs it.
     projected

@@ -46,8 +46,6 @@ class Expression:
     ----------
     op
         Name of the operation: ``product``, ``multiply``, ``softmax``, ...
-    operands
-        What it acts on.
     kind
         What its result is.
     options

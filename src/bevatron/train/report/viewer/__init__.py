@@ -40,8 +40,6 @@ def structure_view(mmcif: str, caption: str = "") -> str:
     ----------
     mmcif
         The structure as text.
-    caption
-        A line below.
     """
     library = files(__name__).joinpath("3Dmol-min.js").read_text(encoding="utf-8")
     data = json.dumps({"text": mmcif}).replace("</", "<\\/")
