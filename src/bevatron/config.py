@@ -32,10 +32,8 @@ def from_dict(cls: type[T], values: Any, path: str = "") -> T:
         A frozen dataclass; its fields may be bool, int, float, str, Path, Literal, optional and
         union types, tuples, dicts with string keys and other such dataclasses. An ``InitVar`` is an
         old key, which it converts.
-    values
-        What a YAML or JSON file holds.
-    path
-        Path of ``values`` in the whole configuration, for messages.
+    values : what a YAML or JSON file holds
+    path : path of ``values`` in the whole configuration, for messages
 
     Examples
     --------

@@ -75,12 +75,9 @@ def require(package: str, extra: str, *, distribution: str | None = None) -> Mod
 
     Parameters
     ----------
-    package
-        The module's import name.
-    extra
-        The extra of bevatron that installs it.
-    distribution
-        What to install instead, for a package that no extra of bevatron brings.
+    package : the module's import name
+    extra : the extra of bevatron that installs it
+    distribution : what to install instead, for a package that no extra of bevatron brings
 
     Examples
     --------

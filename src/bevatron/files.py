@@ -55,10 +55,8 @@ def explained(path: Path, error: type[BevatronError] = BevatronError) -> Iterato
 
     Parameters
     ----------
-    path
-        What is being written, as the user knows it.
-    error
-        The class to raise.
+    path : what is being written, as the user knows it
+    error : the class to raise
     """
     try:
         yield
@@ -98,8 +96,7 @@ def atomic_write(path: Path, error: type[BevatronError] = BevatronError) -> Iter
     ----------
     path
         Where the file is to be; its folder must exist. An older file is replaced.
-    error
-        The class to raise when the operating system refuses.
+    error : the class to raise when the operating system refuses
 
     Examples
     --------

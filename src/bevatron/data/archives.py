@@ -37,10 +37,8 @@ class Archive:
 
     Attributes
     ----------
-    members
-        Its files in their order, by name.
-    refused
-        (path, reason) of what is not read.
+    members : its files in their order, by name
+    refused : (path, reason) of what is not read
     """
 
     path: Path

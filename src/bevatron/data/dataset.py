@@ -61,8 +61,7 @@ class Subset:
 
     Parameters
     ----------
-    indices
-        Indices into ``dataset``, [n].
+    indices : indices into ``dataset``, [n]
 
     Examples
     --------

@@ -95,8 +95,7 @@ def add_neighbours(sample: Arrays, cutoff: float) -> dict[str, npt.NDArray[np.ge
 
     Parameters
     ----------
-    sample
-        With at least ``positions``, ``cell`` and ``pbc``; left as it is.
+    sample : with at least ``positions``, ``cell`` and ``pbc``; left as it is
     cutoff : Å
     """
     edges, shifts = neighbour_list(sample["positions"], sample["cell"], sample["pbc"], cutoff)

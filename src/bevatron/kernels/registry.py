@@ -102,10 +102,8 @@ def operator(
 
     Parameters
     ----------
-    name
-        Of the operator, and of the function in both modules.
-    package
-        Where the modules are, ``__name__`` for an operator's ``__init__``.
+    name : of the operator, and of the function in both modules
+    package : where the modules are, ``__name__`` for an operator's ``__init__``
     reference, triton
         ``module`` or ``module:function`` of the implementation; None if there is none.
     takes
@@ -140,12 +138,9 @@ def register(
 
     Parameters
     ----------
-    implementation
-        ``reference`` or ``triton``.
-    target
-        ``module:function``, imported when it is first chosen.
-    obstacle
-        Says why it cannot run on a device and type.
+    implementation : ``reference`` or ``triton``
+    target : ``module:function``, imported when it is first chosen
+    obstacle : says why it cannot run on a device and type
     """
     _operators.setdefault(operator, {})[implementation] = _Implementation(target, obstacle)
     _chosen.clear()

@@ -121,10 +121,8 @@ def wigner_d(
 
     Parameters
     ----------
-    degree
-        The degree l.
-    rotation
-        Orthogonal matrices acting on (x, y, z), also improper ones (reflections).
+    degree : the degree l
+    rotation : orthogonal matrices acting on (x, y, z), also improper ones (reflections)
     parity
         +1 or -1: the factor of the inversion. The harmonics' own, (-1)^l, if not given.
     """

@@ -205,12 +205,9 @@ def capacity_curves(
 
     Parameters
     ----------
-    meters
-        By precision, a function that makes a meter; one is freed before the next is made.
-    most
-        Atoms of the largest batch of a curve.
-    out
-        Figure to write.
+    meters : by precision, a function that makes a meter; one is freed before the next is made
+    most : atoms of the largest batch of a curve
+    out : figure to write
 
     Returns
     -------

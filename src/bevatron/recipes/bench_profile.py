@@ -67,16 +67,11 @@ def profile_folder(
 
     Parameters
     ----------
-    source
-        Folder of a run or a configuration.
-    steps
-        Steps to time, and then as many to trace.
-    warm
-        Warm-up steps before them.
-    device
-        Overrides that of the configuration.
-    out
-        Folder for profile.json and the figures; ``profile`` in the run's folder by default.
+    source : folder of a run or a configuration
+    steps : steps to time, and then as many to trace
+    warm : warm-up steps before them
+    device : overrides that of the configuration
+    out : folder for profile.json and the figures; ``profile`` in the run's folder by default
 
     Returns
     -------

@@ -23,12 +23,9 @@ class ComparedRun:
 
     Attributes
     ----------
-    name
-        The end of its path that tells it from the others.
-    folder
-        The run's.
-    history
-        Its configuration and its records.
+    name : the end of its path that tells it from the others
+    folder : the run's
+    history : its configuration and its records
     """
 
     name: str
@@ -75,8 +72,7 @@ class Comparison:
 
     Attributes
     ----------
-    runs
-        In the order in which they were given.
+    runs : in the order in which they were given
     """
 
     runs: Sequence[ComparedRun]

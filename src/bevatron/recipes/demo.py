@@ -32,12 +32,9 @@ class Part:
 
     Attributes
     ----------
-    learned
-        What the trained model can do, on one line.
-    files
-        Path within the folder and its description.
-    exit_code
-        0, or that of a training that was stopped.
+    learned : what the trained model can do, on one line
+    files : path within the folder and its description
+    exit_code : 0, or that of a training that was stopped
     """
 
     learned: str = ""

@@ -25,10 +25,8 @@ def system_command(command: str, arguments: Sequence[str]) -> Call:
 
     Parameters
     ----------
-    command
-        A command that at least one system has.
-    arguments
-        What follows on the command line.
+    command : a command that at least one system has
+    arguments : what follows on the command line
     """
     providers = having(command)
     named, rest = _named(command, list(arguments))

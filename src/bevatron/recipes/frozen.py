@@ -15,8 +15,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
     Parameters
     ----------
-    patterns
-        Names with wildcards as in `fnmatch`: ``embedding.*``.
+    patterns : names with wildcards as in `fnmatch`: ``embedding.*``
     """
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:

@@ -25,12 +25,9 @@ class PlanOptions:
     ----------
     capacity
         Maximum number of atoms per batch; None = 16 times the mean sample, at least the largest.
-    ranks
-        Processes that share the epoch.
-    cost_nodes, cost_edges, cost_constant
-        What is balanced: a*atoms + b*edges + c per structure.
-    seed
-        Of the epoch.
+    ranks : processes that share the epoch
+    cost_nodes, cost_edges, cost_constant : what is balanced: a*atoms + b*edges + c per structure
+    seed : of the epoch
     """
 
     capacity: int | None = None
@@ -52,10 +49,8 @@ def inspect_store(
 
     Parameters
     ----------
-    out
-        Where figures and ``inspect.html`` go; a folder ``STORE-inspect`` by default.
-    plan
-        Compare fixed-count batches, Algorithm 1 and ours.
+    out : where figures and ``inspect.html`` go; a folder ``STORE-inspect`` by default
+    plan : compare fixed-count batches, Algorithm 1 and ours
 
     Returns
     -------

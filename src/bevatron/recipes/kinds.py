@@ -60,10 +60,8 @@ def newest_model(path: Path, of_a_file: str = "") -> Path:
 
     Parameters
     ----------
-    path
-        A run or a model folder, or the name of one in `named_models.models_folder`.
-    of_a_file
-        Added to the message if this is a file.
+    path : a run or a model folder, or the name of one in `named_models.models_folder`
+    of_a_file : added to the message if this is a file
 
     Raises
     ------

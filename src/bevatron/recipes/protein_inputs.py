@@ -30,8 +30,7 @@ class Known(NamedTuple):
 
     Attributes
     ----------
-    alignments, templates
-        By sequence; None if there are none.
+    alignments, templates : by sequence; None if there are none
     """
 
     alignments: Alignments | None
@@ -47,8 +46,7 @@ def known_of(given: Complex, searches: Sequence[Path] = ()) -> Iterator[Known]:
 
     Parameters
     ----------
-    searches
-        Files or folders of alignments, template hits, and the structures that they name.
+    searches : files or folders of alignments, template hits, and the structures that they name
     """
     found = find_protein_files(searches) if searches else None
     with TemporaryDirectory() as folder:

@@ -66,10 +66,8 @@ def open_prepared(path: str | Path, kind: str, version: int, system: str) -> Sto
 
     Parameters
     ----------
-    kind, version
-        Of its samples and features.
-    system
-        Whose ``bevatron prepare`` makes such a store.
+    kind, version : of its samples and features
+    system : whose ``bevatron prepare`` makes such a store
     """
     store = Store.open(path)
     settings = store.manifest["settings"]
@@ -136,17 +134,13 @@ def prepare_searches(
 
     Parameters
     ----------
-    store
-        Of the structures.
-    chains
-        The proteins in it.
-    strict
-        An unusable file is an error.
+    store : of the structures
+    chains : the proteins in it
+    strict : an unusable file is an error
     workers, overwrite, progress
         As in `bevatron.data.store.prepare.prepare`; with ``overwrite`` also alignments and
         templates of which there are none any more are removed.
-    rna
-        Classes of the RNA in it.
+    rna : classes of the RNA in it
 
     Returns
     -------

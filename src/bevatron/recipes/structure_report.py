@@ -28,10 +28,8 @@ def write_report(
 
     Parameters
     ----------
-    metrics
-        What the curves show.
-    found
-        Lines about its data.
+    metrics : what the curves show
+    found : lines about its data
     """
     history = History.of_run(folder)
     report = Report(title, str(folder), folder / "plots")

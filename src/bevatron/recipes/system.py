@@ -20,24 +20,15 @@ class System:
 
     Attributes
     ----------
-    name
-        Name on the command line: ``bevatron train NAME``.
-    package
-        Python package of the system.
-    kind
-        Kind of its models, as in their model.json.
-    summary
-        Description in one line.
-    samples
-        Kind of its training samples, as in a store: ``structures``, ``molecules``.
-    config
-        The configuration class of its runs, a `bevatron.recipes.run_config.RunConfig`.
-    build
-        (configuration, resume) -> `bevatron.train.run.Run`.
-    commands
-        Its commands by name (``"predict"``, ``"convert mace-torch"``) and their functions.
-    usage
-        Lines of ``bevatron --help``: the command and what it does.
+    name : name on the command line: ``bevatron train NAME``
+    package : python package of the system
+    kind : kind of its models, as in their model.json
+    summary : description in one line
+    samples : kind of its training samples, as in a store: ``structures``, ``molecules``
+    config : the configuration class of its runs, a `bevatron.recipes.run_config.RunConfig`
+    build : (configuration, resume) -> `bevatron.train.run.Run`
+    commands : its commands by name (``"predict"``, ``"convert mace-torch"``) and their functions
+    usage : lines of ``bevatron --help``: the command and what it does
     recognises
         path -> whether ``bevatron prepare`` assigns it to this system; None = files that no
         other system recognises. A system without preparation says so of its files.
@@ -51,10 +42,8 @@ class System:
         Module with ``load(path, device, ...)``, ``evaluate(model, sources, ...)`` and
         ``predict(model, source, out, ...)`` for `bevatron.load` and so on, where a model is a path,
         several, or what ``load`` returned; None = the system is used by commands only.
-    demo
-        (folder) -> exit code: its part of ``bevatron demo``.
-    renamed
-        Former option -> option.
+    demo : (folder) -> exit code: its part of ``bevatron demo``
+    renamed : former option -> option
     """
 
     name: str

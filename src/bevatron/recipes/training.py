@@ -42,12 +42,9 @@ def configuration(
 
     Parameters
     ----------
-    name
-        A recipe, or a YAML file whose key ``recipe`` names one (default mace).
-    arguments
-        Only ``--preset`` is read: it sets defaults.
-    changes
-        Values over those of the file.
+    name : a recipe, or a YAML file whose key ``recipe`` names one (default mace)
+    arguments : only ``--preset`` is read: it sets defaults
+    changes : values over those of the file
     """
     if name in SYSTEMS:
         values: dict[str, Any] = {"recipe": name}

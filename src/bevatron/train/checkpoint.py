@@ -42,16 +42,11 @@ class RunRecord:
 
     Attributes
     ----------
-    identity
-        Flat settings that may not differ on resume: ``{"model.channels": 16}``.
-    settings
-        All other flat settings, whose changes are only reported.
-    threads
-        CPU threads of torch.
-    metrics_bytes
-        Length of metrics.jsonl.
-    num_ranks
-        Processes of the run.
+    identity : flat settings that may not differ on resume: ``{"model.channels": 16}``
+    settings : all other flat settings, whose changes are only reported
+    threads : CPU threads of torch
+    metrics_bytes : length of metrics.jsonl
+    num_ranks : processes of the run
     """
 
     identity: dict[str, Any]

@@ -69,10 +69,8 @@ def course_of(run: Run, planner: Mesh) -> Course:
 
     Parameters
     ----------
-    run
-        A run with stages is counted in steps.
-    planner
-        This rank among those that have batches of their own.
+    run : a run with stages is counted in steps
+    planner : this rank among those that have batches of their own
     """
     return Stages(run, planner) if run.stages else Epochs(run, planner)
 

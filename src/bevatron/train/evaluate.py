@@ -83,10 +83,8 @@ def evaluate_batches(
 
     Parameters
     ----------
-    interrupted
-        Asked before every batch, on all ranks.
-    predict
-        Replaces the task's.
+    interrupted : asked before every batch, on all ranks
+    predict : replaces the task's
     """
     metrics, predicted = task.metrics(), predict or task.predict
     with in_eval_mode(model):

@@ -47,12 +47,9 @@ class Division:
 
     Attributes
     ----------
-    mesh
-        This process among those that do the same.
-    evaluates
-        Whether it validates.
-    handover
-        The group of rank 0 and the evaluating ranks.
+    mesh : this process among those that do the same
+    evaluates : whether it validates
+    handover : the group of rank 0 and the evaluating ranks
     """
 
     mesh: Mesh
@@ -141,8 +138,7 @@ class Beside:
 
         Parameters
         ----------
-        stopped
-            Whether to stop, asked again and again on all ranks.
+        stopped : whether to stop, asked again and again on all ranks
         """
         name = f"answer {self._number}"
         while True:

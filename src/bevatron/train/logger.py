@@ -39,10 +39,8 @@ class Logger:
 
     Parameters
     ----------
-    run, mesh, console
-        The run, its ranks and console.
-    checkpoint
-        Checkpoint to resume from; later records of metrics.jsonl are cut off.
+    run, mesh, console : the run, its ranks and console
+    checkpoint : checkpoint to resume from; later records of metrics.jsonl are cut off
     """
 
     def __init__(
@@ -207,8 +205,7 @@ class Journal:
 
     Parameters
     ----------
-    keep_bytes
-        What to keep of an existing file; the rest is cut off.
+    keep_bytes : what to keep of an existing file; the rest is cut off
     """
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:

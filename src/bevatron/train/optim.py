@@ -145,12 +145,9 @@ def clip_gradients(
 
     Parameters
     ----------
-    parameters
-        With their gradients.
-    largest
-        None = no limit.
-    per_tensor
-        Limit the norm of each parameter separately, not the global norm.
+    parameters : with their gradients
+    largest : none = no limit
+    per_tensor : limit the norm of each parameter separately, not the global norm
     """
     parameters = list(parameters)
     if largest is not None and not per_tensor:

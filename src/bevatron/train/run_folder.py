@@ -65,8 +65,7 @@ class RunFolder:
 
     Attributes
     ----------
-    passed_over
-        Why newer checkpoints than that of `open` were not taken, newest first; on rank 0.
+    passed_over : why newer checkpoints than that of `open` were not taken, newest first; on rank 0
     """
 
     def __init__(self, path: Path) -> None:
@@ -287,10 +286,8 @@ class Saver:
 
         Parameters
         ----------
-        record, metrics
-            Of the epoch and its validation.
-        weights
-            None = the current (averaged) ones.
+        record, metrics : of the epoch and its validation
+        weights : none = the current (averaged) ones
         """
         if self.mesh.is_main and self.run.settings.checkpoint.best:
             note = {

@@ -33,10 +33,8 @@ def edge_list_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Edg
 
     Parameters
     ----------
-    path
-        The file; ``.gz`` is unpacked on the way.
-    block_bytes
-        Approximate number of bytes held at once.
+    path : the file; ``.gz`` is unpacked on the way
+    block_bytes : approximate number of bytes held at once
 
     Yields
     ------

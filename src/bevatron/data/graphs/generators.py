@@ -141,10 +141,8 @@ class Uniform:
 
     Parameters
     ----------
-    vertices
-        At least 1.
-    edges
-        Asked for: ceil(edges / vertices) columns are drawn for each row.
+    vertices : at least 1
+    edges : asked for: ceil(edges / vertices) columns are drawn for each row
 
     Examples
     --------
@@ -217,12 +215,9 @@ def block_entries(
 
     Parameters
     ----------
-    rows, cols
-        Ranges of vertices with step 1; all by default.
-    device
-        Where to compute; the result is the same everywhere.
-    piece
-        Positions drawn at a time; the default depends on the device.
+    rows, cols : ranges of vertices with step 1; all by default
+    device : where to compute; the result is the same everywhere
+    piece : positions drawn at a time; the default depends on the device
 
     Returns
     -------

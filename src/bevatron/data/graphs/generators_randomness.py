@@ -85,8 +85,7 @@ class RandomOrder:
 
     Parameters
     ----------
-    count
-        n, at least 1.
+    count : n, at least 1
 
     Examples
     --------

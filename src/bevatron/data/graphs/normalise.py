@@ -22,10 +22,8 @@ def normalise_edges(
 
     Parameters
     ----------
-    edges
-        In any order.
-    num_nodes
-        N.
+    edges : in any order
+    num_nodes : N
 
     Returns
     -------
@@ -59,8 +57,7 @@ def check_indices(edges: Edges, num_nodes: int, name: str, first: int = 0) -> No
 
     Parameters
     ----------
-    first
-        Number of the first of these edges in the file, for the message.
+    first : number of the first of these edges in the file, for the message
     """
     for what, values in (("destination", edges.rows), ("source", edges.cols)):
         wrong = np.flatnonzero((values < 0) | (values >= num_nodes))

@@ -27,14 +27,10 @@ class RawGraph:
     ----------
     rows, cols : [E] destination and source of every edge
     weights : [E]; None = all 1
-    num_nodes
-        As given in the file, or None.
-    features, labels
-        Of the vertices; None = none.
-    splits
-        Masks or indices of vertices under any of the usual names.
-    separate_files
-        Other files that hold ``features``, ``labels`` or ``splits``.
+    num_nodes : as given in the file, or None
+    features, labels : of the vertices; None = none
+    splits : masks or indices of vertices under any of the usual names
+    separate_files : other files that hold ``features``, ``labels`` or ``splits``
     """
 
     name: str

@@ -84,8 +84,7 @@ def read_vertices(
 
     Parameters
     ----------
-    path, options, features, labels, splits
-        As for `read_graph`.
+    path, options, features, labels, splits : as for `read_graph`
     """
     options = options or GraphOptions()
     nothing = np.zeros(0, dtype=np.int64)

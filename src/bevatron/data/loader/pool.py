@@ -76,8 +76,7 @@ class Pool:
 
     Parameters
     ----------
-    dataset, collate
-        Pickled once for all workers.
+    dataset, collate : pickled once for all workers
     window, prefetch, sample_timeout, leave_out, pin_memory, start_method
         As for `bevatron.data.loader.Loader`.
     """

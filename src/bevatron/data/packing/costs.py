@@ -90,10 +90,8 @@ class Problem:
     units : [d, n] what a sample uses of each capacity
     limits : [d] the capacities
     balance : [n] the quantity to balance over ranks
-    num_ranks
-        The number of batches, ``reserved`` included, must be a multiple of it.
-    reserved
-        Number of batches that exist already.
+    num_ranks : the number of batches, ``reserved`` included, must be a multiple of it
+    reserved : number of batches that exist already
     """
 
     units: IntArray

@@ -32,10 +32,8 @@ class SizeBuckets:
 
     Attributes
     ----------
-    shapes
-        At most `MAX_SHAPES`.
-    waste
-        By axis the share that is padding.
+    shapes : at most `MAX_SHAPES`
+    waste : by axis the share that is padding
     """
 
     shapes: tuple[BatchShape, ...]
@@ -54,12 +52,9 @@ def choose_shapes(
 
     Parameters
     ----------
-    rule
-        Of the kind of batch.
-    sizes
-        Of every batch, [B, axes].
-    max_shapes
-        Upper bound of their number.
+    rule : of the kind of batch
+    sizes : of every batch, [B, axes]
+    max_shapes : upper bound of their number
     headroom
         Fraction by which shapes are larger than necessary, so that the batches of another epoch,
         which are much alike, fit too.
@@ -96,10 +91,8 @@ def grow_shapes(rule: PaddingRule, shapes: Sequence[BatchShape], sizes: IntArray
 
     Parameters
     ----------
-    shapes
-        Those in use, at least one.
-    rule, sizes
-        As of `choose_shapes`.
+    shapes : those in use, at least one
+    rule, sizes : as of `choose_shapes`
 
     Examples
     --------

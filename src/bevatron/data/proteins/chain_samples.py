@@ -41,14 +41,10 @@ class ChainSizes:
 
     Attributes
     ----------
-    residues
-        Of the crop.
-    msa_rows, extra_rows
-        Cluster centres, and rows of the extra alignment.
-    templates
-        Most templates that are kept.
-    best_templates
-        Show the best templates, as of predictions, not a random number of random ones.
+    residues : of the crop
+    msa_rows, extra_rows : cluster centres, and rows of the extra alignment
+    templates : most templates that are kept
+    best_templates : show the best templates, as of predictions, not a random number of random ones
     """
 
     residues: int = 256
@@ -90,12 +86,9 @@ def sample_chain(
 
     Parameters
     ----------
-    entry
-        `chains.CHAIN_FIELDS`, and `template_atoms.TEMPLATE_FIELDS` if there are templates.
-    alignment
-        Rows of the chain's sequence.
-    seed
-        Non-negative, of 63 bits.
+    entry : `chains.CHAIN_FIELDS`, and `template_atoms.TEMPLATE_FIELDS` if there are templates
+    alignment : rows of the chain's sequence
+    seed : non-negative, of 63 bits
     cycles
         Recycling iterations, each with rows of its own; those of a smaller number are the first.
 

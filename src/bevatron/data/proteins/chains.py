@@ -36,8 +36,7 @@ def chain_entry(structure: Structure, chain: int) -> Arrays:
 
     Parameters
     ----------
-    chain
-        Number of the chain in the structure.
+    chain : number of the chain in the structure
 
     Returns
     -------

@@ -34,12 +34,9 @@ def cluster_proteins(
 
     Parameters
     ----------
-    sequences
-        By key.
-    identity
-        Share of equal residues of the alignment.
-    mmseqs
-        The program.
+    sequences : by key
+    identity : share of equal residues of the alignment
+    mmseqs : the program
 
     Returns
     -------

@@ -25,12 +25,9 @@ def given_templates(sequence: str, templates: Sequence[Template], where: str) ->
 
     Parameters
     ----------
-    sequence
-        Of the chain that they are templates of.
-    templates
-        Of the input.
-    where
-        What messages call the chain.
+    sequence : of the chain that they are templates of
+    templates : of the input
+    where : what messages call the chain
     """
     found = []
     for number, each in enumerate(templates, start=1):

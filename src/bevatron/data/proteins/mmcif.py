@@ -37,10 +37,8 @@ def format_mmcif(structure: Structure, notes: Mapping[str, str] = {}) -> str:
 
     Parameters
     ----------
-    structure
-        Its B-factors are written as they are: of a prediction, pLDDT.
-    notes
-        Items of the category ``_bevatron``, such as the scores of a prediction.
+    structure : its B-factors are written as they are: of a prediction, pLDDT
+    notes : items of the category ``_bevatron``, such as the scores of a prediction
     """
     cif = gemmi().cif
     document = cif.Document()

@@ -141,12 +141,9 @@ def prepare_poses(
     ----------
     path
         The file; it need not exist. One that is damaged or of another version is made anew.
-    components
-        The dictionary; picklable if there are workers.
-    codes
-        Components, as `complexes.describe` lists them for each entry.
-    workers
-        Number of processes; 0 works in this one.
+    components : the dictionary; picklable if there are workers
+    codes : components, as `complexes.describe` lists them for each entry
+    workers : number of processes; 0 works in this one
     """
     path = Path(path)
     known, folder = _known(path), path.with_name(f"{path.name}.parts")

@@ -36,10 +36,8 @@ class Extended:
 
     Parameters
     ----------
-    own
-        By code.
-    base
-        Where all others are looked up.
+    own : by code
+    base : where all others are looked up
     """
 
     def __init__(self, own: Mapping[str, Component], base: Dictionary) -> None:
@@ -66,10 +64,8 @@ def featurize_inputs(
 
     Parameters
     ----------
-    given
-        What `read_inputs` made.
-    max_tokens
-        More tokens are an error; None for any number.
+    given : what `read_inputs` made
+    max_tokens : more tokens are an error; None for any number
 
     Returns
     -------

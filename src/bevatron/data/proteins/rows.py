@@ -52,8 +52,7 @@ def stack_rows(alignments: Sequence[StoredAlignment]) -> RowStack:
 
     Parameters
     ----------
-    alignments
-        One for each distinct sequence.
+    alignments : one for each distinct sequence
     """
     paired = _pair(alignments)[: MAX_PAIRED - 1]
     unpaired = [
@@ -137,8 +136,7 @@ def sample_rows(
     query : [N]
         Class that tokens without an alignment have in the first row and in their profile: that of
         the residue in a polymer, the gap elsewhere. Their other rows are gaps.
-    num_rows
-        How many rows to draw; fewer are returned where there are fewer.
+    num_rows : how many rows to draw; fewer are returned where there are fewer
 
     Returns
     -------

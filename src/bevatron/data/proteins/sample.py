@@ -41,12 +41,9 @@ class Sources:
 
     Attributes
     ----------
-    poses
-        Reference poses of all components.
-    alignments
-        By sequence; None leaves every chain its own sequence alone.
-    templates
-        By `sequence_key`; None leaves every chain without.
+    poses : reference poses of all components
+    alignments : by sequence; None leaves every chain its own sequence alone
+    templates : by `sequence_key`; None leaves every chain without
     """
 
     poses: Poses
@@ -60,12 +57,9 @@ class SampleSizes:
 
     Attributes
     ----------
-    crop
-        Tokens, atoms and kinds of crops.
-    rows
-        Rows of the alignment.
-    best_templates
-        Show the best templates, as of predictions, not a random number of random ones.
+    crop : tokens, atoms and kinds of crops
+    rows : rows of the alignment
+    best_templates : show the best templates, as of predictions, not a random number of random ones
     """
 
     crop: CropSizes = field(default_factory=CropSizes)
@@ -87,12 +81,9 @@ def sample(
 
     Parameters
     ----------
-    entry
-        With `ENTRY_FIELDS`.
-    seed
-        Of the crop, the rows, the templates and the poses, each of which has a stream of its own.
-    chains
-        ``asym_id`` of the chain or interface for which the entry was drawn; see `crop_entry`.
+    entry : with `ENTRY_FIELDS`
+    seed : of the crop, the rows, the templates and the poses, each of which has a stream of its own
+    chains : ``asym_id`` of the chain or interface for which the entry was drawn; see `crop_entry`
 
     Returns
     -------

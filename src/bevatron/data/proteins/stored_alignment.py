@@ -145,10 +145,8 @@ class StoredAlignment:
 
     Attributes
     ----------
-    name
-        Where it is, for messages.
-    num_rows
-        R.
+    name : where it is, for messages
+    num_rows : R
     profile : float32 [L, 32]
         Share of each class in all rows.
     deletion_mean : float32 [L]

@@ -29,10 +29,8 @@ class AseFile:
 
     Parameters
     ----------
-    watched
-        Names, in lower case, whose values the survey compares with zero.
-    trust
-        Whether a pickle may be unpickled.
+    watched : names, in lower case, whose values the survey compares with zero
+    trust : whether a pickle may be unpickled
     """
 
     def __init__(self, path: Path, watched: frozenset[str], trust: bool) -> None:

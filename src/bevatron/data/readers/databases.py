@@ -28,8 +28,7 @@ class DatabaseFile:
 
     Parameters
     ----------
-    watched
-        Names, in lower case, whose values the survey compares with zero.
+    watched : names, in lower case, whose values the survey compares with zero
     """
 
     def __init__(self, path: Path, watched: frozenset[str]) -> None:

@@ -35,10 +35,8 @@ class ExtxyzFile:
 
     Parameters
     ----------
-    path
-        The file; gzip, bzip2 and xz are decompressed.
-    watched
-        Names, in lower case, whose values the survey compares with zero.
+    path : the file; gzip, bzip2 and xz are decompressed
+    watched : names, in lower case, whose values the survey compares with zero
     """
 
     def __init__(self, path: Path, watched: frozenset[str]) -> None:

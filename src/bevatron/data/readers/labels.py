@@ -124,12 +124,9 @@ class LabelKeys:
 
     Attributes
     ----------
-    names
-        The name of each quantity that is used.
-    rivals
-        Other names of it whose values must be equal where both occur.
-    unused
-        Names of it with lower precedence; listed in the report.
+    names : the name of each quantity that is used
+    rivals : other names of it whose values must be equal where both occur
+    unused : names of it with lower precedence; listed in the report
     """
 
     names: Mapping[Quantity, str]

@@ -73,26 +73,19 @@ def prepare(
 
     Parameters
     ----------
-    featurize
-        Picklable function from a raw sample to the stored one; None stores raw samples.
-    fields
-        Fields of a stored sample; ``featurize`` must return all of them.
-    settings
-        Plain values that determine the features (a cutoff, ...); part of the fingerprint.
-    samples_per_shard
-        None chooses between 16 and 1024 from the number of samples.
+    featurize : picklable function from a raw sample to the stored one; None stores raw samples
+    fields : fields of a stored sample; ``featurize`` must return all of them
+    settings : plain values that determine the features (a cutoff, ...); part of the fingerprint
+    samples_per_shard : none chooses between 16 and 1024 from the number of samples
     workers
         Number of worker processes; 0 runs in this one. None starts in this one and, if the work
         takes longer than starting workers, continues with one per usable CPU.
     rank, world
         This process among all that call `prepare` with the same folder; None reads the environment
         variables of torchrun, Open MPI or Slurm.
-    progress
-        Whether to show progress; None shows it on rank 0 only.
-    summarise
-        Picklable function whose results, merged over shards, become ``manifest["summary"]``.
-    overwrite
-        Whether a store of other inputs in ``out`` may be replaced.
+    progress : whether to show progress; None shows it on rank 0 only
+    summarise : picklable function whose results, merged over shards, become ``manifest["summary"]``
+    overwrite : whether a store of other inputs in ``out`` may be replaced
     patience
         Seconds without a new shard after which this process takes over unfinished shards of other
         ranks.
@@ -132,12 +125,9 @@ def write_store(
 
     Parameters
     ----------
-    shards
-        Equal numbers of samples, except that the last may have fewer.
-    settings, sources
-        Stored in the manifest.
-    overwrite
-        Whether a store in ``out`` may be replaced.
+    shards : equal numbers of samples, except that the last may have fewer
+    settings, sources : stored in the manifest
+    overwrite : whether a store in ``out`` may be replaced
     """
     remaining = iter(shards)
     first = next(remaining, None)

@@ -18,10 +18,8 @@ def progress(
 
     Parameters
     ----------
-    total, done
-        Number of items in all, and those already done.
-    enabled
-        False shows nothing; nor does a quiet command.
+    total, done : number of items in all, and those already done
+    enabled : false shows nothing; nor does a quiet command
 
     Yields
     ------

@@ -77,10 +77,8 @@ def write_shard(
 
     Parameters
     ----------
-    fields
-        Type and shape of every column; ``columns`` must hold all of them.
-    metadata
-        Plain values stored in the file; see `read_metadata`.
+    fields : type and shape of every column; ``columns`` must hold all of them
+    metadata : plain values stored in the file; see `read_metadata`
     """
     arrow_arrays = []
     arrow_fields = []
@@ -195,8 +193,7 @@ class Shard:
 
     Attributes
     ----------
-    arrays, offsets
-        As in `Columns`, read-only views of the file.
+    arrays, offsets : as in `Columns`, read-only views of the file
     """
 
     path: Path

@@ -23,8 +23,7 @@ def stage(store: Path, folder: Path) -> Path:
 
     Parameters
     ----------
-    folder
-        Folder on a fast local disk; created if missing.
+    folder : folder on a fast local disk; created if missing
     """
     try:
         manifest = (store / MANIFEST).read_bytes()

@@ -41,16 +41,14 @@ class Store:
 
     Parameters
     ----------
-    path
-        Folder that `bevatron.data.store.prepare.prepare` wrote.
+    path : folder that `bevatron.data.store.prepare.prepare` wrote
     resident_limit
         Upper bound of resident bytes of the memory map; above it, pages are released (they stay in
         the page cache). None for no limit.
 
     Attributes
     ----------
-    manifest
-        fingerprint, fields, sources, settings, summary, counts, num_samples, shards.
+    manifest : fingerprint, fields, sources, settings, summary, counts, num_samples, shards
 
     Examples
     --------

@@ -39,8 +39,7 @@ class StoreWriter:
         the fields, the format. Their hash is the store's fingerprint.
     num_samples, samples_per_shard
         The layout; a folder begun with another ``samples_per_shard`` keeps its own.
-    report
-        What the reader reports about its files, line by line.
+    report : what the reader reports about its files, line by line
     """
 
     out: Path

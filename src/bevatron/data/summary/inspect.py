@@ -94,14 +94,10 @@ def compare_plans(
     ----------
     atoms, edges : [n]
         Sizes of the structures.
-    capacity
-        Maximum number of atoms in a batch.
-    num_ranks
-        Number of processes that share the epoch.
-    cost
-        The cost to balance over ranks; atoms by default.
-    names
-        Returns the name of a structure for messages.
+    capacity : maximum number of atoms in a batch
+    num_ranks : number of processes that share the epoch
+    cost : the cost to balance over ranks; atoms by default
+    names : returns the name of a structure for messages
     """
     balance = (cost or CostModel())(atoms, edges)
 

@@ -20,8 +20,7 @@ def summarise_structures(samples: Sequence[Arrays]) -> dict[str, Any]:
 
     Parameters
     ----------
-    samples
-        Each with `bevatron.data.samples.STRUCTURE_FIELDS`.
+    samples : each with `bevatron.data.samples.STRUCTURE_FIELDS`
 
     Returns
     -------

@@ -14,8 +14,7 @@ def check_one_type(operator: str, tensors: Mapping[str, Tensor | Sequence[Tensor
 
     Parameters
     ----------
-    tensors
-        By the name of the argument, the one whose type the result has first.
+    tensors : by the name of the argument, the one whose type the result has first
 
     Examples
     --------
@@ -48,10 +47,8 @@ def check_shapes(
 
     Parameters
     ----------
-    wanted
-        Tensor and shape by the name of the argument; None is any shape.
-    source
-        What the shapes follow from, for the message.
+    wanted : tensor and shape by the name of the argument; None is any shape
+    source : what the shapes follow from, for the message
     """
     for name, (tensor, shape) in wanted.items():
         if tensor is not None and tuple(tensor.shape) != shape:
@@ -83,8 +80,7 @@ def check_segment_rows(
 
     Parameters
     ----------
-    operator
-        For the message.
+    operator : for the message
     x : [N, C]
     rows : [S, C] of the type of ``x``, one of each segment; None = none
     index : [N] the segment of each row of ``x``

@@ -173,14 +173,10 @@ class ModelKind(Generic[Config, Model]):
 
     Parameters
     ----------
-    kind
-        The name in ``model.json``.
-    config
-        Class of the configuration, which the model keeps as ``config``.
-    model
-        Makes a model from its configuration and a floating-point type.
-    absent
-        Values of keys that folders of earlier versions lack, where they are not the defaults.
+    kind : the name in ``model.json``
+    config : class of the configuration, which the model keeps as ``config``
+    model : makes a model from its configuration and a floating-point type
+    absent : values of keys that folders of earlier versions lack, where they are not the defaults
     """
 
     def __init__(

@@ -87,8 +87,7 @@ def parse_config(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Mace
     ----------
     config
         Values as mace-torch's ``extract_config_mace_model`` gives them, or the same as plain JSON.
-    state
-        The state dict, which alone shows whether there are a scale and a shift.
+    state : the state dict, which alone shows whether there are a scale and a shift
     """
     given = _read(config)
     if given.num_interactions > 1 and given.readout_cls != "NonLinearReadoutBlock":

@@ -121,16 +121,13 @@ class ChainDataset:
 
     Parameters
     ----------
-    path
-        A store of chains.
+    path : a store of chains
     units : int64 [n, 2]
         Entry and number of the chain of each sample.
     length : int64 [n]
         Residues of each.
-    sizes
-        How much a sample holds at most.
-    cycles
-        Recycling iterations, each with rows of its own.
+    sizes : how much a sample holds at most
+    cycles : recycling iterations, each with rows of its own
     """
 
     def __init__(
@@ -226,16 +223,11 @@ class ChainData:
 
     Attributes
     ----------
-    train
-        Stores, and of each the chains that are trained on.
-    valid
-        Whole chains for validation; None without any.
-    fingerprints
-        Of the stores.
-    report
-        Lines about what was found.
-    cycles
-        Recycling iterations of a sample.
+    train : stores, and of each the chains that are trained on
+    valid : whole chains for validation; None without any
+    fingerprints : of the stores
+    report : lines about what was found
+    cycles : recycling iterations of a sample
     """
 
     train: Sequence[tuple[Path, ChainTable]]

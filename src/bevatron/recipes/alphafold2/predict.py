@@ -39,17 +39,13 @@ def predict_files(
 
     Parameters
     ----------
-    model
-        A run, a model folder, or what was loaded of one.
+    model : a run, a model folder, or what was loaded of one
     source
         See `bevatron.data.readers.proteins.inputs.read_inputs`: FASTA, or a JSON or YAML that also
         names alignments and templates. Equal chains are predicted once.
-    seed
-        Of the rows that are drawn.
-    device
-        cpu, cuda, cuda:N or auto; for a model that is not loaded yet.
-    searches
-        Files or folders of alignments, template hits, and the structures that they name.
+    seed : of the rows that are drawn
+    device : cpu, cuda, cuda:N or auto; for a model that is not loaded yet
+    searches : files or folders of alignments, template hits, and the structures that they name
 
     Returns
     -------

@@ -73,8 +73,7 @@ def published_stages(tm: float = 0.0) -> dict[str, ChainStage]:
 
     Parameters
     ----------
-    tm
-        Weight of the aligned error in fine-tuning.
+    tm : weight of the aligned error in fine-tuning
     """
     sizes = FINE_TUNING_SIZES
     return {

@@ -43,10 +43,8 @@ def started_from(path: Path, config: AlphaFold2Config) -> Started:
 
     Parameters
     ----------
-    path
-        A folder; ``params_model_*.npz`` of DeepMind; a file of torch of OpenFold or MLPerf HPC.
-    config
-        Sizes of the model.
+    path : a folder; ``params_model_*.npz`` of DeepMind; a file of torch of OpenFold or MLPerf HPC
+    config : sizes of the model
     """
     if path.is_dir():
         return Started(_from_folder(path, config), {})

@@ -64,8 +64,7 @@ class ChainFeaturizer:
 
     Attributes
     ----------
-    strict
-        An unusable file is an error.
+    strict : an unusable file is an error
     """
 
     strict: bool = False
@@ -148,12 +147,9 @@ def prepare_chains(
 
     Parameters
     ----------
-    files
-        Structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth.
-    strict
-        See `ChainFeaturizer`.
-    samples_per_shard, workers, overwrite, progress
-        As in `bevatron.data.store.prepare.prepare`.
+    files : structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth
+    strict : see `ChainFeaturizer`
+    samples_per_shard, workers, overwrite, progress : as in `bevatron.data.store.prepare.prepare`
 
     Returns
     -------

@@ -39,19 +39,14 @@ def evaluate_stores(
 
     Parameters
     ----------
-    model
-        A run, a model folder, or what was loaded of one.
+    model : a run, a model folder, or what was loaded of one
     files
         Stores of complexes, or folders of structures and alignments, which are prepared into one
         that goes afterwards; nothing is cropped.
-    samples, steps
-        Structures of each complex, and steps of the sampling.
-    device
-        cpu, cuda, cuda:N or auto; for a model that is not loaded yet.
-    most
-        Complexes of each store at most; None for all.
-    components
-        The chemical component dictionary for what is prepared: a file, or ``biotite``.
+    samples, steps : structures of each complex, and steps of the sampling
+    device : cpu, cuda, cuda:N or auto; for a model that is not loaded yet
+    most : complexes of each store at most; None for all
+    components : the chemical component dictionary for what is prepared: a file, or ``biotite``
 
     Returns
     -------

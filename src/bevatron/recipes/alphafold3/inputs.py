@@ -28,12 +28,9 @@ class Prepared:
 
     Attributes
     ----------
-    entry
-        See `bevatron.data.proteins.complexes.ENTRY_FIELDS`.
-    components
-        The dictionary with the complex's own components.
-    sources
-        Poses, alignments and templates.
+    entry : see `bevatron.data.proteins.complexes.ENTRY_FIELDS`
+    components : the dictionary with the complex's own components
+    sources : poses, alignments and templates
     """
 
     entry: Arrays
@@ -61,8 +58,7 @@ def prepared_input(
 
     Parameters
     ----------
-    given, searches
-        See `bevatron.recipes.protein_inputs.known_of`.
+    given, searches : see `bevatron.recipes.protein_inputs.known_of`
     """
     entry, known_components = featurize_inputs(given, components)
     poses = make_pools(known_components[code] for code in describe(entry)["components"])

@@ -23,10 +23,8 @@ def write_page(
 
     Parameters
     ----------
-    rows
-        Scores of all structures, the best first.
-    mmcif
-        Of the best.
+    rows : scores of all structures, the best first
+    mmcif : of the best
     """
     words = describe(entry)
     labels = [chain["label"] for chain in words["chains"]]

@@ -41,22 +41,14 @@ def predict_files(
 
     Parameters
     ----------
-    model
-        A run, a model folder, or what was loaded of one.
-    source
-        See `bevatron.data.readers.proteins.inputs.read_inputs`.
-    samples
-        Structures of each seed.
-    seeds
-        Of the random numbers; none: those that the file names, else 0.
-    steps
-        Of the sampling.
-    device
-        cpu, cuda, cuda:N or auto; for a model that is not loaded yet.
-    components
-        The chemical component dictionary: a file, or ``biotite``.
-    searches
-        Files or folders of alignments, template hits, and the structures that they name.
+    model : a run, a model folder, or what was loaded of one
+    source : see `bevatron.data.readers.proteins.inputs.read_inputs`
+    samples : structures of each seed
+    seeds : of the random numbers; none: those that the file names, else 0
+    steps : of the sampling
+    device : cpu, cuda, cuda:N or auto; for a model that is not loaded yet
+    components : the chemical component dictionary: a file, or ``biotite``
+    searches : files or folders of alignments, template hits, and the structures that they name
 
     Returns
     -------

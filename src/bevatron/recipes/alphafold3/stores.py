@@ -63,16 +63,11 @@ class ComplexFeaturizer:
 
     Attributes
     ----------
-    components
-        See `bevatron.data.readers.proteins.open_components`.
-    assembly
-        Name of the biological assembly; a file without any is taken as it is.
-    max_tokens
-        Entries of more are left out; None for no limit.
-    keep_all
-        Keep the chains too that AlphaFold3 is not trained on, see `filter_chains`.
-    strict
-        An unusable file is an error.
+    components : see `bevatron.data.readers.proteins.open_components`
+    assembly : name of the biological assembly; a file without any is taken as it is
+    max_tokens : entries of more are left out; None for no limit
+    keep_all : keep the chains too that AlphaFold3 is not trained on, see `filter_chains`
+    strict : an unusable file is an error
     """
 
     components: str
@@ -127,12 +122,9 @@ def prepare_complexes(
 
     Parameters
     ----------
-    files
-        Structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth.
-    components, assembly, max_tokens, keep_all, strict
-        See `ComplexFeaturizer`.
-    samples_per_shard, workers, overwrite, progress
-        As in `bevatron.data.store.prepare.prepare`.
+    files : structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth
+    components, assembly, max_tokens, keep_all, strict : see `ComplexFeaturizer`
+    samples_per_shard, workers, overwrite, progress : as in `bevatron.data.store.prepare.prepare`
 
     Returns
     -------

@@ -105,14 +105,10 @@ class MoleculeData:
     train, valid, test
         Usable molecules; ``valid`` and ``test`` are None where nothing was set aside. Those of
         ``train`` and ``valid`` have at least one label each.
-    targets
-        Names of the targets.
-    feature_set, features_version
-        Of the samples.
-    fingerprint
-        Hash of the training molecules and their split; a run is not resumed with others.
-    report
-        Lines for the log: what was found, left out and set aside.
+    targets : names of the targets
+    feature_set, features_version : of the samples
+    fingerprint : hash of the training molecules and their split; a run is not resumed with others
+    report : lines for the log: what was found, left out and set aside
     """
 
     train: Dataset
@@ -138,10 +134,8 @@ def load_molecules(
 
     Parameters
     ----------
-    prepared
-        Where files are prepared unless the configuration names a folder.
-    stage_to
-        Node-local folder that stores are copied to and read from.
+    prepared : where files are prepared unless the configuration names a folder
+    stage_to : node-local folder that stores are copied to and read from
     features_version
         That of the model that the molecules are for; None = that of the stores that are given.
     """

@@ -33,13 +33,11 @@ def evaluate_files(
 
     Parameters
     ----------
-    predictor
-        One model, or several whose mean is evaluated.
+    predictor : one model, or several whose mean is evaluated
     sources
         Tables, SDF, OGB's folder or prepared stores. Their targets have the names of the model's,
         or ``options.targets`` names them in the model's order.
-    options
-        Columns of SMILES and labels.
+    options : columns of SMILES and labels
 
     Returns
     -------

@@ -64,10 +64,8 @@ def started_from(
 
     Parameters
     ----------
-    asked
-        The run's own hyper-parameters, with what the new data say.
-    preset
-        The hyper-parameters of the run's preset.
+    asked : the run's own hyper-parameters, with what the new data say
+    preset : the hyper-parameters of the run's preset
 
     Returns
     -------

@@ -43,16 +43,11 @@ class Written:
 
     Attributes
     ----------
-    rows
-        Number of rows, equal to that of the input.
-    without
-        Rows without a prediction.
-    seen_in_2d
-        Rows seen in 2D although 3D was requested.
-    outside
-        Rows outside the data that a model was trained on.
-    renamed
-        New columns whose names the input has already, and what they are called instead.
+    rows : number of rows, equal to that of the input
+    without : rows without a prediction
+    seen_in_2d : rows seen in 2D although 3D was requested
+    outside : rows outside the data that a model was trained on
+    renamed : new columns whose names the input has already, and what they are called instead
     """
 
     rows: int
@@ -79,14 +74,10 @@ def predict_file(
 
     Parameters
     ----------
-    source
-        A table of SMILES, an SDF, OGB's folder or a prepared store.
-    out
-        ``.csv`` or ``.parquet``.
-    options
-        Where the SMILES and 3D structures are.
-    prefix
-        Prefix of the names of the results, so that labels in the input are kept.
+    source : a table of SMILES, an SDF, OGB's folder or a prepared store
+    out : ``.csv`` or ``.parquet``
+    options : where the SMILES and 3D structures are
+    prefix : prefix of the names of the results, so that labels in the input are kept
     """
     if out.suffix not in {".csv", ".parquet"}:
         raise DataError(f"{out}: expected a name that ends in .csv or .parquet")
@@ -203,16 +194,11 @@ def predict_ogb(
 
     Parameters
     ----------
-    predictor
-        Models of one numeric target.
-    source
-        OGB's folder, of which this split is predicted; or a file of just this split, in order.
-    out
-        A folder, in which the file gets OGB's name; or a name that ends in .npz.
-    split
-        test-dev or test-challenge.
-    options
-        Where the SMILES are.
+    predictor : models of one numeric target
+    source : OGB's folder, of which this split is predicted; or a file of just this split, in order
+    out : a folder, in which the file gets OGB's name; or a name that ends in .npz
+    split : test-dev or test-challenge
+    options : where the SMILES are
 
     Returns
     -------

@@ -41,8 +41,7 @@ class Evaluated:
 
     Attributes
     ----------
-    metrics
-        By name, see `bevatron.models.gpspp.PropertyMetrics`.
+    metrics : by name, see `bevatron.models.gpspp.PropertyMetrics`
     labels, predictions : [n, T], NaN where there is no label
     num_atoms : [n]
     """
@@ -64,10 +63,8 @@ def evaluate_molecules(
 
     Parameters
     ----------
-    modes
-        Inputs: 2d, 3d.
-    capacity
-        Maximum number of atoms per batch; a larger molecule is a batch of its own.
+    modes : inputs: 2d, 3d
+    capacity : maximum number of atoms per batch; a larger molecule is a batch of its own
     """
     task = GPSPlusPlusTask(model.config, modes=modes)
     metrics = task.metrics()
@@ -102,8 +99,7 @@ def report_of_run(
 
     Parameters
     ----------
-    modes
-        The modes of validation.
+    modes : the modes of validation
     """
     history = History.of_run(folder)
     model = trained_model(folder).to(history.device)

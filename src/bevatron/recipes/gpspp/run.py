@@ -376,10 +376,8 @@ def capacities(data: MoleculeData, molecules: int) -> dict[str, int]:
 
     Parameters
     ----------
-    data
-        The data sets; the training molecules are counted.
-    molecules
-        Their number in a batch.
+    data : the data sets; the training molecules are counted
+    molecules : their number in a batch
 
     Returns
     -------

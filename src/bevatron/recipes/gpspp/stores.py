@@ -43,14 +43,10 @@ def prepare_molecules(
 
     Parameters
     ----------
-    source
-        Files of molecules, or a reader such as `molecules_in_memory` makes.
-    feature_set_name
-        See `MoleculeDataConfig.feature_set`.
-    options
-        Which columns; only with files.
-    samples_per_shard, workers, overwrite, progress
-        As in `bevatron.data.store.prepare.prepare`.
+    source : files of molecules, or a reader such as `molecules_in_memory` makes
+    feature_set_name : see `MoleculeDataConfig.feature_set`
+    options : which columns; only with files
+    samples_per_shard, workers, overwrite, progress : as in `bevatron.data.store.prepare.prepare`
     features_version
         See `bevatron.data.samples.FEATURES_VERSION`; by default that of the store that ``out``
         already holds, else the newest.

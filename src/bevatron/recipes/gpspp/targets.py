@@ -48,8 +48,7 @@ def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, 
 
     Parameters
     ----------
-    data
-        The data sets; mean and spread are those of the training labels.
+    data : the data sets; mean and spread are those of the training labels
 
     Returns
     -------

@@ -14,8 +14,7 @@ class NodePredictor:
 
     Attributes
     ----------
-    device, dtype
-        Where and in which precision it runs.
+    device, dtype : where and in which precision it runs
     """
 
     folder: Path

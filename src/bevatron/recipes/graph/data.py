@@ -76,8 +76,7 @@ class GraphSet:
 
     Parameters
     ----------
-    samples
-        With the fields of `bevatron.data.samples.graphs.graph_fields`.
+    samples : with the fields of `bevatron.data.samples.graphs.graph_fields`
     """
 
     def __init__(self, samples: Sequence[Arrays], names: Sequence[str]) -> None:
@@ -110,16 +109,11 @@ class GraphData:
 
     Attributes
     ----------
-    train, valid, test
-        One sample each if all are splits of one graph; None where a split is empty.
-    inputs, outputs, questions
-        Width of the features, number of logits, kind of labels.
-    fingerprint
-        Hash of edges, features, labels and splits.
-    split
-        Roles of the vertices, which stay with the model.
-    generators
-        Random number generators that all processes share, by name.
+    train, valid, test : one sample each if all are splits of one graph; None where a split is empty
+    inputs, outputs, questions : width of the features, number of logits, kind of labels
+    fingerprint : hash of edges, features, labels and splits
+    split : roles of the vertices, which stay with the model
+    generators : random number generators that all processes share, by name
     """
 
     train: Dataset

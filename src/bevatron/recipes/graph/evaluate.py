@@ -43,16 +43,12 @@ def evaluate_graphs(
 
     Parameters
     ----------
-    model, device, dtype, partition
-        As for `predict_graph`.
-    sources
-        Graphs or files.
+    model, device, dtype, partition : as for `predict_graph`
+    sources : graphs or files
     features, labels, splits
         Files that belong to an edge list, if that is the only graph; see `read_graph`.
-    out
-        Also write the table to this JSON file.
-    tell
-        Is given a line on the split of each graph.
+    out : also write the table to this JSON file
+    tell : is given a line on the split of each graph
 
     Returns
     -------

@@ -64,10 +64,8 @@ def open_graph(
 
     Parameters
     ----------
-    graph, options, more_files
-        As of `bevatron.data.graphs.read_graph`.
-    self_loops
-        Whether the model adds one where there is none.
+    graph, options, more_files : as of `bevatron.data.graphs.read_graph`
+    self_loops : whether the model adds one where there is none
 
     Returns
     -------
@@ -135,19 +133,14 @@ class PartedGraph:
 
     Parameters
     ----------
-    edges, vertices
-        See `open_graph`.
-    model
-        Configuration of the model that works on it.
-    scheme
-        How the graph is partitioned.
-    seed
-        Of the order of vertices and of masks of dropout.
+    edges, vertices : see `open_graph`
+    model : configuration of the model that works on it
+    scheme : how the graph is partitioned
+    seed : of the order of vertices and of masks of dropout
 
     Attributes
     ----------
-    generator
-        Draws the seeds of attention dropout, in the same state on all processes.
+    generator : draws the seeds of attention dropout, in the same state on all processes
     """
 
     def __init__(
@@ -218,8 +211,7 @@ class PartSet:
 
     Parameters
     ----------
-    role
-        train, valid or test.
+    role : train, valid or test
     """
 
     def __init__(self, graph: PartedGraph, role: str) -> None:

@@ -94,16 +94,11 @@ def predict_graph(
 
     Parameters
     ----------
-    model
-        A model, a run or a model folder.
-    graph
-        A graph or a file; files are read with the options of the model's training data.
-    features
-        .npy file for an edge list, one row per vertex.
-    device, dtype
-        Where and in which precision to compute.
-    partition
-        How several processes cut the graph; see `bevatron.recipes.graph.run.GraphRun`.
+    model : a model, a run or a model folder
+    graph : a graph or a file; files are read with the options of the model's training data
+    features : .npy file for an edge list, one row per vertex
+    device, dtype : where and in which precision to compute
+    partition : how several processes cut the graph; see `bevatron.recipes.graph.run.GraphRun`
     """
     with processes(device) as mesh:
         opened = open_for(model, graph, mesh, dtype, features=features)
@@ -228,10 +223,8 @@ class Computed:
 
     Attributes
     ----------
-    task, batch, outputs
-        Of these vertices.
-    whole
-        The graph that is cut; None of a whole one.
+    task, batch, outputs : of these vertices
+    whole : the graph that is cut; None of a whole one
     """
 
     task: NodeTask

@@ -65,10 +65,8 @@ def measure(
 
     Parameters
     ----------
-    model
-        With its final weights, on the device of the run.
-    mesh
-        The processes over which the graph is cut, all of which call this; None = not cut.
+    model : with its final weights, on the device of the run
+    mesh : the processes over which the graph is cut, all of which call this; None = not cut
     """
     sets = {"train": data.train, "valid": data.valid, "test": data.test}
     return {
@@ -90,8 +88,7 @@ def report_of_run(
 
     Parameters
     ----------
-    measured
-        Its metrics, see `measure`; None = it is evaluated here.
+    measured : its metrics, see `measure`; None = it is evaluated here
     """
     history = History.of_run(folder)
     config = history.config

@@ -40,10 +40,8 @@ class TrainedSplit:
 
     Attributes
     ----------
-    origin
-        Where the split comes from.
-    graphs
-        All graphs of the run.
+    origin : where the split comes from
+    graphs : all graphs of the run
     """
 
     origin: str
@@ -127,10 +125,8 @@ def with_trained_split(
 
     Parameters
     ----------
-    graph
-        As it was read.
-    trained
-        Of the model; None if it has none.
+    graph : as it was read
+    trained : of the model; None if it has none
     splits
         The file from which the graph's split was read; it is used if it asks for no test on what
         was trained on.

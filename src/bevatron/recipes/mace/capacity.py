@@ -55,14 +55,10 @@ def capacity_of_run(
 
     Parameters
     ----------
-    path
-        File in the run's folder that stores it.
-    config
-        Names the device.
-    make
-        Makes a rank's meter on its device.
-    accumulate
-        Batches per rank and step.
+    path : file in the run's folder that stores it
+    config : names the device
+    make : makes a rank's meter on its device
+    accumulate : batches per rank and step
 
     Returns
     -------
@@ -93,8 +89,7 @@ def choose_capacity(meter: StepMeter, batches_per_step: int) -> tuple[dict[str, 
 
     Parameters
     ----------
-    batches_per_step
-        Batches of all ranks in an optimiser step.
+    batches_per_step : batches of all ranks in an optimiser step
 
     Returns
     -------
@@ -219,10 +214,8 @@ def find_capacity(meter: StepMeter, most: int = 1 << 20) -> dict[str, int]:
 
     Parameters
     ----------
-    meter
-        Of steps on a GPU.
-    most
-        Maximum number of atoms.
+    meter : of steps on a GPU
+    most : maximum number of atoms
 
     Returns
     -------
@@ -240,10 +233,8 @@ def largest_capacity(meter: StepMeter, available: float, most: int) -> dict[str,
 
     Parameters
     ----------
-    available
-        Bytes.
-    most
-        Maximum number of atoms.
+    available : bytes
+    most : maximum number of atoms
 
     Returns
     -------

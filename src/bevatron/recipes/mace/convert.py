@@ -30,14 +30,10 @@ def from_mace_torch_file(
 
     Parameters
     ----------
-    file
-        A ``.model`` file, or with ``config`` a state dict (``.pt``, ``.safetensors``).
-    out
-        The model folder.
-    trust
-        Unpickle a ``.model`` file.
-    config
-        JSON file of mace-torch's configuration.
+    file : a ``.model`` file, or with ``config`` a state dict (``.pt``, ``.safetensors``)
+    out : the model folder
+    trust : unpickle a ``.model`` file
+    config : JSON file of mace-torch's configuration
     """
     if not file.is_file():
         raise CheckpointError(f"{file}: the file does not exist")
@@ -75,8 +71,7 @@ def to_mace_torch_file(model: Path, out: Path) -> str:
 
     Parameters
     ----------
-    out
-        ``NAME.model`` (needs mace-torch) or ``NAME.pt`` (a state dict, with ``NAME.json``).
+    out : ``NAME.model`` (needs mace-torch) or ``NAME.pt`` (a state dict, with ``NAME.json``)
     """
     found = trained_model(model)
     if out.suffix == ".model":

@@ -69,12 +69,9 @@ class FineTuning:
 
     Parameters
     ----------
-    source
-        The model to start from.
-    data_config
-        Paths of the new data.
-    data
-        The new data; the heads of the new model are `StructureData.heads`.
+    source : the model to start from
+    data_config : paths of the new data
+    data : the new data; the heads of the new model are `StructureData.heads`
     """
 
     def __init__(
@@ -120,8 +117,7 @@ class FineTuning:
 
         Parameters
         ----------
-        found
-            Statistics of the training data, with E0 as `e0_choices` says.
+        found : statistics of the training data, with E0 as `e0_choices` says
 
         Returns
         -------

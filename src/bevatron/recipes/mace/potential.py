@@ -54,10 +54,8 @@ class Potential:
     device
         Where torch computes: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``,
         ``"cuda:1"``.
-    dtype
-        ``"float64"`` or ``"float32"``.
-    head
-        Which readout of a multi-head model; its default head if not given.
+    dtype : ``"float64"`` or ``"float32"``
+    head : which readout of a multi-head model; its default head if not given
     capture
         Whether evaluations are captured as CUDA graphs over padded shapes, which saves launching
         some hundreds of kernels: None = on a GPU, shapes that recur; the log says why if it is
@@ -103,10 +101,8 @@ class Potential:
 
         Parameters
         ----------
-        info
-            Of the structure, as ASE has it; it may name a ``head``.
-        where
-            What the structure is called in messages.
+        info : of the structure, as ASE has it; it may name a ``head``
+        where : what the structure is called in messages
         """
         name = info.get(LabelOptions.head_key)
         if self.chosen_head is not None or name is None or str(name) == self.heads[self.head]:
@@ -301,8 +297,7 @@ def head_of_unnamed(config: MaceConfig, choose: str) -> str:
     ----------
     config
         Of the model. Folders of bevatron 0.1 with several heads have no default.
-    choose
-        The option that chooses another.
+    choose : the option that chooses another
     """
     names = ", ".join(config.heads)
     if config.default_head is None and config.num_heads > 1 and names not in _said:

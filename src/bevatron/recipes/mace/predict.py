@@ -50,23 +50,16 @@ def predict_file(
 
     Parameters
     ----------
-    models
-        Potentials, one or a committee.
-    source
-        Any format that ASE reads; read in pieces.
-    out
-        Extended XYZ; appears only when it is complete.
-    prefix
-        Prefix of the names of the results, so that labels in the input are kept.
+    models : potentials, one or a committee
+    source : any format that ASE reads; read in pieces
+    out : extended XYZ; appears only when it is complete
+    prefix : prefix of the names of the results, so that labels in the input are kept
     head
         Readout for all structures; by default the one that a structure names as ``head``, and the
         model's default head for those that name none.
-    device, dtype
-        Where and in which precision to compute.
-    capacity
-        Maximum number of atoms per batch.
-    progress
-        Called with the number of structures done.
+    device, dtype : where and in which precision to compute
+    capacity : maximum number of atoms per batch
+    progress : called with the number of structures done
 
     Returns
     -------
@@ -117,10 +110,8 @@ def predict_structures(
 
     Parameters
     ----------
-    models, head, device, dtype, capacity
-        As of `predict_file`.
-    source
-        A file that ASE reads, a structure, or several.
+    models, head, device, dtype, capacity : as of `predict_file`
+    source : a file that ASE reads, a structure, or several
     """
     if isinstance(source, str | Path):
         where, structures = Path(source), list(_read(Path(source)))
@@ -166,22 +157,15 @@ def relax_file(
 
     Parameters
     ----------
-    model
-        A model, a model folder or a run.
-    source
-        Structures in any format that ASE reads.
-    out
-        Extended XYZ to write.
+    model : a model, a model folder or a run
+    source : structures in any format that ASE reads
+    out : extended XYZ to write
     fmax : eV/Å
         Converged once no force is larger.
-    steps
-        Maximum number of steps.
-    cell
-        Relax the cells too.
-    head
-        Readout for all structures, as in `predict_file`.
-    device, dtype
-        Where and in which precision to compute.
+    steps : maximum number of steps
+    cell : relax the cells too
+    head : readout for all structures, as in `predict_file`
+    device, dtype : where and in which precision to compute
     """
     import ase.io
 

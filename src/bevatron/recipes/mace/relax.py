@@ -73,27 +73,21 @@ def relax(
 
     Parameters
     ----------
-    model
-        A potential, a model, a model folder or a run folder.
-    structures
-        Not changed.
+    model : a potential, a model, a model folder or a run folder
+    structures : not changed
     fmax : eV/Å
         Converged when no force is larger.
-    steps
-        Maximum number of steps; unconverged structures are returned as they are.
-    cell
-        Whether cells relax too; all structures must then be periodic in three directions.
+    steps : maximum number of steps; unconverged structures are returned as they are
+    cell : whether cells relax too; all structures must then be periodic in three directions
     head
         Readout for all structures; by default the one that a structure names as ``head``, and the
         model's default head for those that name none.
     device, dtype
         As for `bevatron.recipes.mace.potential.Potential`, which is made with them and `head`.
-    max_atoms
-        Maximum number of atoms in an evaluation of the model.
+    max_atoms : maximum number of atoms in an evaluation of the model
     skin : Å
         Of the neighbour lists, see `bevatron.data.verlet.VerletList`.
-    progress
-        Called after each step with the numbers of converged and of all structures.
+    progress : called after each step with the numbers of converged and of all structures
 
     Examples
     --------

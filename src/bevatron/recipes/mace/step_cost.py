@@ -46,14 +46,10 @@ class StepCost:
 
     Attributes
     ----------
-    sizes
-        atoms, edges, graphs of the batch.
-    seconds
-        Median over repeats.
-    peak_bytes
-        Peak memory of a step; 0 on a CPU, where it is not measured.
-    kept_bytes
-        Memory held by the captured graph of the step; 0 if it is not captured.
+    sizes : atoms, edges, graphs of the batch
+    seconds : median over repeats
+    peak_bytes : peak memory of a step; 0 on a CPU, where it is not measured
+    kept_bytes : memory held by the captured graph of the step; 0 if it is not captured
     """
 
     sizes: dict[str, int]
@@ -72,21 +68,15 @@ class StepMeter:
 
     Parameters
     ----------
-    model
-        Moved to the device; its weights change.
-    task
-        The loss; the ``sizes`` of its batches have the names in `TERMS`.
-    dataset
-        Where batches come from.
-    device, dtype
-        Where and in which precision.
-    sizes
-        ``atoms`` and ``edges`` of every sample, [n] each; those of structures if not given.
+    model : moved to the device; its weights change
+    task : the loss; the ``sizes`` of its batches have the names in `TERMS`
+    dataset : where batches come from
+    device, dtype : where and in which precision
+    sizes : ``atoms`` and ``edges`` of every sample, [n] each; those of structures if not given
 
     Attributes
     ----------
-    captured
-        Whether steps are captured as CUDA graphs, as in training where that is possible.
+    captured : whether steps are captured as CUDA graphs, as in training where that is possible
     """
 
     def __init__(
@@ -257,10 +247,8 @@ def saturation(
 
     Parameters
     ----------
-    first, most
-        Atoms of the smallest and of the largest batch.
-    seconds_at_most
-        Stop when eight steps take longer.
+    first, most : atoms of the smallest and of the largest batch
+    seconds_at_most : stop when eight steps take longer
     """
     capacity = smallest_measured(meter, first)
     while capacity <= most:

@@ -31,18 +31,12 @@ def open_structures(
 
     Parameters
     ----------
-    paths
-        Stores and files of structures; the files become one store in ``prepared``.
-    cutoff
-        Of the neighbours, Å.
-    labels
-        Names of the labels in the files.
-    prepared
-        Folder of the prepared store; an existing one is used if its inputs are the same.
-    workers
-        Processes; None = all usable cores.
-    overwrite
-        Replace a store of other files or settings there.
+    paths : stores and files of structures; the files become one store in ``prepared``
+    cutoff : of the neighbours, Å
+    labels : names of the labels in the files
+    prepared : folder of the prepared store; an existing one is used if its inputs are the same
+    workers : processes; None = all usable cores
+    overwrite : replace a store of other files or settings there
     """
     stores, files = [], []
     for path in map(Path, paths):
@@ -81,14 +75,11 @@ def prepare_structures(
 
     Parameters
     ----------
-    files
-        What the readers of structures read.
+    files : what the readers of structures read
     cutoff : Å
         Of the neighbours.
-    labels
-        Names of the labels in the files.
-    samples_per_shard, workers, overwrite
-        As in `bevatron.data.store.prepare.prepare`.
+    labels : names of the labels in the files
+    samples_per_shard, workers, overwrite : as in `bevatron.data.store.prepare.prepare`
     """
     if not cutoff > 0:
         raise ConfigError(f"cutoff: expected a length above 0 Å, got {cutoff}")

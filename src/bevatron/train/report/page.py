@@ -28,8 +28,7 @@ class Report:
 
     Parameters
     ----------
-    figures
-        A folder where every figure is also written as PNG; None = only embedded.
+    figures : a folder where every figure is also written as PNG; None = only embedded
 
     Examples
     --------

@@ -79,10 +79,8 @@ def check_labels(values: FloatArray, name: str, where: Callable[[int], str]) -> 
     Parameters
     ----------
     values : [n]
-    name
-        Of the target.
-    where
-        Names the place of a row in the file.
+    name : of the target
+    where : names the place of a row in the file
     """
     wrong = np.flatnonzero(np.abs(values) > LARGEST_LABEL)
     if len(wrong):

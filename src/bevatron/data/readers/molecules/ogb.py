@@ -33,8 +33,7 @@ class OgbFolder(TableFile):
 
     Parameters
     ----------
-    path
-        The folder with ``raw/data.csv.gz`` and ``split_dict.pt``.
+    path : the folder with ``raw/data.csv.gz`` and ``split_dict.pt``
     options
         ``targets`` is the gap unless given; ``geometry`` is the path of the SDF if it is elsewhere.
     """

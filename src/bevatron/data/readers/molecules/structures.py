@@ -25,8 +25,7 @@ class SdfEntries:
 
     Parameters
     ----------
-    path
-        The file; one ending in .gz is unpacked into memory.
+    path : the file; one ending in .gz is unpacked into memory
     """
 
     def __init__(self, path: Path) -> None:
@@ -195,8 +194,7 @@ class SdfFile:
 
     Parameters
     ----------
-    targets
-        Names of the data items that are targets.
+    targets : names of the data items that are targets
     """
 
     def __init__(self, path: Path, targets: tuple[str, ...]) -> None:

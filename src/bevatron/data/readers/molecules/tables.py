@@ -43,10 +43,8 @@ class TableFile:
 
     Parameters
     ----------
-    path
-        .csv, .tsv, .txt, .smi (also .gz) or .parquet.
-    geometry
-        Its 3D structures, if any.
+    path : .csv, .tsv, .txt, .smi (also .gz) or .parquet
+    geometry : its 3D structures, if any
     """
 
     def __init__(

@@ -31,8 +31,7 @@ class Sites:
     chain, number, author_number, insertion, component : [R]
         ``number`` is 0 where the file has no ``label_seq_id``.
     atom_ptr : [R + 1]
-    columns
-        Those of `structure.Atoms` but ``residue``.
+    columns : those of `structure.Atoms` but ``residue``
     """
 
     labels: list[str]
@@ -58,10 +57,8 @@ def read_sites(block: Any, name: str, model: int | None) -> tuple[Sites, int, tu
 
     Parameters
     ----------
-    block
-        gemmi's block.
-    model
-        Number of the model; None for the first.
+    block : gemmi's block
+    model : number of the model; None for the first
 
     Returns
     -------

@@ -56,10 +56,8 @@ class BinaryBlock:
 
     Parameters
     ----------
-    block
-        Of the file.
-    name
-        Of the file, for messages.
+    block : of the file
+    name : of the file, for messages
     """
 
     def __init__(self, block: dict[str, Any], name: str) -> None:

@@ -41,10 +41,8 @@ class Table:
 
     Parameters
     ----------
-    block
-        gemmi's block.
-    category
-        ``_atom_site``.
+    block : gemmi's block
+    category : ``_atom_site``
     """
 
     def __init__(self, block: Any, category: str, name: str) -> None:
@@ -59,10 +57,8 @@ class Table:
 
         Parameters
         ----------
-        tag
-            Its name in the category.
-        length
-            How many values to return, empty, if there is no such column.
+        tag : its name in the category
+        length : how many values to return, empty, if there is no such column
         """
         column = self._column(tag, length)
         if not column and length:

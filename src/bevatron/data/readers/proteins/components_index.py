@@ -60,8 +60,7 @@ def read_columns(path: Path, *, binary: bool) -> Columns:
 
     Parameters
     ----------
-    binary
-        Whether it is BinaryCIF, which biotite reads.
+    binary : whether it is BinaryCIF, which biotite reads
     """
     columns: Columns = {
         category: {name: [] for name in tags} for category, tags in _CATEGORIES.items()

@@ -32,8 +32,7 @@ class Entities:
 
     Parameters
     ----------
-    block
-        gemmi's block.
+    block : gemmi's block
     """
 
     def __init__(self, block: Any, name: str) -> None:

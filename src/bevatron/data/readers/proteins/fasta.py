@@ -16,12 +16,9 @@ class Records:
 
     Attributes
     ----------
-    headers
-        The lines that begin with ``>``, without it.
-    sequences
-        The lines that follow each, joined.
-    lines
-        Number of the header's line, counted from 1.
+    headers : the lines that begin with ``>``, without it
+    sequences : the lines that follow each, joined
+    lines : number of the header's line, counted from 1
     """
 
     name: str

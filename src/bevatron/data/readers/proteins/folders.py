@@ -35,18 +35,13 @@ class ProteinFiles:
 
     Attributes
     ----------
-    structures
-        mmCIF and PDB files.
-    alignments
-        a3m and Stockholm files.
-    hits
-        hhr, m8 and hmmsearch's output.
+    structures : mmCIF and PDB files
+    alignments : a3m and Stockholm files
+    hits : hhr, m8 and hmmsearch's output
     duplicates, obsolete
         OpenFold's groups of chains of equal sequence, and the archive's list of obsolete entries.
-    refused
-        (path, reason) of what archives hold and is not read, and of archives that are damaged.
-    others
-        How many files are none of these.
+    refused : (path, reason) of what archives hold and is not read, and of archives that are damaged
+    others : how many files are none of these
     """
 
     structures: tuple[Path, ...]
@@ -157,8 +152,7 @@ class StructureFiles:
 
     Parameters
     ----------
-    paths
-        Files of structures, in this order.
+    paths : files of structures, in this order
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

@@ -82,8 +82,7 @@ def read_obsolete(path: str | Path) -> dict[str, str]:
 
     Parameters
     ----------
-    path
-        The archive's ``obsolete.dat``: lines ``OBSLTE    31-JUL-94 116L     216L``.
+    path : the archive's ``obsolete.dat``: lines ``OBSLTE    31-JUL-94 116L     216L``
     """
     name = str(path)
     found: dict[str, str] = {}

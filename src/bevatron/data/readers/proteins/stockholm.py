@@ -12,12 +12,9 @@ class Stockholm:
 
     Attributes
     ----------
-    names
-        Name of each row, ``A0A0K0ME10/1-51``.
-    descriptions
-        Text of ``#=GS NAME DE`` by name.
-    rows
-        Row by row; all of the same length.
+    names : name of each row, ``A0A0K0ME10/1-51``
+    descriptions : text of ``#=GS NAME DE`` by name
+    rows : row by row; all of the same length
     """
 
     name: str

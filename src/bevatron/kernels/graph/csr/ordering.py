@@ -62,8 +62,7 @@ def order_entries(
 
     Parameters
     ----------
-    unique
-        Refuse an entry that is there twice.
+    unique : refuse an entry that is there twice
 
     Returns
     -------
