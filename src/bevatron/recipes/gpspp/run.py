@@ -143,17 +143,8 @@ class GpsppRun(RunConfig):
 def build(config: GpsppRun, *, resume: bool = False) -> Run:
     """Build a complete run: molecules read or prepared, labels normalised, model, task.
 
-    Parameters
-    ----------
-    config
-        The configuration.
-    resume
-        Whether to resume if the folder already holds a run.
-
-    Raises
-    ------
-    BevatronError
-        For data that must not be trained on and settings that contradict each other.
+    Raises BevatronError for data that must not be trained on and settings that contradict each
+    other.
     """
     use(config.kernels)
     source = None if config.start_from is None else trained_model(config.start_from)

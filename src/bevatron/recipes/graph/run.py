@@ -153,17 +153,8 @@ class GraphRun(RunConfig):
 def build(config: GraphRun, *, resume: bool = False) -> Run:
     """Build a complete run: graphs read and checked, model, task.
 
-    Parameters
-    ----------
-    config
-        The configuration.
-    resume
-        Whether to resume if the folder already holds a run.
-
-    Raises
-    ------
-    BevatronError
-        For data that must not be trained on and settings that contradict each other.
+    Raises BevatronError for data that must not be trained on and settings that contradict each
+    other.
     """
     use(config.kernels)
     ranks = ranks_from_environment(os.environ)[1]
