@@ -124,12 +124,9 @@ class LabelKeys:
 
     Attributes
     ----------
-    names
-        The name of each quantity that is used.
-    rivals
-        Other names of it whose values must be equal where both occur.
-    unused
-        Names of it with lower precedence; listed in the report.
+    names : the name of each quantity that is used
+    rivals : other names of it whose values must be equal where both occur
+    unused : names of it with lower precedence; listed in the report
     """
 
     names: Mapping[Quantity, str]
@@ -153,13 +150,9 @@ def watched_names(options: LabelOptions) -> frozenset[str]:
 def find_keys(file: str, survey: Survey, options: LabelOptions) -> LabelKeys:
     """Decide which names of a file hold its labels.
 
-    With ``allow_unlabelled`` nothing is refused here.
-
-    Raises
-    ------
-    DataError
-        If there is no energy, a name that looks like a label is not one of the common ones, or some
-        frames have one name and some only another.
+    With ``allow_unlabelled`` nothing is refused here. Raises DataError if there is no energy, a
+    name that looks like a label is not one of the common ones, or some frames have one name and
+    some only another.
     """
     names: dict[Quantity, str] = {}
     rivals: dict[Quantity, tuple[str, ...]] = {}

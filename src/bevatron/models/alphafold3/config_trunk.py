@@ -125,12 +125,6 @@ _SIZES = (("num_heads", 1, 65536), ("head_width", 1, 65536))
 
 
 def check_dropout(rate: float) -> None:
-    """Check a rate.
-
-    Raises
-    ------
-    ConfigError
-        If it is not in [0, 1).
-    """
+    """Check a rate; ConfigError if it is not in [0, 1)."""
     if not 0 <= rate < 1:
         raise ConfigError(f"dropout: expected one in [0, 1), got {rate}")

@@ -73,8 +73,7 @@ def published_stages(tm: float = 0.0) -> dict[str, ChainStage]:
 
     Parameters
     ----------
-    tm
-        Weight of the aligned error in fine-tuning.
+    tm : weight of the aligned error in fine-tuning
     """
     sizes = FINE_TUNING_SIZES
     return {
@@ -204,10 +203,8 @@ class AlphaFold2Run(StagedRun):
 def build(config: AlphaFold2Run, *, resume: bool = False) -> Run:
     """Build a complete run: stores opened or prepared, model, task, stages.
 
-    Raises
-    ------
-    BevatronError
-        For data that must not be trained on and settings that contradict each other.
+    Raises BevatronError for data that must not be trained on and settings that contradict each
+    other.
     """
     use(config.kernels)
     first = next(iter(config.stages.values()))

@@ -61,12 +61,10 @@ class ComplexDataset:
 
     Parameters
     ----------
-    path
-        A store of complexes.
+    path : a store of complexes
     units : int64 [n, 3]
         Of each sample the entry and the chains, ``asym_id``, that its crop is about; 0 for none.
-    sizes
-        How much a sample holds at most.
+    sizes : how much a sample holds at most
     """
 
     def __init__(self, path: Path, units: IntArray, sizes: SampleSizes) -> None:
@@ -126,14 +124,10 @@ class ComplexData:
 
     Attributes
     ----------
-    train
-        Stores, and of each the entries that are trained on.
-    valid
-        Entries for validation, in crops that are always the same; None without any.
-    fingerprints
-        Of the stores.
-    report
-        Lines about what was found.
+    train : stores, and of each the entries that are trained on
+    valid : entries for validation, in crops that are always the same; None without any
+    fingerprints : of the stores
+    report : lines about what was found
     """
 
     train: Sequence[tuple[Path, IntArray]]
@@ -154,12 +148,8 @@ class ComplexData:
 def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> ComplexData:
     """Open the stores of a run and divide their entries.
 
-    Raises
-    ------
-    ConfigError
-        If there is nothing to train on.
-    DataError, StoreError
-        If a store cannot be used.
+    Raises ConfigError if there is nothing to train on; DataError or StoreError if a store cannot be
+    used.
     """
     if not config.train:
         raise ConfigError("data.train: expected a store of complexes or a folder of structures")

@@ -181,10 +181,8 @@ class AlphaFold3Run(StagedRun):
 def build(config: AlphaFold3Run, *, resume: bool = False) -> Run:
     """Build a complete run: stores opened or prepared, model, task, stages.
 
-    Raises
-    ------
-    BevatronError
-        For data that must not be trained on and settings that contradict each other.
+    Raises BevatronError for data that must not be trained on and settings that contradict each
+    other.
     """
     use(config.kernels)
     first = next(iter(config.stages.values()))

@@ -105,14 +105,10 @@ class MoleculeData:
     train, valid, test
         Usable molecules; ``valid`` and ``test`` are None where nothing was set aside. Those of
         ``train`` and ``valid`` have at least one label each.
-    targets
-        Names of the targets.
-    feature_set, features_version
-        Of the samples.
-    fingerprint
-        Hash of the training molecules and their split; a run is not resumed with others.
-    report
-        Lines for the log: what was found, left out and set aside.
+    targets : names of the targets
+    feature_set, features_version : of the samples
+    fingerprint : hash of the training molecules and their split; a run is not resumed with others
+    report : lines for the log: what was found, left out and set aside
     """
 
     train: Dataset
@@ -133,21 +129,15 @@ def load_molecules(
 ) -> MoleculeData:
     """Open or prepare all data of a run and split them.
 
+    Raises DataError or ConfigError for data that must not be trained on and configurations that
+    contradict each other.
+
     Parameters
     ----------
-    config
-        The files.
-    prepared
-        Where files are prepared unless the configuration names a folder.
-    stage_to
-        Node-local folder that stores are copied to and read from.
+    prepared : where files are prepared unless the configuration names a folder
+    stage_to : node-local folder that stores are copied to and read from
     features_version
         That of the model that the molecules are for; None = that of the stores that are given.
-
-    Raises
-    ------
-    DataError, ConfigError
-        For data that must not be trained on and configurations that contradict each other.
     """
     if not config.train:
         raise ConfigError("data.train: expected a file of molecules or a store (--data FILE)")

@@ -20,10 +20,7 @@ def gemmi() -> Any:
 def parse_cif(data: bytes, name: str) -> list[Any]:
     """Parse mmCIF text into gemmi's data blocks.
 
-    Raises
-    ------
-    DataError
-        If it is no CIF, is cut off within a value or row, or names a tag twice.
+    Raises DataError if it is no CIF, is cut off within a value or row, or names a tag twice.
     """
     try:
         return list(gemmi().cif.read_string(data))
@@ -44,12 +41,8 @@ class Table:
 
     Parameters
     ----------
-    block
-        gemmi's block.
-    category
-        ``_atom_site``.
-    name
-        The file, for messages.
+    block : gemmi's block
+    category : ``_atom_site``
     """
 
     def __init__(self, block: Any, category: str, name: str) -> None:
@@ -64,10 +57,8 @@ class Table:
 
         Parameters
         ----------
-        tag
-            Its name in the category.
-        length
-            How many values to return, empty, if there is no such column.
+        tag : its name in the category
+        length : how many values to return, empty, if there is no such column
         """
         column = self._column(tag, length)
         if not column and length:

@@ -97,10 +97,8 @@ class Term:
 
     Attributes
     ----------
-    sum
-        Sum over structures, weighted: scalar to differentiate.
-    count
-        Number of structures, those of weight 0 left out: float64 scalar.
+    sum : sum over structures, weighted: scalar to differentiate
+    count : number of structures, those of weight 0 left out: float64 scalar
     """
 
     sum: Float[Tensor, ""]
@@ -119,13 +117,10 @@ def total_loss(
 
     Parameters
     ----------
-    outputs
-        What the model gives, as this module says.
+    outputs : what the model gives, as this module says
     batch
         A sample, or several with a leading axis; its ``weight`` is 0 of a structure that must not
         count, and 1 otherwise.
-    weights
-        Of the stage.
 
     Returns
     -------
