@@ -42,9 +42,9 @@ class KernelConfig:
     Attributes
     ----------
     default
-        For every operator that is not named in ``ops``.
+        Implementation of every operator that ``ops`` does not name.
     ops
-        Operator -> choice.
+        Implementation by operator.
     """
 
     default: Choice = "auto"

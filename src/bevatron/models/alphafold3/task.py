@@ -33,9 +33,9 @@ class StepOptions:
     Attributes
     ----------
     copies
-        Noisy copies of each structure.
+        Noisy copies of each structure (the diffusion batch size).
     confidence_every
-        Steps from one with the rollout and the confidence head to the next; 0 = never.
+        Steps between rollouts that train the confidence head; 0 = never.
     loss
         Weights of the terms.
     """

@@ -39,15 +39,15 @@ class ChainDataConfig:
     train
         Stores, or folders of structures and alignments, which are prepared into the run's folder.
     valid
-        One more of them, for validation; none: a part of ``train``.
+        One more of them, for validation; by default a part of ``train``.
     valid_fraction
-        That part, of the clusters of similar sequences, drawn at random.
+        That part: a fraction of the clusters of similar sequences, drawn at random.
     valid_most
-        Largest number of chains that are validated.
+        Maximum number of chains for validation.
     valid_longest
-        Residues; longer chains are not validated, the others whole.
+        Maximum length of a chain for validation, in residues; chains are not cropped there.
     split_seed
-        Of the draw.
+        Seed of the random split.
     """
 
     train: tuple[Path, ...] = ()

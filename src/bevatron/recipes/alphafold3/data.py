@@ -30,13 +30,13 @@ class ComplexDataConfig:
     train
         Stores, or folders of structures and alignments, which are prepared into the run's folder.
     valid
-        More of them, for validation; none: a part of ``train``.
+        More of them, for validation; by default a part of ``train``.
     valid_fraction
-        That part, of the entries, drawn at random.
+        That part: a fraction of the entries, drawn at random.
     valid_most
-        Largest number of entries that are validated.
+        Maximum number of entries for validation.
     split_seed
-        Of the draw.
+        Seed of the random split.
     components
         The chemical component dictionary for folders that are prepared: a file, or ``biotite``.
     """

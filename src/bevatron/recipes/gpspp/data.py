@@ -45,19 +45,19 @@ class MoleculeDataConfig:
     train
         Files of molecules or prepared stores (also ``--data``).
     valid
-        The same, for validation.
+        Files or stores for validation.
     test
-        The same, for the errors in the report.
+        Files or stores for the errors in the report.
     split
-        How ``train`` is split if there are no such files: ``random``; ``scaffold``, molecules
-        of one Bemis-Murcko scaffold stay together, rare scaffolds are set aside; ``given`` by the
-        file (a column ``split``, OGB's split file); ``auto``: given if available, else random.
+        How ``train`` is split if there are no such files: ``random``; ``scaffold`` (molecules of
+        one Bemis-Murcko scaffold stay together, rare scaffolds are held out); ``given`` by the file
+        (a column ``split``, OGB's split file); ``auto`` (given if available, else random).
     valid_size
         Size of the validation set: a fraction below 1, or a number of molecules.
     test_size
-        The same for tests.
+        Size of the test set, likewise.
     train_size
-        The same for training; 0 = all the rest.
+        Size of the training set, likewise; 0 = all that is left.
     split_seed
         Seed of the random split.
     feature_set

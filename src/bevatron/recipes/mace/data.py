@@ -48,13 +48,13 @@ class SourceConfig:
     train
         Files of structures or prepared stores (also ``--data``).
     valid
-        The same, for validation.
+        Files or stores for validation.
     test
-        The same, for the errors in the report.
+        Files or stores for the errors in the report.
     valid_fraction
-        Fraction of ``train`` set aside for validation if there are no such files.
+        Fraction of ``train`` held out for validation if there are no such files.
     test_fraction
-        The same for tests.
+        Fraction of ``train`` held out for tests, likewise.
     labels
         Names of the labels in the files.
     e0
@@ -92,7 +92,7 @@ class DataConfig(SourceConfig):
     Attributes
     ----------
     heads
-        Head name -> its files. Without it there is one head, named ``default``.
+        Files by the name of their head. Without it there is one head, named ``default``.
     split_seed
         Seed of the random split.
     prepared

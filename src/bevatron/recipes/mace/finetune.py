@@ -48,7 +48,7 @@ class FinetuneConfig:
         train a new head, ``default`` or, if that exists, ``finetuned``; data for an old head, given
         under its name in data.heads, continue to train it.
     new_heads
-        A new head begins as a ``copy`` of `head`, or ``random``.
+        Initial weights of a new head: a ``copy`` of `head`, or ``random``.
     frozen
         Names of parameters that are not trained, with wildcards: ``embedding.*``,
         ``interactions.0.*``.

@@ -150,10 +150,9 @@ class _Rows:
 
 def _codes(texts: Strings) -> tuple[IntArray, list[str]]:
     """Give distinct texts codes in order of appearance."""
-    table: dict[str, int] = {}
     listed = texts.tolist()
-    codes = np.fromiter((table.setdefault(t, len(table)) for t in listed), np.int64, len(listed))
-    return codes, list(table)
+    table = {text: code for code, text in enumerate(dict.fromkeys(listed))}
+    return np.fromiter(map(table.__getitem__, listed), np.int64, len(listed)), list(table)
 
 
 def _grouped(rows: _Rows) -> Sites:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from bevatron.errors import DataError, require
 
 _NOTHING = {"?", "."}
+_QUOTES = {"'", '"', ";"}
 _T = TypeVar("_T")
 
 
@@ -127,7 +128,7 @@ class Table:
 
 def _unquoted(value: str) -> str:
     # gemmi does not take a quote alone, which PDB files may have as a letter.
-    if len(value) == 1:
+    if len(value) == 1 or value[:1] not in _QUOTES:
         return "" if value in _NOTHING else value
     text: str = gemmi().cif.as_string(value)
     return text

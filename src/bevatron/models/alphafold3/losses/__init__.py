@@ -48,17 +48,17 @@ class LossWeights:
     Attributes
     ----------
     confidence
-        Of pLDDT, PDE and resolved.
+        Weight of pLDDT, PDE and experimentally resolved.
     pae
-        Of PAE, relative to the other confidences; 1 in the last stage only.
+        Weight of PAE relative to the other confidences; 1 in the last stage only.
     diffusion
-        Of the squared error and what is relative to it.
+        Weight of the diffusion loss: squared error, bonds and smooth lDDT.
     bond
-        Of bonds, relative to the squared error; 1 while fine-tuning.
+        Weight of bonds relative to the squared error; 1 in fine-tuning.
     smooth_lddt
-        Relative to the squared error, at every noise alike.
+        Weight of smooth lDDT relative to the squared error, independent of the noise level.
     distogram
-        Of the distogram.
+        Weight of the distogram.
     """
 
     confidence: float = 1e-4
