@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from bevatron.data.readers.proteins import read_structure
-from bevatron.models.alphafold3 import save_model
 from bevatron.output import say
+from bevatron.recipes.alphafold3 import SYSTEM
 from bevatron.recipes.alphafold3.evaluate import evaluate_stores
 from bevatron.recipes.alphafold3.predict import PAGE, predict_files
 from bevatron.recipes.alphafold3.run import AlphaFold3Run, build
 from bevatron.recipes.alphafold3.stores import prepare_complexes
 from bevatron.recipes.demo import Part, bundled
+from bevatron.recipes.run_config import SaveModel
 from bevatron.train.loop import fit
 
 DATA, COMPONENTS, NAME = "peptide.cif.gz", "components.cif.gz", "trp-cage"
@@ -58,7 +59,7 @@ def run_demo(out: Path) -> Part:
     )
     run = build(config, resume=True)
     untrained = folder / "untrained"
-    save_model(run.model, untrained)
+    SaveModel(SYSTEM.kind, config.model)(untrained, run.model.state_dict())
     before = _lddt(untrained, store)
     say("train a small AlphaFold3 on one structure, the Trp-cage of 20 residues")
     result = fit(run)
