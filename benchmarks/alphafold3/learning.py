@@ -381,8 +381,8 @@ NOTES = (
     "atoms, 16 copies), the crop 32 tokens of 1pfe (114 atoms, 8 copies, poses that stay, on a CPU "
     "in float32); rmsd: all resolved atoms, Å, mean of the samples (3 of 1pfe). by-heart-1pfe was "
     "trained alone on the GPU, 84 s with its capture. The other runs on a GPU shared it, were cut "
-    "off by time, and are from before gradients of attention in 16 bits were mended (Rounding, in the "
-    "README of pair_attention), as are curves without a norm of the gradient. One seed each."
+    "off by time, and are from before gradients of attention in 16 bits were mended (Rounding, in "
+    "the README of pair_attention), as are curves without a norm of the gradient. One seed each."
 )
 CURVE_NOTES = (
     "The same crops, noise and dropout for all arms of one seed; learning rate 1e-3 after 100 "
