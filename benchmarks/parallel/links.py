@@ -32,7 +32,7 @@ def exchanges(own: Tensor, side: int, group: Group) -> dict[str, Callable[[], Te
     return {
         "gather": lambda: gather(own, 0, side, group),
         "transpose": lambda: transpose(own, side, group),
-        "pass_on": lambda: group.pass_on(flat, flat.shape).wait(),
+        "pass_on": lambda: group.pass_on(flat, torch.empty_like(flat)).wait(),
         "all_reduce": lambda: group.all_reduce(flat.clone()).wait(),
     }
 
