@@ -79,7 +79,7 @@ class Measurement:
         given = self.given
         if case["system"] == "alphafold2":
             run = alphafold2.run_of(given)
-            task = alphafold2.task_of(arm, case["passes"])
+            task = alphafold2.task_of(arm, run, case["passes"])
             return Training(arm, replace(run, task=task, sharing=self.sharing), self.mesh)
         if self._model is None:
             self._model = alphafold3.built(given.preset or "alphafold3", self.mesh.device)
@@ -243,6 +243,7 @@ def main() -> None:
     parser.add_argument("--msa-rows", type=int, default=124)
     parser.add_argument("--extra-rows", type=int, default=1024)
     parser.add_argument("--templates", type=int, default=4)
+    parser.set_defaults(stage="initial")
     add_rows(parser, "axial-rows")
     given = parser.parse_args()
     if given.preset is None and given.system is not None:

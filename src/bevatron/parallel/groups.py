@@ -36,6 +36,11 @@ class Pending:
     finish: Callable[[Tensor], Tensor] | None = None
     kept: Tensor | None = None
 
+    def then(self, finish: Callable[[Tensor], Tensor]) -> "Pending":
+        """Finish the result when it is there."""
+        self.finish = finish
+        return self
+
     def wait(self) -> Tensor:
         """Return the result; on a GPU the current stream waits, not the host."""
         if self.work is not None:
