@@ -50,6 +50,8 @@ NOTES = (
 )
 LEAD = 2
 """Steps that are not counted."""
+PATIENCE = 60
+"""Seconds for which a call that is ready waits for the others: one may have failed."""
 
 
 class Measurement:
@@ -147,7 +149,8 @@ def turn(given: argparse.Namespace, mesh: Mesh) -> Iterator[None]:
     with (folder / "turn").open("w") as lock:
         if mesh.is_main:
             (folder / f"ready-{time.time_ns()}").touch()
-            while len([*folder.glob("ready-*")]) < count:
+            last = time.monotonic() + PATIENCE
+            while len([*folder.glob("ready-*")]) < count and time.monotonic() < last:
                 time.sleep(0.05)
             fcntl.flock(lock, fcntl.LOCK_EX)
         barrier(mesh)
