@@ -32,21 +32,16 @@ def chain_entry(structure: Structure, chain: int) -> Arrays:
     """Return the residues and atoms of a protein chain, missing residues included.
 
     Selenium of selenomethionine is the sulphur of methionine; NH1 of arginine is the one nearer CD.
+    Raises DataError if the chain is not a protein or no CA of it is resolved.
 
     Parameters
     ----------
-    chain
-        Number of the chain in the structure.
+    chain : number of the chain in the structure
 
     Returns
     -------
     Arrays
         With `CHAIN_FIELDS`.
-
-    Raises
-    ------
-    DataError
-        If the chain is not a protein or no CA of it is resolved.
     """
     label = structure.chains.label[chain]
     if structure.chains.kind[chain] != "protein":

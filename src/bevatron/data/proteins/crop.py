@@ -23,10 +23,8 @@ class CropSizes:
 
     Attributes
     ----------
-    tokens, atoms
-        Largest numbers.
-    shares
-        With which probability a crop is contiguous, spatial, spatial at an interface.
+    tokens, atoms : largest numbers
+    shares : with which probability a crop is contiguous, spatial, spatial at an interface
     """
 
     tokens: int = 384
@@ -47,10 +45,7 @@ def crop_entry(
     entry
         Features of an entry: ``asym_id``, ``num_atoms``, ``centre_atom``, ``position`` and
         ``resolved`` are read.
-    sizes
-        Largest numbers, shares of the kinds.
-    rng
-        The source of the draw.
+    sizes : largest numbers, shares of the kinds
     chains
         ``asym_id`` of the chain or the two chains that were drawn: the centre of a spatial crop is
         one of theirs. None for any.
@@ -92,10 +87,7 @@ def contiguous_order(asym_id: Array, max_tokens: int, rng: np.random.Generator) 
     ----------
     asym_id : [N]
         Chain of each token; the tokens of a chain follow each other.
-    max_tokens
-        Largest number of tokens in all pieces.
-    rng
-        The source of the draw.
+    max_tokens : largest number of tokens in all pieces
 
     Returns
     -------
@@ -136,8 +128,6 @@ def spatial_order(
         Å, where resolved.
     resolved : [N]
         Whether the centre was observed; other tokens come last.
-    rng
-        The source of the draw.
     chains
         Chains that the random token may be of; those of interest. None for any.
     at_interface
@@ -179,8 +169,7 @@ def interface_tokens(
         Å.
     candidates, others : [N]
         From which and to which tokens.
-    distance
-        Å.
+    distance : Å
 
     Returns
     -------
@@ -228,12 +217,8 @@ def crop_chain(
 
     Parameters
     ----------
-    length
-        Residues of the chain.
-    size
-        Residues of the crop.
-    rng
-        The source of the draw.
+    length : residues of the chain
+    size : residues of the crop
     clamped
         Whether the sample's FAPE is clamped: the start is then uniform in 0 .. length - size, else
         uniform in 0 .. length - size - x with x uniform in 0 .. length - size.

@@ -52,10 +52,7 @@ class DiffusionModule(nn.Module):
 
     Parameters
     ----------
-    config
-        Sizes.
-    widths
-        I, C and P of the trunk.
+    widths : I, C and P of the trunk
     """
 
     def __init__(self, config: DiffusionConfig, widths: TrunkWidths) -> None:
@@ -110,12 +107,9 @@ class DiffusionModule(nn.Module):
 
         Parameters
         ----------
-        x
-            Noisy coordinates, Å.
-        sigma
-            Noise level of each copy, Å; above 0.
-        shared
-            Of `describe`.
+        x : noisy coordinates, Å
+        sigma : noise level of each copy, Å; above 0
+        shared : of `describe`
         """
         factors = edm.preconditioning(sigma)
         skip, out, in_ = (factor[..., None, None] for factor in factors[:3])

@@ -32,8 +32,7 @@ class Representation(NamedTuple):
 
     Attributes
     ----------
-    s_inputs, s, z
-        Input embedding, single and pair representation.
+    s_inputs, s, z : input embedding, single and pair representation
     """
 
     s_inputs: Float[Tensor, "*batch N I"]

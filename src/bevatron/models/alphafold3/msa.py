@@ -43,12 +43,8 @@ def msa_features(
 
     Parameters
     ----------
-    msa
-        Classes; one byte each is enough.
-    deletion
-        Deleted entries, saturated at 255 in a byte.
-    dtype
-        Of the result.
+    msa : classes; one byte each is enough
+    deletion : deleted entries, saturated at 255 in a byte
     """
     classes = torch.arange(NUM_CLASSES, dtype=msa.dtype, device=msa.device)
     value = torch.atan(deletion.float() / 3) * (2 / pi)
@@ -69,10 +65,8 @@ class PairWeightedAveraging(nn.Module):
 
     Parameters
     ----------
-    width, pair_width
-        M and P.
-    num_heads, head_width
-        H and D.
+    width, pair_width : M and P
+    num_heads, head_width : H and D
     """
 
     def __init__(self, width: int, pair_width: int, num_heads: int, head_width: int) -> None:
@@ -151,14 +145,9 @@ class MsaModule(nn.Module):
 
     Parameters
     ----------
-    input_width, pair_width
-        Channels of the input embedding and of the pair.
-    config
-        The other sizes.
-    checkpointing
-        What the backward pass computes again.
-    call
-        Tells its dropout from that of other stacks: this number and the next.
+    input_width, pair_width : channels of the input embedding and of the pair
+    checkpointing : what the backward pass computes again
+    call : tells its dropout from that of other stacks: this number and the next
     """
 
     def __init__(
@@ -193,14 +182,10 @@ class MsaModule(nn.Module):
 
         Parameters
         ----------
-        features
-            Of `msa_features`.
-        z, s_inputs
-            Pair representation and input embedding.
-        msa_mask, token_mask, pair_mask
-            True for what exists; None = all, or pairs of such tokens.
-        seed
-            Of dropout; None = no dropout.
+        features : of `msa_features`
+        z, s_inputs : pair representation and input embedding
+        msa_mask, token_mask, pair_mask : true for what exists; None = all, or pairs of such tokens
+        seed : of dropout; None = no dropout
         """
         if pair_mask is None:
             pair_mask = pairs_of(token_mask)

@@ -63,16 +63,11 @@ class ComplexFeaturizer:
 
     Attributes
     ----------
-    components
-        See `bevatron.data.readers.proteins.open_components`.
-    assembly
-        Name of the biological assembly; a file without any is taken as it is.
-    max_tokens
-        Entries of more are left out; None for no limit.
-    keep_all
-        Keep the chains too that AlphaFold3 is not trained on, see `filter_chains`.
-    strict
-        An unusable file is an error.
+    components : see `bevatron.data.readers.proteins.open_components`
+    assembly : name of the biological assembly; a file without any is taken as it is
+    max_tokens : entries of more are left out; None for no limit
+    keep_all : keep the chains too that AlphaFold3 is not trained on, see `filter_chains`
+    strict : an unusable file is an error
     """
 
     components: str
@@ -122,26 +117,18 @@ def prepare_complexes(
 ) -> list[str]:
     """Turn folders of structures and alignments into a store of complexes; a kill loses nothing.
 
+    Raises DataError or StoreError if there is no structure, with ``strict`` if one is unusable, or
+    ``out`` holds something else.
+
     Parameters
     ----------
-    files
-        Structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth.
-    out
-        Folder of the store.
-    components, assembly, max_tokens, keep_all, strict
-        See `ComplexFeaturizer`.
-    samples_per_shard, workers, overwrite, progress
-        As in `bevatron.data.store.prepare.prepare`.
+    files : structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth
+    components, assembly, max_tokens, keep_all, strict : see `ComplexFeaturizer`
+    samples_per_shard, workers, overwrite, progress : as in `bevatron.data.store.prepare.prepare`
 
     Returns
     -------
     Lines for the user: what was found and what was left out.
-
-    Raises
-    ------
-    DataError, StoreError
-        If there is no structure, with ``strict`` if one is unusable, or ``out`` holds something
-        else.
     """
     found = find_structures(files)
     begin(out, overwrite=overwrite)
@@ -229,13 +216,8 @@ def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
 def open_complexes(path: str | Path) -> Store:
     """Open the entries of a store of complexes.
 
-    Raises
-    ------
-    DataError
-        If it is a store of something else, of features of another version, or one whose
-        preparation was stopped.
-    StoreError
-        If there is no finished store.
+    Raises DataError if it is a store of something else, of features of another version, or one
+    whose preparation was stopped; StoreError if there is no finished store.
     """
     return open_prepared(path, KIND, FEATURES_VERSION, "alphafold3")
 

@@ -42,8 +42,7 @@ def run_demo(out: Path) -> Part:
 
     Parameters
     ----------
-    out
-        The demo's folder; a run in it is resumed.
+    out : the demo's folder; a run in it is resumed
 
     Raises
     ------

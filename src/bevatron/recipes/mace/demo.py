@@ -36,8 +36,7 @@ def run_demo(out: Path) -> Part:
 
     Parameters
     ----------
-    out
-        The demo's folder; a run in it is resumed.
+    out : the demo's folder; a run in it is resumed
     """
     config = configuration(out)
     say("1. train a small MACE on bundled structures (GFN2-xTB labels)")
