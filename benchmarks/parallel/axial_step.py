@@ -5,8 +5,8 @@
     python -m benchmarks.parallel.axial_step --collect axial-rows
 
 With ``--turns N FOLDER`` so many calls on the same GPUs prepare at once and are timed one after
-another. Any number of GPUs; one process without torchrun is the yardstick of all other rows with the same
-sample. Samples and weights are those of `benchmarks.alphafold2.train_step` and
+another. Any number of GPUs; one process without torchrun is the yardstick of all other rows with
+the same sample. Samples and weights are those of `benchmarks.alphafold2.train_step` and
 `benchmarks.alphafold3.train_step`. With ``--apart`` every GPU has a sample of its own and gradients
 are summed while the backward pass goes on.
 """
@@ -44,9 +44,11 @@ NOTES = (
     "clipping, Adam and averaged weights included: mean of `steps`. loss, gradient norm: of the "
     "first step, which is launched; replayed off by: how far those of its replay are. policy: what "
     "the backward pass computes again. sent MiB: by one GPU to others of its sample in a step. "
-    "sending ms, hidden %: time of the kernels of NCCL in a traced step, waiting for the other GPU "
-    "included, and how much of it lies beside other kernels. reserved GiB: most that torch took of "
-    "a GPU, graphs included. x one GPU: samples a second."
+    "waited %: time of the host for samples, which it makes while the GPU is busy. "
+    "traced ms, idle ms: of a step that is launched by itself. sending ms, hidden %: time of the "
+    "kernels of NCCL in it, waiting for the other GPU included, and how much of that lies beside "
+    "other kernels. reserved GiB: most that torch took of a GPU, graphs included. x one GPU: "
+    "samples a second."
 )
 LEAD = 2
 """Steps that are not counted."""
@@ -207,12 +209,17 @@ def collect(folder: Path, results: Path) -> None:
     """Join the rows of all calls, set them beside one GPU, and write the result."""
     found = read_all(folder, "step-*.json")
     rows = compared([one["row"] for one in found])
+    kernels = [
+        {key: one["row"][key] for key in ("system", "N", "GPUs", "GPUs a sample")} | kernel
+        for one in found
+        for kernel in one["kernels"]
+    ]
     said = list(dict.fromkeys(one["notes"] for one in found))
     on = max(found, key=lambda one: one["row"]["GPUs"])["measured on"]
     device = "cpu" if on["hardware"].startswith("cpu") else "cuda"
     write_result(
         "parallel/axial_step", rows, " ".join([*said, NOTES]), device=device, folder=results,
-        measured_on=on,
+        measured_on=on, extra={"kernels": kernels},
     )  # fmt: skip
 
 

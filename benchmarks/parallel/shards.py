@@ -3,8 +3,8 @@
     python -m benchmarks.parallel.shards [--tokens 384] [--complexes STORE] [--out results]
 
 What an exchange would bring is zeros, and writing them is all it takes: times are those of the
-operators alone. The bytes are those that a member of such a group would send. Blocks are timed, the structure
-module and, of a store of complexes, what follows the trunk of AlphaFold3.
+operators alone. The bytes are those that a member of such a group would send. Blocks are timed, the
+structure module and, of a store of complexes, what follows the trunk of AlphaFold3 (for two GPUs).
 """
 
 import argparse
@@ -260,18 +260,20 @@ def measure(given: argparse.Namespace) -> Path:
     kernels: list[dict[str, Any]] = []
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     torch.manual_seed(0)
-    named = blocks(given, dtype)
+    named = [(*part, given.sizes) for part in blocks(given, dtype).items()]
     if given.complexes is not None:
-        named |= after_the_trunk(given, device, dtype)
+        following = after_the_trunk(given, device, dtype)
+        named += [(*part, given.sizes[:2]) for part in following.items()]
     notes = (
         "Forward and backward pass with all gradients (the rollout: 20 steps without), bfloat16 "
-        "activations, nothing computed again, no dropout; replayed CUDA graphs, L2 flushed. of whole / GPUs: time over "
-        "that of one GPU divided by the number, 1 at best. sent MiB: by one GPU."
+        "activations, nothing computed again, no dropout; replayed CUDA graphs, L2 flushed. of "
+        "whole / GPUs: time over that of one GPU divided by the number, 1 at best. sent MiB: by "
+        "one GPU."
     )
     path = Path()
-    for name, make in named.items():
+    for name, make, sizes in named:
         if name.startswith(tuple(given.only)):
-            some = measured(name, make, given.sizes, device)
+            some = measured(name, make, sizes, device)
             rows, kernels = rows + some[0], kernels + some[1]
             path = write_result(
                 "parallel/shards", rows, notes, device=device.type, folder=given.out,

@@ -90,6 +90,5 @@ def step_bytes(
 ) -> int:
     """Count the bytes that a process sends for these collectives and their gradients."""
     return word_bytes * sum(
-        each.sent(index, size) + each.backward().sent(index, size)
-        for each in collectives
+        each.sent(index, size) + each.backward().sent(index, size) for each in collectives
     )

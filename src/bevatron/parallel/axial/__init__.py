@@ -4,9 +4,9 @@ Processes are data-parallel groups of `size` consecutive ranks, and the ranks of
 axis, compute one sample together. Inside a stack every rank holds its own rows of a pair
 [..., N, N, C] and of an alignment [..., S, N, C]; outside, all ranks of a group hold the whole.
 `own_rows` and `all_rows` lead from one to the other, `transposed` gives a rank its rows of the
-transposed pair; `gathered` and `turned` begin the last two and let other work be launched until
-what they bring is waited for. On one process they are what they are named after, or nothing, so that a model
-reads the same on any number.
+transposed pair; `gathered` and `turned` begin the last two, and other work is launched until what
+they bring is waited for. On one process they are what they are named after, or nothing, so that a
+model reads the same on any number.
 
 Gradients. What is differentiated is one number, the sum of the losses of all ranks, and every
 collective's backward pass is its exact transpose: gathering <-> summing to own rows, transposing

@@ -94,7 +94,7 @@ class _Begin(torch.autograd.Function):
 
 class _End(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, begun: Tensor, flight: _Flight) -> Tensor:
+    def forward(ctx: Any, _: Tensor, flight: _Flight) -> Tensor:
         ctx.flight = flight
         return flight.land()
 

@@ -78,7 +78,8 @@ class Rings:
 
     def _split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Divide columns as rows are divided among the processes."""
-        return x.split(lengths(x.shape[-1], self.group.size), -1)
+        parts: tuple[Tensor, ...] = x.split(lengths(x.shape[-1], self.group.size), -1)
+        return parts
 
     def _source(self, step: int) -> int:
         """Return whose rows are here after so many were passed on."""

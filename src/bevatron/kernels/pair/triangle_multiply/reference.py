@@ -47,7 +47,11 @@ def triangle_multiply(
     else:
         planes = [rows.movedim(-1, -3) for rows in (a, b)]
         matrices = (plane.flatten(0, -3) for plane in planes)
-        x = _Contracted.apply(contraction, outgoing, *matrices).view(planes[0].shape).movedim(-3, -1)
+        x = (
+            _Contracted.apply(contraction, outgoing, *matrices)
+            .view(planes[0].shape)
+            .movedim(-3, -1)
+        )
     x = layer_norm(x, norm_out_weight, norm_out_bias, None, None, eps, False)
     gate = linear(n, out_gate_weight, out_gate_bias).sigmoid()
     return gate * linear(x, out_weight, out_bias)

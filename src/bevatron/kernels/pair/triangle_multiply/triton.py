@@ -16,7 +16,6 @@ from bevatron.kernels.pair.triangle_multiply.contraction import Contraction
 from bevatron.kernels.pair.triangle_multiply.triton_launch import (
     LARGEST_WIDTH,
     Multiplication,
-    Pair,
     padded,
     round_weights,
     rounds,
@@ -122,7 +121,11 @@ def multiply(
     """
     return _multiply(
         *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
-        *(norm_out_bias, out_weight, gate_weight, out_bias, eps, keeps, _Products(), outgoing),
+        *(norm_out_bias, out_weight, gate_weight, out_bias),
+        eps=eps,
+        keeps=keeps,
+        contraction=_Products(),
+        outgoing=outgoing,
     )[0]
 
 
@@ -138,6 +141,7 @@ def _multiply(
     out_weight: Tensor,
     gate_weight: Tensor,
     out_bias: Tensor | None,
+    *,
     eps: float,
     keeps: bool,
     contraction: Contraction,
@@ -192,7 +196,9 @@ def multiply_backward(
     return _multiply_backward(
         *(dy, z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
         *(norm_out_bias, out_weight, gate_weight, out_bias, x, ab, statistics, rounded),
-        *(eps, _Products(), outgoing, ()),
+        eps=eps,
+        contraction=_Products(),
+        outgoing=outgoing,
     )
 
 
@@ -213,10 +219,10 @@ def _multiply_backward(
     ab: Tensor,
     statistics: Tensor,
     rounded: Tensor,
+    *kept: Tensor,
     eps: float,
     contraction: Contraction,
     outgoing: bool,
-    kept: Sequence[Tensor],
 ) -> Ten:
     """Return the gradients of `multiply_backward`.
 
@@ -271,7 +277,7 @@ class _Products:
         dx: Tensor,
         a: Tensor,
         b: Tensor,
-        kept: Sequence[Tensor],
+        kept: Sequence[Tensor],  # noqa: ARG002
         da: Tensor,
         db: Tensor,
         outgoing: bool,
@@ -294,19 +300,18 @@ class _Contracted(torch.autograd.Function):
     def forward(
         ctx: Any, contraction: Contraction, outgoing: bool, eps: float, keeps: bool, *given: Any
     ) -> Tensor:
-        ctx.how = eps, contraction, outgoing
+        ctx.how = {"eps": eps, "contraction": contraction, "outgoing": outgoing}
         with on_device(given[0]):
-            (y, *made), kept = _multiply(*given, eps, keeps, contraction, outgoing)
+            (y, *made), kept = _multiply(*given, keeps=keeps, **ctx.how)
         ctx.save_for_backward(*given, *made, *kept)
-        ctx.count = len(given) + len(made)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        given, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        given = ctx.saved_tensors
         with on_device(dy):
-            dz, *rest = _multiply_backward(dy, *given, *ctx.how, kept)
+            dz, *rest = _multiply_backward(dy, *given, **ctx.how)
         weights = [None if w is None else dw for dw, w in zip(rest, given[2:], strict=False)]
         return None, None, None, None, dz, None, *weights
 
