@@ -1,30 +1,39 @@
 """Peak memory of launched training steps of AlphaFold3 by length, and the longest that train.
 
     python -m benchmarks.alphafold3.memory STORE [--lengths 64 128] [--policies all] [--longest]
+    python -m benchmarks.alphafold3.memory STORE --device cpu --planned 139 --longest
 
 One step an arm and length; weights, gradients, moments and averaged weights are not counted. With
 ``--longest`` lengths between the last that fitted and the first that did not are halved down to a
-multiple of 32, for each policy and arm. Crops come from the largest complex of the store.
+multiple of 32, for each policy and arm. Crops come from the largest complex of the store. With
+``--planned`` steps are planned for a GPU of so many GiB, without one: a small crop stands for all
+lengths.
 """
 
 import argparse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from benchmarks.alphafold3.arms import Crops, built, peak_gib, training_of
 from benchmarks.common.arguments import add_out
-from benchmarks.common.arms import Arm, or_out_of_memory
+from benchmarks.common.arms import GIB, Arm, or_out_of_memory
 from benchmarks.common.report import write_result
 
+from bevatron.data.proteins.complex_batch import collate_complex
+from bevatron.kernels import use
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.task import StepOptions
 from bevatron.models.common.folding.checkpointing import Kind
+from bevatron.train.memory_plan import plan_memory
 
 KERNELS = {"bevatron": "auto", "eager": "reference"}
 GRANULE = 32
 """Tokens; crops are padded to multiples."""
 OUT_OF_MEMORY = "out of memory"
+SMALL, ATOMS = 128, 7
+"""Tokens of the crop that plans are made of, and atoms of a token, of haemoglobin."""
 
 
 class Memory:
@@ -67,13 +76,40 @@ class Memory:
         else:
             return None
         failed = tokens
-        while self.given.longest and failed - fitted > GRANULE:
-            middle = (fitted + failed) // 2 // GRANULE * GRANULE
+        granule = self.given.granule
+        while self.given.longest and failed - fitted > granule:
+            middle = (fitted + failed) // 2 // granule * granule
             if self.fits(name, policy, middle):
                 fitted = middle
             else:
                 failed = middle
         return fitted
+
+
+class Plans(Memory):
+    """The same, planned."""
+
+    def fits(self, name: str, policy: Kind, tokens: int) -> bool:
+        """Plan a step; add its row; return whether there is enough memory."""
+        given = self.given
+        crops = Crops(given.store, SMALL, rows=given.rows, different=1)
+        arm, options = Arm(name, KERNELS[name], policy, captured=False), StepOptions(given.copies)
+        run = training_of(arm, self.model, crops, options).run
+        run.task.activations = torch.bfloat16
+        batch = collate_complex([crops[0]], np.zeros(1, np.int64), [1.0])
+        sizes = {**batch.sizes, "tokens": tokens, "atoms": ATOMS * tokens, "rows": given.rows}
+        shape = batch.padding.rounded([sizes[axis] for axis in batch.padding.names])
+        with use(KERNELS[name]):
+            plan = plan_memory(run, batch, shape=shape, captured=False)
+        row = {
+            "arm": name,
+            "policy": policy,
+            "N": shape["tokens"],
+            "peak GiB": plan.activations / GIB,
+        }
+        self.rows.append({**row, "in all GiB": plan.peak / GIB})
+        print(self.rows[-1], flush=True)
+        return plan.peak <= given.planned * GIB
 
 
 def main() -> None:
@@ -85,6 +121,8 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="*", type=int, default=[64, 128, 256, 384, 512, 768])
     parser.add_argument("--policies", nargs="*", default=["none", "pair", "all", "paper"])
     parser.add_argument("--arms", nargs="*", choices=[*KERNELS], default=[*KERNELS])
+    parser.add_argument("--planned", type=float, help="GiB of a GPU for which steps are planned")
+    parser.add_argument("--granule", type=int, default=GRANULE, help="of the lengths between")
     parser.add_argument("--longest", action="store_true", help="find it by halving")
     parser.add_argument("--rows", type=int, default=1024, help="of the alignment")
     parser.add_argument("--copies", type=int, default=48)
@@ -96,7 +134,8 @@ def main() -> None:
 
 def measure(given: argparse.Namespace) -> None:
     """Measure the arms and policies."""
-    memory = Memory(built(given.preset, torch.device(given.device)), given)
+    kind = Memory if given.planned is None else Plans
+    memory = kind(built(given.preset, torch.device(given.device)), given)
     longest: dict[str, int | None] = {}
     for policy in given.policies:
         for name in given.arms:
@@ -105,6 +144,13 @@ def measure(given: argparse.Namespace) -> None:
                 f"Launched steps, {given.rows} rows, {given.copies} copies, one pass, rollout and "
                 "confidences, bfloat16; peak GiB: less weights, gradients, moments and averages."
             )
+            if given.planned is not None:
+                notes += (
+                    f" Planned for a GPU of {given.planned:g} GiB, not run, {ATOMS} atoms a token; "
+                    "lengths of more than fit were tried too. The longest that fit: "
+                    + ", ".join(f"{arm} {length}" for arm, length in longest.items())
+                    + "."
+                )
             write_result(
                 "alphafold3/memory", memory.rows, notes, device=given.device,
                 extra={"longest": longest}, folder=given.out,

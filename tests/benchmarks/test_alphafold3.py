@@ -24,6 +24,7 @@ from bevatron.models.alphafold3.config_trunk import (
     TemplateConfig,
 )
 from bevatron.recipes.alphafold3.stores import prepare_complexes
+from bevatron.train.memory_plan import MemoryPlan
 
 ATOMS = AtomConfig(width=8, pair_width=4, num_heads=2, num_blocks=1)
 PAIR = PairConfig(hidden=8, num_heads=2, head_width=4, transition=1)
@@ -61,6 +62,7 @@ def store(shared, tmp_path_factory):
 def options(store, out, **changes):
     values = {"rows": 4, "copies": 2, "preset": "tiny", "device": "cpu", "workers": 0}
     values |= {"cycles": 1, "steps": 1, "seconds": 0.0, "after": None, "lengths": [N]}
+    values |= {"planned": None, "granule": 32}
     return argparse.Namespace(store=store, out=out, **(values | changes))
 
 
@@ -137,7 +139,7 @@ def test_the_longest_that_fits_is_found_by_halving(monkeypatch):
         return tokens <= 600
 
     monkeypatch.setattr(memory.Memory, "fits", fits)
-    found = memory.Memory(None, argparse.Namespace(longest=True))
+    found = memory.Memory(None, argparse.Namespace(longest=True, granule=32))
     assert found.longest("bevatron", "all", [256, 512, 768]) == 576
     assert tried == [256, 512, 768, 640, 576, 608]
     assert found.longest("bevatron", "all", [256, 512]) is None
@@ -149,6 +151,24 @@ def test_memory_is_measured_by_a_step(store, tmp_path):
     written = json.loads((tmp_path / "alphafold3" / "memory.json").read_text())
     assert [row["N"] for row in written["rows"]] == [N]
     assert written["extra"]["longest"] == {"bevatron, all": None}
+
+
+def test_steps_are_planned_at_lengths_that_no_complex_has(store, tmp_path, monkeypatch):
+    def plan(run, batch, *, shape, captured):
+        assert run.task.activations == torch.bfloat16
+        assert not captured
+        return MemoryPlan(0, 0, 0, 0, shape["tokens"])
+
+    monkeypatch.setattr(memory, "plan_memory", plan)
+    monkeypatch.setattr(memory, "SMALL", N)
+    given = options(
+        store, tmp_path, policies=["all"], arms=["bevatron"], longest=True, lengths=[512, 1024],
+        planned=700 / 2**30,
+    )  # fmt: skip
+    memory.measure(given)
+    written = json.loads((tmp_path / "alphafold3" / "memory.json").read_text())
+    assert written["extra"]["longest"] == {"bevatron, all": 640}
+    assert "not run" in written["notes"]
 
 
 def test_kernels_are_told_apart_by_name():
