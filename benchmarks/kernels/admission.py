@@ -21,8 +21,8 @@ from benchmarks.common import timing
 from benchmarks.common.arguments import add_out
 from benchmarks.common.report import write_result
 from benchmarks.kernels import cases_pair
-from benchmarks.kernels.cases import Case, Inputs, Row, Setup, cases_of, direction
-from benchmarks.kernels.checks import errors
+from benchmarks.kernels.cases import Case, Inputs, Row, Setup, cases_of, direction, leaves_of
+from benchmarks.kernels.checks import ROUNDING, errors, gradients
 from torch import Tensor
 
 from bevatron import kernels
@@ -36,8 +36,6 @@ CASES = {
     "qkvg": ("147456 x 128", "18432 x 128"),
 }
 """Operator -> cases; the smallest of each is soaked."""
-ROUNDING = 2.0**-8
-"""Of bfloat16: an error below half of it, relative to the norm, is as small as can be asked."""
 SHARE = 1.3
 """Of plain PyTorch's error that ours may reach: single draws of few numbers vary."""
 LARGE, TINY, LATE = 30.0, 1e-4, 100.0
@@ -101,8 +99,12 @@ def accuracy(case: Case, kind: str) -> Row | None:
         with kernels.use("reference"):  # defined where all is masked
             return case.ours(**tensors)
 
-    found = errors(replace(case, plain=plain), inputs, direction(case, inputs))
+    along = direction(case, inputs)
+    usual = dict(zip(["result", *leaves_of(drawn)], gradients(plain, drawn, along), strict=True))
+    sizes = {name: float(tensor.norm()) for name, tensor in usual.items()}
+    found = errors(replace(case, plain=plain), inputs, along, sizes)
     excess = {
+        # An error below half of the rounding is as small as can be asked.
         name: error / max(SHARE * theirs, ROUNDING / 2) if math.isfinite(error) else math.inf
         for name, (error, theirs, _) in found.items()
         if math.isfinite(theirs)
@@ -178,7 +180,8 @@ def main() -> None:
 NOTES = (
     "bfloat16, forward and backward with all gradients. error: norm of the difference from float64 "
     "over the norm of the exact tensor, of the tensor that is worst beside plain PyTorch's error "
-    "in bfloat16. ms: CUDA-graph replays, L2 flushed; MiB: peak beyond the inputs. Soak: captured "
+    "in bfloat16; of a tensor that is exactly zero, over 2^-8 of its norm for normal inputs. "
+    "ms: CUDA-graph replays, L2 flushed; MiB: peak beyond the inputs. Soak: captured "
     "calls, all results compared with those of the first call, bit for bit. large: all but weights "
     f"times {LARGE:g}; tiny: times {TINY:g}; late maximum: {LATE:g} added to the last key's bias, "
     "or to the last channel of rows."
