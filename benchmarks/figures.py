@@ -173,17 +173,17 @@ def figure(declared: Mapping[str, Any]) -> Figure:
 
 def cells(row: Figure, load: Load) -> dict[str, str]:
     """Read the results and return the cells of a row."""
-    ours, _, whole = row.ours.read(load)
+    ours, found, whole = row.ours.read(load)
     text = {"what": row.what, "ours": shown(ours, row), "best peer": "", "ratio": ""}
     pages = [row.ours.result]
-    stamps = [stamp(whole)]
+    stamps = [stamp(whole, found)]
     if row.peer is not None:
         theirs, found, whole = row.peer.read(load)
         name = row.name or str(found[row.named])
         text["best peer"] = f"{shown(theirs, row)}, {(row.names or {}).get(name, name)}"
         text["ratio"] = ratio(number(ours), number(theirs), row.better)
         pages.append(row.peer.result)
-        stamps.append(stamp(whole))
+        stamps.append(stamp(whole, found))
     text["page"] = ", ".join(dict.fromkeys(pages))
     text["measured"] = "; ".join(dict.fromkeys(stamps))
     return text
@@ -229,9 +229,9 @@ def number(value: Any) -> float | None:
     return float(found[0]) if found else None
 
 
-def stamp(result: Mapping[str, Any]) -> str:
-    """Date and hardware of a result."""
-    machine = str(result.get("hardware", ""))
+def stamp(result: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """Date and hardware of a result; of a row that was measured elsewhere, the row's own."""
+    machine = str(row.get("on", result.get("hardware", "")))
     machine = re.sub(r"-\d+gb-hbm\w+", "", machine)
     machine = re.sub(r"^nvidia-(\w+)$", lambda m: m[1].upper(), machine)
     machine = re.sub(r"^nvidia-(\w+)-x(\d+)$", lambda m: f"{m[2]} x {m[1].upper()}", machine)

@@ -112,6 +112,13 @@ def test_another_number_in_a_result_is_another_page(toy):
     assert toy("times") == before.replace("| 2 ms", "| 2.50 ms").replace("1.50", "1.20")
 
 
+def test_a_row_that_was_measured_elsewhere_says_so(toy):
+    result = json.loads(toy.file.read_text())
+    result["rows"][0]["on"] = "cpu-2core"
+    toy.file.write_text(json.dumps(result))
+    assert "| 2026-01-02, 2 CPU cores; 2026-01-02, 4 x H200 |" in toy("times")
+
+
 @pytest.mark.parametrize("where", [{"who": "nobody"}, {"who": ["a", "b"]}])
 def test_a_value_that_is_not_there_or_not_one_is_refused(toy, where):
     value = figures.Measured("mace/step", "ms", {"case": "one", **where})

@@ -26,14 +26,8 @@ def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **op
 
     Parameters
     ----------
-    target
-        A dataclass or a function.
-    arguments
-        Arguments after the command.
-    command
-        The command itself, for messages and help.
-    **options
-        For `tyro.cli`.
+    target : a dataclass or a function
+    command : the command itself, for messages and help
 
     Raises
     ------
@@ -153,10 +147,8 @@ def as_typed(message: str, options: str) -> str:
 
     Parameters
     ----------
-    message
-        From the library, with Python's names.
-    options
-        Prefix of the options for labels: ``--labels.`` or ``--data.labels.``.
+    message : from the library, with Python's names
+    options : prefix of the options for labels: ``--labels.`` or ``--data.labels.``
 
     Examples
     --------

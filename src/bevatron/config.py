@@ -24,21 +24,16 @@ T = TypeVar("T")
 def from_dict(cls: type[T], values: Any, path: str = "") -> T:
     """Build the dataclass ``cls`` from plain values, strictly.
 
+    Raises ConfigError for an unknown or missing key or a value of the wrong type.
+
     Parameters
     ----------
     cls
         A frozen dataclass; its fields may be bool, int, float, str, Path, Literal, optional and
         union types, tuples, dicts with string keys and other such dataclasses. An ``InitVar`` is an
         old key, which it converts.
-    values
-        What a YAML or JSON file holds.
-    path
-        Path of ``values`` in the whole configuration, for messages.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown or missing key or a value of the wrong type.
+    values : what a YAML or JSON file holds
+    path : path of ``values`` in the whole configuration, for messages
 
     Examples
     --------
@@ -103,10 +98,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file of keys and values.
 
-    Raises
-    ------
-    ConfigError
-        If the file is missing, is not YAML, holds a key twice or holds no mapping.
+    Raises ConfigError if the file is missing, is not YAML, holds a key twice or holds no mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")

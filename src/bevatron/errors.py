@@ -71,19 +71,13 @@ def ran_out_of_memory(error: BaseException) -> bool:
 def require(package: str, extra: str, *, distribution: str | None = None) -> ModuleType:
     """Import an optional package or say which extra brings it.
 
+    Raises MissingPackageError if the package is not installed.
+
     Parameters
     ----------
-    package
-        The module's import name.
-    extra
-        The extra of bevatron that installs it.
-    distribution
-        What to install instead, for a package that no extra of bevatron brings.
-
-    Raises
-    ------
-    MissingPackageError
-        If the package is not installed.
+    package : the module's import name
+    extra : the extra of bevatron that installs it
+    distribution : what to install instead, for a package that no extra of bevatron brings
 
     Examples
     --------

@@ -50,17 +50,13 @@ def step(name: str, path: Path) -> None:
 def explained(path: Path, error: type[BevatronError] = BevatronError) -> Iterator[None]:
     """Turn an OSError met while writing ``path`` into one sentence.
 
+    Raises BevatronError of class ``error``: full disk, no permission, read-only or missing folder
+    and so on.
+
     Parameters
     ----------
-    path
-        What is being written, as the user knows it.
-    error
-        The class to raise.
-
-    Raises
-    ------
-    BevatronError
-        Of class ``error``: full disk, no permission, read-only or missing folder and so on.
+    path : what is being written, as the user knows it
+    error : the class to raise
     """
     try:
         yield
@@ -93,19 +89,14 @@ def atomic_write(path: Path, error: type[BevatronError] = BevatronError) -> Iter
     """Open a file for writing that appears under its name only when all of it is on disk.
 
     If the body raises, the temporary file is removed and an older file of that name stays as it
-    was; a kill can leave a file named ``*.tmp``, never a partial ``path``.
+    was; a kill can leave a file named ``*.tmp``, never a partial ``path``. Raises BevatronError of
+    class ``error``, see `explained`.
 
     Parameters
     ----------
     path
         Where the file is to be; its folder must exist. An older file is replaced.
-    error
-        The class to raise when the operating system refuses.
-
-    Raises
-    ------
-    BevatronError
-        Of class ``error``, see `explained`.
+    error : the class to raise when the operating system refuses
 
     Examples
     --------
@@ -296,10 +287,7 @@ def remove_leftovers(folder: Path) -> None:
 def read_description(file: Path) -> dict[str, Any]:
     """Read a model.json, of which only ``kind`` is certain to be there.
 
-    Raises
-    ------
-    CheckpointError
-        If it cannot be read or holds something else.
+    Raises CheckpointError if it cannot be read or holds something else.
     """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))

@@ -84,12 +84,9 @@ def old_names(module: str, *, advice: str | None = None, **names: str) -> Callab
 
     Parameters
     ----------
-    module
-        ``__name__`` of the module.
-    advice
-        What to use instead; None = the new name.
-    names
-        Old name -> new name, with its module if that is another one.
+    module : ``__name__`` of the module
+    advice : what to use instead; None = the new name
+    names : old name -> new name, with its module if that is another one
     """
 
     def find(old: str) -> Any:

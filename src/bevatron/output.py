@@ -88,14 +88,9 @@ def print_table(
 
     Parameters
     ----------
-    headers
-        Of the columns; a line break puts a unit below the name.
-    rows
-        Cells as text.
-    title
-        A line above the table.
-    width
-        Columns of a line; None = those of the terminal, 120 without one.
+    headers : of the columns; a line break puts a unit below the name
+    rows : cells as text
+    width : columns of a line; None = those of the terminal, 120 without one
     """
     from rich import box
     from rich.console import Console

@@ -60,8 +60,7 @@ class Loss:
 
     Attributes
     ----------
-    total
-        Scalar to differentiate: the sum of the weighted terms.
+    total : scalar to differentiate: the sum of the weighted terms
     terms
         Each term by name, detached, already normalised and weighted; over all micro-batches and
         ranks of a step they add up to the step's loss.

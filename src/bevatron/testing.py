@@ -62,7 +62,7 @@ def assert_close(
     """Compare two tensors, in float64, relative to the largest magnitude of ``expected``.
 
     Where all of ``expected`` is smaller than 1e-30 the error is absolute. Infinities and NaN must
-    are in the same positions.
+    stand in the same positions.
 
     Parameters
     ----------

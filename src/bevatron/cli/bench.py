@@ -117,7 +117,7 @@ def bench_cost(steps: Steps, dtype: Dtype = "float32", most: int = 4096) -> Resu
     dtype
         Precision.
     most
-        Number of atoms of the largest batch.
+        Atoms of the largest batch.
 
     Examples
     --------
@@ -144,9 +144,9 @@ def bench_capacity(
     dtype
         Precisions, one curve each.
     most
-        Number of atoms of the largest batch.
+        Atoms of the largest batch.
     out
-        Figure to write.
+        File for the figure.
 
     Examples
     --------

@@ -92,11 +92,11 @@ def init(
     Parameters
     ----------
     system
-        mace, gpspp or graph.
+        mace, gpspp, graph, alphafold2 or alphafold3.
     data
         File to train on, instead of the placeholder.
     output
-        Folder of the run, likewise.
+        Folder of the run, instead of the placeholder.
 
     Examples
     --------

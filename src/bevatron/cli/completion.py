@@ -30,12 +30,8 @@ complete -o bashdefault -o default -F _bevatron bevatron"""
 def completion_script(shell: Literal["bash", "zsh"]) -> str:
     """Return the script that completes ``bevatron`` in a shell.
 
-    A command of several systems completes the options of all.
-
-    Raises
-    ------
-    ConfigError
-        If tyro cannot write it.
+    A command of several systems completes the options of all. Raises ConfigError if tyro cannot
+    write it.
     """
     printed = io.StringIO()
     with redirect_stdout(printed):

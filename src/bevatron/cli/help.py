@@ -1,4 +1,4 @@
-"""Short help: what a command does, examples, and its options on one line each.
+"""Short help: what a command does, examples, and of each option the first sentence.
 
 It is made from signatures, docstrings and the commented starter configurations of the systems, so
 that it costs no import of torch. ``--help-all`` is tyro's help, with every option.
@@ -22,6 +22,9 @@ CLOSING = "-q prints only results, --debug shows the traceback of an error."
 
 WIDEST = 34
 """Characters of an option and its default; what it means begins behind them."""
+
+
+SENTENCES = re.compile(r"(?<=\.) (?=[A-Z])")
 
 
 class Row(NamedTuple):
@@ -53,7 +56,7 @@ def command_help(function: Callable[..., Any], command: str) -> str:
         (positional if is_positional else options).append(row)
     usage = " ".join([command, *(row.typed for row in positional), "[--OPTION VALUE ...]"])
     if json_result(function):
-        options.append(Row("--json", "print the result as JSON, and nothing else"))
+        options.append(Row("--json", "Print only the result, as JSON."))
     return _page(
         usage,
         parts[""],
@@ -119,7 +122,7 @@ def _page(
         if rows:
             lines.append("")
         for typed, meaning in rows:
-            text = _filled(meaning, width - WIDEST - 3)
+            text = _filled(SENTENCES.split(meaning)[0], width - WIDEST - 3)
             wide = len(typed) > WIDEST
             lines += [f"  {typed}"] if wide else []
             first = "" if wide else typed

@@ -37,12 +37,8 @@ class Archive:
 
     Attributes
     ----------
-    path
-        The archive.
-    members
-        Its files in their order, by name.
-    refused
-        (path, reason) of what is not read.
+    members : its files in their order, by name
+    refused : (path, reason) of what is not read
     """
 
     path: Path
@@ -76,13 +72,7 @@ def archive_of(path: Path) -> tuple[Path, str] | None:
 
 
 def open_archive(path: Path) -> Archive:
-    """List what is in an archive.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read at all.
-    """
+    """List what is in an archive; DataError if it cannot be read at all."""
     return _listed(path, *state_of(path))
 
 
@@ -154,10 +144,7 @@ def _trick(entry: tarfile.TarInfo, stored: int) -> str:
 def read_member(path: Path) -> bytes:
     """Read a file in an archive as it lies there, by its path through the archive.
 
-    Raises
-    ------
-    DataError
-        If there is no such file, or it cannot be read.
+    Raises DataError if there is no such file, or it cannot be read.
     """
     found = archive_of(path)
     if found is None or not is_archive(found[0]):

@@ -44,14 +44,8 @@ _OPENERS: dict[bytes, Callable[[Any], Any]] = {
 def open_compressed(path: Path) -> BufferedIOBase:
     """Open a file for reading as if it were not compressed; also one in an archive.
 
-    See `bevatron.data.archives`. A Zstandard stream cannot seek.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be opened.
-    DataError
-        If there is no such file, also in an archive.
+    See `bevatron.data.archives`. A Zstandard stream cannot seek. Raises OSError if the file cannot
+    be opened; DataError if there is no such file, also in an archive.
     """
     return _opened(_source(path))
 
@@ -95,18 +89,13 @@ def format_suffix(path: Path) -> str:
 def read_whole(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Read a file that may be compressed.
 
+    Raises DataError if it cannot be read, is damaged, or holds more than ``max_bytes``.
+
     Parameters
     ----------
-    path
-        The file.
     max_bytes
         How many bytes it may hold. What is compressed more than `MAX_RATIO` times is refused
         earlier, so that a few kilobytes of zeros cannot fill the memory.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read, is damaged, or holds more than ``max_bytes``.
 
     Examples
     --------

@@ -57,19 +57,11 @@ class Replaceable(Protocol):
 
 
 class Subset:
-    """A selection of samples, in the given order.
+    """A selection of samples, in the given order; DataError if an index is out of range.
 
     Parameters
     ----------
-    dataset
-        The data set to select from.
-    indices
-        Indices into ``dataset``, [n].
-
-    Raises
-    ------
-    DataError
-        If an index is out of range.
+    indices : indices into ``dataset``, [n]
 
     Examples
     --------
@@ -107,19 +99,12 @@ class Subset:
 
 
 class Concatenated:
-    """Several data sets concatenated.
+    """Several data sets concatenated; DataError if there are no parts, or not one head for each.
 
     Parameters
     ----------
-    datasets
-        The parts.
     heads
         For each part the number that replaces ``head`` of its samples; None keeps the stored one.
-
-    Raises
-    ------
-    DataError
-        If there are no parts, or not one head for each.
     """
 
     def __init__(self, datasets: Sequence[Dataset], heads: Sequence[int] | None = None) -> None:
@@ -151,10 +136,7 @@ class Concatenated:
     def locate(self, index: SupportsIndex) -> tuple[int, int]:
         """Return the part that holds a sample and the index within it.
 
-        Raises
-        ------
-        IndexError
-            If there is no such sample.
+        Raises IndexError if there is no such sample.
         """
         place = operator.index(index)
         if place < 0:
@@ -177,24 +159,17 @@ class Concatenated:
 def split(num_samples: int, fractions: Sequence[float], seed: int) -> list[IntArray]:
     """Split samples at random into disjoint parts, identically on every machine and version.
 
+    Raises ConfigError if a fraction is negative, the sum exceeds 1, or there are too few samples.
+
     Parameters
     ----------
-    num_samples
-        Number of samples.
     fractions
         Fraction of each part, at most 1 in sum. A part above 0 gets at least one sample.
-    seed
-        Another seed gives another split.
 
     Returns
     -------
     list of int64 arrays
         Ascending indices of the samples of each part.
-
-    Raises
-    ------
-    ConfigError
-        If a fraction is negative, the sum exceeds 1, or there are too few samples.
 
     Examples
     --------

@@ -36,7 +36,8 @@ def neighbour_list(
 
     Exact for cells smaller than the cutoff (as many images as it takes), for any mixture of
     periodic and open axes, for triclinic and left-handed cells and for atoms outside the cell. The
-    lattice vector of an open axis plays no part.
+    lattice vector of an open axis plays no part. Raises DataError if positions or cell are not
+    finite or larger than `LARGEST_EXTENT`, the periodic axes span no volume, or two atoms coincide.
 
     Parameters
     ----------
@@ -51,12 +52,6 @@ def neighbour_list(
         (sender, receiver), sorted by receiver, then sender, then shift.
     shifts : [E, 3] int32
         S, with vec = r[receiver] - r[sender] + S @ cell.
-
-    Raises
-    ------
-    DataError
-        If positions or cell are not finite or larger than `LARGEST_EXTENT`, the periodic axes span
-        no volume, or two atoms coincide.
 
     Examples
     --------
@@ -95,18 +90,13 @@ def neighbour_list(
 def add_neighbours(sample: Arrays, cutoff: float) -> dict[str, npt.NDArray[np.generic]]:
     """Add the fields ``edges`` and ``edge_shifts`` to a raw sample.
 
-    With ``functools.partial(add_neighbours, cutoff=5.0)`` it is what `prepare` takes.
+    With ``functools.partial(add_neighbours, cutoff=5.0)`` it is what `prepare` takes. Raises
+    DataError as `neighbour_list`.
 
     Parameters
     ----------
-    sample
-        With at least ``positions``, ``cell`` and ``pbc``; left as it is.
+    sample : with at least ``positions``, ``cell`` and ``pbc``; left as it is
     cutoff : Å
-
-    Raises
-    ------
-    DataError
-        As `neighbour_list`.
     """
     edges, shifts = neighbour_list(sample["positions"], sample["cell"], sample["pbc"], cutoff)
     return {**sample, "edges": edges, "edge_shifts": shifts}
@@ -141,10 +131,7 @@ def refuse_large_extent(
 ) -> None:
     """Refuse a cell or distances between atoms above `LARGEST_EXTENT`.
 
-    Raises
-    ------
-    DataError
-        Naming the lattice vector or the atom.
+    Raises DataError naming the lattice vector or the atom.
     """
     longest = float(np.abs(cell).max())
     if longest > LARGEST_EXTENT:

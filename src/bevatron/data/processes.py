@@ -32,8 +32,7 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
     Parameters
     ----------
-    root
-        Of the file system, for tests.
+    root : of the file system, for tests
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -125,10 +124,8 @@ def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> Non
 
     Parameters
     ----------
-    process
-        Not started yet; start method spawn or forkserver.
-    needs_main
-        Whether the script defines an object sent to it (its pickle names ``__main__``).
+    process : not started yet; start method spawn or forkserver
+    needs_main : whether the script defines an object sent to it (its pickle names ``__main__``)
     """
     original = spawn.get_preparation_data
 

@@ -25,8 +25,7 @@ class VerletList:
 
     Attributes
     ----------
-    num_builds
-        Number of times the list was built.
+    num_builds : number of times the list was built
 
     Examples
     --------

@@ -42,9 +42,9 @@ class KernelConfig:
     Attributes
     ----------
     default
-        For every operator that is not named in ``ops``.
+        Implementation of every operator that ``ops`` does not name.
     ops
-        Operator -> choice.
+        Implementation by operator.
     """
 
     default: Choice = "auto"
@@ -102,10 +102,8 @@ def operator(
 
     Parameters
     ----------
-    name
-        Of the operator, and of the function in both modules.
-    package
-        Where the modules are, ``__name__`` for an operator's ``__init__``.
+    name : of the operator, and of the function in both modules
+    package : where the modules are, ``__name__`` for an operator's ``__init__``
     reference, triton
         ``module`` or ``module:function`` of the implementation; None if there is none.
     takes
@@ -140,14 +138,9 @@ def register(
 
     Parameters
     ----------
-    operator
-        Name of the operator.
-    implementation
-        ``reference`` or ``triton``.
-    target
-        ``module:function``, imported when it is first chosen.
-    obstacle
-        Says why it cannot run on a device and type.
+    implementation : ``reference`` or ``triton``
+    target : ``module:function``, imported when it is first chosen
+    obstacle : says why it cannot run on a device and type
     """
     _operators.setdefault(operator, {})[implementation] = _Implementation(target, obstacle)
     _chosen.clear()
@@ -217,10 +210,7 @@ def current() -> KernelConfig:
 def dispatch(operator: str, tensor: Tensor) -> Callable[..., Any]:
     """Return the function that computes ``operator`` on tensors like this one, and count the call.
 
-    Raises
-    ------
-    KernelError
-        If the implementation that was asked for cannot run.
+    Raises KernelError if the implementation that was asked for cannot run.
     """
     if torch.compiler.is_compiling():
         return load(operator, _decide(operator, tensor.device, tensor.dtype)[0])

@@ -59,10 +59,7 @@ class Irreps(Sequence[Irrep]):
     def parse(cls, text: "str | Irreps | Sequence[Irrep]") -> "Irreps":
         """Read e3nn's notation; an `Irreps` or a sequence of (mul, l, parity) is taken too.
 
-        Raises
-        ------
-        ConfigError
-            If a block is not of the form ``128x1o`` or ``1o``.
+        Raises ConfigError if a block is not of the form ``128x1o`` or ``1o``.
         """
         if isinstance(text, Irreps):
             return text
@@ -134,13 +131,7 @@ class Irreps(Sequence[Irrep]):
 
 
 def as_layout(name: str) -> Layout:
-    """Check the name of a layout.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such layout.
-    """
+    """Check the name of a layout; ConfigError if there is no such layout."""
     if name not in get_args(Layout):
         raise ConfigError(f"layout: there is no '{name}' (known: {', '.join(get_args(Layout))})")
     return cast("Layout", name)

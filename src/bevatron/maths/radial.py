@@ -30,10 +30,8 @@ def bessel_basis(
 
     Parameters
     ----------
-    r
-        Lengths in Å, above zero.
-    frequencies, prefactor
-        As `bessel_parameters` gives them, or as a checkpoint stores them.
+    r : lengths in Å, above zero
+    frequencies, prefactor : as `bessel_parameters` gives them, or as a checkpoint stores them
 
     Examples
     --------
@@ -55,12 +53,9 @@ def polynomial_cutoff(
 
     Parameters
     ----------
-    r
-        Lengths in Å.
-    r_max
-        The cutoff, one for all or one per length (the repulsion of each pair of elements).
-    p
-        The order, at least 2.
+    r : lengths in Å
+    r_max : the cutoff, one for all or one per length (the repulsion of each pair of elements)
+    p : the order, at least 2
     """
     x = r / r_max
     # One power and a quadratic: fewer roundings than three powers, and cheaper to differentiate.
@@ -82,12 +77,9 @@ def agnesi_transform(
 
     Parameters
     ----------
-    r
-        Lengths in Å, above zero.
-    r0
-        Half the sum of both atoms' covalent radii, Å.
-    a, q, p
-        Shape; the defaults are those of the MACE foundation models.
+    r : lengths in Å, above zero
+    r0 : half the sum of both atoms' covalent radii, Å
+    a, q, p : shape; the defaults are those of the MACE foundation models
     """
     x = r / r0
     return 1.0 / (1.0 + a * x**q / (1.0 + x ** (q - p)))

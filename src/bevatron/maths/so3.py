@@ -25,11 +25,7 @@ def wigner_3j(l1: int, l2: int, l3: int) -> Float[Tensor, "M1 M2 M3"]:
     The only tensor, up to a factor, that does not change when all three axes are rotated:
     :math:`C_{abc} = \sum_{ijk} C_{ijk} D^{l_1}_{ai} D^{l_2}_{bj} D^{l_3}_{ck}`. Racah's formula in
     exact arithmetic gives the complex coefficients; a unitary change of basis makes them real.
-
-    Raises
-    ------
-    ValueError
-        If the degrees violate the triangle inequality.
+    Raises ValueError if the degrees violate the triangle inequality.
 
     Examples
     --------
@@ -125,10 +121,8 @@ def wigner_d(
 
     Parameters
     ----------
-    degree
-        The degree l.
-    rotation
-        Orthogonal matrices acting on (x, y, z), also improper ones (reflections).
+    degree : the degree l
+    rotation : orthogonal matrices acting on (x, y, z), also improper ones (reflections)
     parity
         +1 or -1: the factor of the inversion. The harmonics' own, (-1)^l, if not given.
     """

@@ -32,8 +32,7 @@ def superposition(
 
     Parameters
     ----------
-    moving, fixed
-        The points x and y, Å; a point of weight 0 must be finite.
+    moving, fixed : the points x and y, Å; a point of weight 0 must be finite
     weight
         Not negative. Where all are 0, R is the identity and t zero.
 

@@ -34,20 +34,14 @@ class CouplingTensor:
 
     Attributes
     ----------
-    degree
-        L, the degree of the result.
-    l_max
-        Highest degree of a factor; lm runs over the (l_max+1)² components of all degrees.
+    degree : L, the degree of the result
+    l_max : highest degree of a factor; lm runs over the (l_max+1)² components of all degrees
     num_paths
         Length of the last axis. If nothing couples it is 1, all zero, as in mace-torch.
-    indices
-        [non-zeros, 1+nu]: (M, lm_1, ..., lm_nu).
-    paths
-        [non-zeros]: position on the last axis.
-    values
-        [non-zeros], float64.
-    key
-        Identifies these coefficients in every process; `known_coupling` looks them up by it.
+    indices : [non-zeros, 1+nu]: (M, lm_1, ..., lm_nu)
+    paths : [non-zeros]: position on the last axis
+    values : [non-zeros], float64
+    key : identifies these coefficients in every process; `known_coupling` looks them up by it
     """
 
     degree: int
@@ -134,22 +128,15 @@ def known_coupling(key: str) -> CouplingTensor:
 def symmetric_coefficients(l_max: int, degree: int, correlation: int) -> CouplingTensor:
     r"""Coefficients that couple ``correlation`` factors of degrees 0..l_max to ``degree``.
 
-    Equal to mace-torch's `U_matrix_real` for irreps 0e+1o+2e+... and output parity
-    :math:`(-1)^L`, in value, order and number of paths. Kept for the life of the process.
+    Equal to mace-torch's `U_matrix_real` for irreps 0e+1o+2e+... and output parity :math:`(-1)^L`,
+    in value, order and number of paths. Kept for the life of the process. Raises ConfigError if the
+    tensor would be too large; the message gives its size.
 
     Parameters
     ----------
-    l_max
-        Highest degree of a factor.
-    degree
-        L, the degree of the result.
-    correlation
-        The number nu of factors.
-
-    Raises
-    ------
-    ConfigError
-        If the tensor would be too large; the message gives its size.
+    l_max : highest degree of a factor
+    degree : L, the degree of the result
+    correlation : the number nu of factors
 
     Examples
     --------

@@ -73,14 +73,10 @@ def share_of(
 
     Parameters
     ----------
-    gpu
-        Its number.
-    near
-        CPUs nearest to each GPU of the processes on this machine.
-    usable
-        CPUs that the process may use.
-    root
-        Of the file system, for tests.
+    gpu : its number
+    near : CPUs nearest to each GPU of the processes on this machine
+    usable : CPUs that the process may use
+    root : of the file system, for tests
 
     Returns
     -------

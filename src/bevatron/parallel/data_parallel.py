@@ -44,10 +44,8 @@ class GradientSums:
 
     Parameters
     ----------
-    parameters
-        Whose gradients; frozen ones are left out.
-    mesh
-        All ranks do the same.
+    parameters : whose gradients; frozen ones are left out
+    mesh : all ranks do the same
     flat
         Tensor of which all gradients are parts, in the order of the parameters with zeros between
         them: then nothing is copied.

@@ -47,10 +47,8 @@ class FailureWatch:
 
     Parameters
     ----------
-    rank, world
-        Of this process.
-    store
-        Of the process group.
+    rank, world : of this process
+    store : of the process group
     """
 
     def __init__(self, rank: int, world: int, store: Store) -> None:

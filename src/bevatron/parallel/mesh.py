@@ -30,14 +30,10 @@ class Mesh:
 
     Attributes
     ----------
-    rank, world
-        Rank of this process and number of processes.
-    local_rank, local_world
-        The same among the processes on this machine.
-    device
-        Where this process computes.
-    group
-        What collectives run in; None = that of all processes.
+    rank, world : rank of this process and number of processes
+    local_rank, local_world : the same among the processes on this machine
+    device : where this process computes
+    group : what collectives run in; None = that of all processes
     """
 
     rank: int = 0
@@ -56,13 +52,8 @@ class Mesh:
 def ranks_from_environment(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
     """Read (rank, world, local rank, local world) from torchrun's or srun's variables.
 
-    A batch script or an interactive shell of Slurm is one process: only a step started by srun
-    with several tasks counts.
-
-    Raises
-    ------
-    ConfigError
-        If a variable is missing or is not a number.
+    A batch script or an interactive shell of Slurm is one process: only a step started by srun with
+    several tasks counts. Raises ConfigError if a variable is missing or is not a number.
 
     Examples
     --------
@@ -105,10 +96,7 @@ def is_main_process() -> bool:
 def parse_device(wanted: torch.device | str, key: str) -> torch.device:
     """Read a device; ``auto`` is a GPU if there is one, else the CPU.
 
-    Raises
-    ------
-    ConfigError
-        If there are no such devices; it names ``key``.
+    Raises ConfigError if there are no such devices; it names ``key``.
     """
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
@@ -121,10 +109,7 @@ def parse_device(wanted: torch.device | str, key: str) -> torch.device:
 def choose_device(wanted: str, local_rank: int) -> torch.device:
     """Choose this process's device: ``auto`` is a GPU if there is one, else the CPU.
 
-    Raises
-    ------
-    ConfigError
-        If a GPU is asked for and there is none for this process.
+    Raises ConfigError if a GPU is asked for and there is none for this process.
     """
     device = parse_device(wanted, "train.device")
     if device.type == "cuda":

@@ -25,8 +25,7 @@ def threads_for(nodes: int, *, idle: bool = False) -> int:
 
     Parameters
     ----------
-    nodes
-        Atoms or nodes in a batch.
+    nodes : atoms or nodes in a batch
     idle
         Leave out the cores on which other processes run at this moment. For what need not repeat
         to the last bit, because sums depend on the number of threads.

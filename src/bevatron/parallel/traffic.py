@@ -67,14 +67,10 @@ def record(operation: str, handed: Tensor, group_size: int, parts: int | None = 
 
     Parameters
     ----------
-    operation
-        all_gather, reduce_scatter, all_reduce, all_to_all or pass_on.
-    handed
-        The tensor given to torch.distributed as input.
-    group_size
-        How many processes take part.
-    parts
-        For all_to_all: elements of ``handed`` that stay on this rank.
+    operation : all_gather, reduce_scatter, all_reduce, all_to_all or pass_on
+    handed : the tensor given to torch.distributed as input
+    group_size : how many processes take part
+    parts : for all_to_all: elements of ``handed`` that stay on this rank
     """
     if not _open or group_size == 1:
         return

@@ -24,13 +24,7 @@ def systems() -> list[System]:
 
 
 def system(name: str) -> System:
-    """Return the system of a name.
-
-    Raises
-    ------
-    ConfigError
-        If there is none.
-    """
+    """Return the system of a name; ConfigError if there is none."""
     if name not in SYSTEMS:
         known = ", ".join(sorted(SYSTEMS))
         raise ConfigError(f"there is no recipe '{name}' (known: {known})")
@@ -41,10 +35,7 @@ def system(name: str) -> System:
 def recipe(name: str) -> tuple[Any, Any]:
     """Return (class of the configuration, function that builds the run) of a system.
 
-    Raises
-    ------
-    ConfigError
-        If there is none of that name.
+    Raises ConfigError if there is none of that name.
     """
     found = system(name)
     return found.load(found.config), found.load(found.build)

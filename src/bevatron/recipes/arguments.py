@@ -34,9 +34,9 @@ class PrepareOptions:
     Attributes
     ----------
     samples_per_shard
-        None = chosen from the number of samples.
+        Samples in each shard; chosen from their number by default.
     workers
-        Processes; None = all usable cores.
+        Worker processes; all usable cores by default.
     overwrite
         Replace a store of other inputs in this folder.
     """

@@ -133,10 +133,7 @@ def _plan(store: Store, capacity: int, ranks: int, algorithm: Algorithm) -> Plan
 def step_meter(path: Path, model: str, device: str, dtype: Dtype) -> StepMeter:
     """Build a meter of the training steps of a preset, run or model folder on a store's structures.
 
-    Raises
-    ------
-    ConfigError
-        If there is neither a preset nor a folder of that name, or no such device.
+    Raises ConfigError if there is neither a preset nor a folder of that name, or no such device.
     """
     store = Store.open(path)
     if model in PRESETS:
@@ -158,14 +155,11 @@ def step_meter(path: Path, model: str, device: str, dtype: Dtype) -> StepMeter:
 def cost_model(meter: StepMeter, most: int = 4096) -> tuple[Rows, list[str]]:
     """Measure steps of random and of dense batches and fit the cost model that packing balances.
 
+    Raises ConfigError if batches of ``most`` atoms or fewer are too few for a fit.
+
     Returns
     -------
     The measured steps with their fitted times, and lines on how to use the fit.
-
-    Raises
-    ------
-    ConfigError
-        If batches of ``most`` atoms or fewer are too few for a fit.
     """
     costs = _measured(meter, most, seconds_at_most=20.0)
     sizes = [cost.sizes["atoms"] for cost in costs]
@@ -211,12 +205,9 @@ def capacity_curves(
 
     Parameters
     ----------
-    meters
-        By precision, a function that makes a meter; one is freed before the next is made.
-    most
-        Atoms of the largest batch of a curve.
-    out
-        Figure to write.
+    meters : by precision, a function that makes a meter; one is freed before the next is made
+    most : atoms of the largest batch of a curve
+    out : figure to write
 
     Returns
     -------

@@ -62,29 +62,20 @@ def profile_folder(
 ) -> tuple[Report, list[str]]:
     """Profile the steps of a run's folder or of a YAML file; the run's own files stay unchanged.
 
-    Under torchrun every process calls this; only the first returns something to print.
+    Under torchrun every process calls this; only the first returns something to print. Raises
+    BevatronError for errors of the user.
 
     Parameters
     ----------
-    source
-        Folder of a run or a configuration.
-    steps
-        Steps to time, and then as many to trace.
-    warm
-        Warm-up steps before them.
-    device
-        Overrides that of the configuration.
-    out
-        Folder for profile.json and the figures; ``profile`` in the run's folder by default.
+    source : folder of a run or a configuration
+    steps : steps to time, and then as many to trace
+    warm : warm-up steps before them
+    device : overrides that of the configuration
+    out : folder for profile.json and the figures; ``profile`` in the run's folder by default
 
     Returns
     -------
     Titles with tables, and lines about the files written.
-
-    Raises
-    ------
-    BevatronError
-        For errors of the user.
     """
     if steps < 1 or warm < 1:
         raise ConfigError(f"--steps and --warm: expected 1 or more, got {steps} and {warm}")

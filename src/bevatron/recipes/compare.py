@@ -23,12 +23,9 @@ class ComparedRun:
 
     Attributes
     ----------
-    name
-        The end of its path that tells it from the others.
-    folder
-        The run's.
-    history
-        Its configuration and its records.
+    name : the end of its path that tells it from the others
+    folder : the run's
+    history : its configuration and its records
     """
 
     name: str
@@ -37,13 +34,7 @@ class ComparedRun:
 
     @classmethod
     def of_folder(cls, folder: Path, name: str) -> Self:
-        """Read a run's folder.
-
-        Raises
-        ------
-        ConfigError
-            If it holds no run.
-        """
+        """Read a run's folder; ConfigError if it holds no run."""
         if not (folder / METRICS).is_file():
             raise ConfigError(f"{folder}: holds no run, there is no {METRICS} in it")
         return cls(name, folder, History.of_run(folder))
@@ -81,8 +72,7 @@ class Comparison:
 
     Attributes
     ----------
-    runs
-        In the order in which they were given.
+    runs : in the order in which they were given
     """
 
     runs: Sequence[ComparedRun]
@@ -122,10 +112,7 @@ class Comparison:
     def write(self, out: Path) -> None:
         """Write a page with tables and curves, ``.html``, or the curves alone, ``.png``.
 
-        Raises
-        ------
-        ConfigError
-            For another name.
+        Raises ConfigError for another name.
         """
         from bevatron.train.report import plots
         from bevatron.train.report.page import Report
@@ -185,10 +172,7 @@ MOST_PANELS = 8
 def compare_runs(folders: Sequence[Path]) -> Comparison:
     """Read runs to be compared.
 
-    Raises
-    ------
-    ConfigError
-        For fewer than two, one given twice, or a folder without a run.
+    Raises ConfigError for fewer than two, one given twice, or a folder without a run.
     """
     if len(folders) < 2:
         raise ConfigError("compare: expected the folders of two runs or more")

@@ -32,12 +32,9 @@ class Part:
 
     Attributes
     ----------
-    learned
-        What the trained model can do, on one line.
-    files
-        Path within the folder and its description.
-    exit_code
-        0, or that of a training that was stopped.
+    learned : what the trained model can do, on one line
+    files : path within the folder and its description
+    exit_code : 0, or that of a training that was stopped
     """
 
     learned: str = ""
@@ -48,19 +45,11 @@ class Part:
 def run_demo(out: Path) -> int:
     """Run the parts of the systems that have one; run again, it resumes where it stopped.
 
-    Parameters
-    ----------
-    out
-        Folder for everything.
+    Raises ConfigError if the folder holds something else.
 
     Returns
     -------
     The exit code: 0, or that of a training that was stopped.
-
-    Raises
-    ------
-    ConfigError
-        If the folder holds something else.
     """
     began = time.monotonic()
     claim(out)
@@ -101,10 +90,7 @@ def bundled(name: str, out: Path) -> Path:
 def claim(out: Path) -> None:
     """Create the folder, or check that it is one of the demo.
 
-    Raises
-    ------
-    ConfigError
-        If it holds something else.
+    Raises ConfigError if it holds something else.
     """
     if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
         raise ConfigError(f"{out}: holds something else; choose an empty or a new folder")

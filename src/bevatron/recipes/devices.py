@@ -13,10 +13,7 @@ from bevatron.parallel.mesh import parse_device, ranks_from_environment
 def device_to_use(device: torch.device | str) -> torch.device:
     """Return a device that works; ``auto`` is a GPU if there is one.
 
-    Raises
-    ------
-    ConfigError
-        If there is no such device here.
+    Raises ConfigError if there is no such device here.
 
     Examples
     --------

@@ -21,17 +21,12 @@ Call = tuple[Callable[..., Outcome], list[str]]
 def system_command(command: str, arguments: Sequence[str]) -> Call:
     """Find the function of a command and the arguments that it takes.
 
+    Raises BevatronError if the system is ambiguous or has no such command.
+
     Parameters
     ----------
-    command
-        A command that at least one system has.
-    arguments
-        What follows on the command line.
-
-    Raises
-    ------
-    BevatronError
-        If the system is ambiguous or has no such command.
+    command : a command that at least one system has
+    arguments : what follows on the command line
     """
     providers = having(command)
     named, rest = _named(command, list(arguments))
@@ -59,13 +54,7 @@ def system_of_kind(kind: str | None) -> System | None:
 
 
 def of_samples(samples: str) -> System:
-    """Return the system that is trained on such samples.
-
-    Raises
-    ------
-    ConfigError
-        If there is none.
-    """
+    """Return the system that is trained on such samples; ConfigError if there is none."""
     for each in systems():
         if samples in {each.samples, each.name}:
             return each

@@ -12,17 +12,7 @@ from bevatron.errors import DivergenceError
 def check_finite(values: Mapping[str, npt.NDArray[Any]], where: Callable[[], str]) -> None:
     """Refuse predictions that are NaN or infinite.
 
-    Parameters
-    ----------
-    values
-        Predictions by name.
-    where
-        Names the sample.
-
-    Raises
-    ------
-    DivergenceError
-        Naming the sample and what is predicted.
+    Raises DivergenceError naming the sample and what is predicted.
 
     Examples
     --------

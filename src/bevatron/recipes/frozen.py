@@ -11,17 +11,11 @@ from bevatron.errors import ConfigError
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     """Freeze the parameters whose names match.
 
+    Raises ConfigError if a pattern matches nothing, or everything is frozen.
+
     Parameters
     ----------
-    model
-        The model; changed in place.
-    patterns
-        Names with wildcards as in `fnmatch`: ``embedding.*``.
-
-    Raises
-    ------
-    ConfigError
-        If a pattern matches nothing, or everything is frozen.
+    patterns : names with wildcards as in `fnmatch`: ``embedding.*``
     """
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:

@@ -25,12 +25,9 @@ class PlanOptions:
     ----------
     capacity
         Maximum number of atoms per batch; None = 16 times the mean sample, at least the largest.
-    ranks
-        Processes that share the epoch.
-    cost_nodes, cost_edges, cost_constant
-        What is balanced: a*atoms + b*edges + c per structure.
-    seed
-        Of the epoch.
+    ranks : processes that share the epoch
+    cost_nodes, cost_edges, cost_constant : what is balanced: a*atoms + b*edges + c per structure
+    seed : of the epoch
     """
 
     capacity: int | None = None
@@ -48,23 +45,16 @@ def inspect_store(
 ) -> tuple[list[inspect.Table], Path]:
     """Describe and draw what is in a store, and with ``plan`` how batches would fill the ranks.
 
+    Raises StoreError if there is no finished store at ``path``.
+
     Parameters
     ----------
-    path
-        The store.
-    out
-        Where figures and ``inspect.html`` go; a folder ``STORE-inspect`` by default.
-    plan
-        Compare fixed-count batches, Algorithm 1 and ours.
+    out : where figures and ``inspect.html`` go; a folder ``STORE-inspect`` by default
+    plan : compare fixed-count batches, Algorithm 1 and ours
 
     Returns
     -------
     The tables, and the HTML file.
-
-    Raises
-    ------
-    StoreError
-        If there is no finished store at ``path``.
     """
     store = Store.open(path)
     out = store.path.with_name(f"{store.path.name}-inspect") if out is None else out

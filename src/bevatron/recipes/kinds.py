@@ -13,17 +13,14 @@ from bevatron.recipes.named_models import models_folder, named_model
 def kind_of_model(arguments: Sequence[str]) -> str | None:
     """Find the first run or model folder among a command's arguments and return its kind.
 
+    Raises CheckpointError if that model.json is damaged; or if the first argument is no option and
+    no file or folder with a model has that name: which options there are depends on the model, so
+    the command would complain of one instead.
+
     Returns
     -------
     The kind in its model.json; of an unfinished run that of its best model; None if no argument is
     such a folder: the command itself says so.
-
-    Raises
-    ------
-    CheckpointError
-        If that model.json is damaged; or if the first argument is no option and no file or folder
-        with a model has that name: which options there are depends on the model, so the command
-        would complain of one instead.
 
     Examples
     --------
@@ -63,10 +60,8 @@ def newest_model(path: Path, of_a_file: str = "") -> Path:
 
     Parameters
     ----------
-    path
-        A run or a model folder, or the name of one in `named_models.models_folder`.
-    of_a_file
-        Added to the message if this is a file.
+    path : a run or a model folder, or the name of one in `named_models.models_folder`
+    of_a_file : added to the message if this is a file
 
     Raises
     ------
@@ -85,10 +80,7 @@ def newest_model(path: Path, of_a_file: str = "") -> Path:
 def check_distinct(models: Iterable[object]) -> None:
     """Refuse a committee that has a model twice: their spread would be too small.
 
-    Raises
-    ------
-    ConfigError
-        Naming the model; only paths and names are compared.
+    Raises ConfigError naming the model; only paths and names are compared.
     """
     folders = Counter(newest_model(Path(m)).resolve() for m in models if isinstance(m, str | Path))
     for folder, times in folders.items():

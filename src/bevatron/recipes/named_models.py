@@ -47,10 +47,8 @@ def models_folder() -> Path:
 def named_model(path: Path | str) -> Path:
     """Return the folder of a model given by name; a path that exists, or is no name, as it is.
 
-    Raises
-    ------
-    CheckpointError
-        For a published model of which there is only a file, or none; the message says what to do.
+    Raises CheckpointError for a published model of which there is only a file, or none; the message
+    says what to do.
     """
     path = Path(path)
     folder = models_folder() / path
@@ -71,12 +69,8 @@ def published_file(path: Path | str) -> Path:
     """Return the downloaded file of a published model; what is no name of one, as it is.
 
     It is looked for in `models_folder` and where mace-torch keeps its downloads, under its own name
-    and under that which mace-torch gives it.
-
-    Raises
-    ------
-    CheckpointError
-        If it is not there, naming the file and where it is published.
+    and under that which mace-torch gives it. Raises CheckpointError if it is not there, naming the
+    file and where it is published.
     """
     path = Path(path)
     if path.exists() or str(path) not in PUBLISHED:

@@ -30,8 +30,7 @@ class Known(NamedTuple):
 
     Attributes
     ----------
-    alignments, templates
-        By sequence; None if there are none.
+    alignments, templates : by sequence; None if there are none
     """
 
     alignments: Alignments | None
@@ -42,19 +41,12 @@ class Known(NamedTuple):
 def known_of(given: Complex, searches: Sequence[Path] = ()) -> Iterator[Known]:
     """Look up alignments and templates of an input; they are read while the context lasts.
 
-    Those that the input names come first; what it calls empty stays empty.
+    Those that the input names come first; what it calls empty stays empty. Raises DataError if an
+    alignment is not of its chain, or a file is damaged.
 
     Parameters
     ----------
-    given
-        The molecules.
-    searches
-        Files or folders of alignments, template hits, and the structures that they name.
-
-    Raises
-    ------
-    DataError
-        If an alignment is not of its chain, or a file is damaged.
+    searches : files or folders of alignments, template hits, and the structures that they name
     """
     found = find_protein_files(searches) if searches else None
     with TemporaryDirectory() as folder:

@@ -44,10 +44,7 @@ def searches(store: Store, keys: set[bytes]) -> Table:
 
     Parameters
     ----------
-    store
-        The store.
-    keys
-        `sequence_key` of each distinct protein in it.
+    keys : `sequence_key` of each distinct protein in it
     """
     alignments, templates = opened_searches(store.path)
     rows: list[Row] = []

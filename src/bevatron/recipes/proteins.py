@@ -61,20 +61,13 @@ def begin(out: Path, *, overwrite: bool) -> None:
 def open_prepared(path: str | Path, kind: str, version: int, system: str) -> Store:
     """Open a store of proteins.
 
+    Raises DataError if it is a store of something else, of features of another version, or one
+    whose preparation was stopped; StoreError if there is no finished store.
+
     Parameters
     ----------
-    kind, version
-        Of its samples and features.
-    system
-        Whose ``bevatron prepare`` makes such a store.
-
-    Raises
-    ------
-    DataError
-        If it is a store of something else, of features of another version, or one whose
-        preparation was stopped.
-    StoreError
-        If there is no finished store.
+    kind, version : of its samples and features
+    system : whose ``bevatron prepare`` makes such a store
     """
     store = Store.open(path)
     settings = store.manifest["settings"]
@@ -93,13 +86,7 @@ def open_prepared(path: str | Path, kind: str, version: int, system: str) -> Sto
 
 
 def find_structures(files: Sequence[str | Path]) -> ProteinFiles:
-    """List the files of proteins among paths and in folders.
-
-    Raises
-    ------
-    DataError
-        If there is no structure.
-    """
+    """List the files of proteins among paths and in folders; DataError if there is no structure."""
     found = find_protein_files(files)
     if not found.structures:
         given = ", ".join(map(str, files)) or "nothing"
@@ -147,19 +134,13 @@ def prepare_searches(
 
     Parameters
     ----------
-    found
-        The files.
-    store
-        Of the structures.
-    chains
-        The proteins in it.
-    strict
-        An unusable file is an error.
+    store : of the structures
+    chains : the proteins in it
+    strict : an unusable file is an error
     workers, overwrite, progress
         As in `bevatron.data.store.prepare.prepare`; with ``overwrite`` also alignments and
         templates of which there are none any more are removed.
-    rna
-        Classes of the RNA in it.
+    rna : classes of the RNA in it
 
     Returns
     -------

@@ -64,10 +64,7 @@ class RunConfig:
     def preset_values(cls, name: str | None) -> dict[str, Any]:
         """Return what a preset changes of the defaults, as plain values.
 
-        Raises
-        ------
-        ConfigError
-            If there is no such preset.
+        Raises ConfigError if there is no such preset.
         """
         if name is not None:
             raise ConfigError(f"preset: {cls.recipe} has none, got '{name}'")
@@ -77,10 +74,7 @@ class RunConfig:
     def from_values(cls, values: Mapping[str, Any]) -> Self:
         """Build a configuration from plain values, over those of the preset, over the defaults.
 
-        Raises
-        ------
-        ConfigError
-            For an unknown key, preset or value.
+        Raises ConfigError for an unknown key, preset or value.
         """
         name = values.get("preset")
         if name is None:

@@ -97,10 +97,7 @@ class StagedRun(RunConfig):
     def activations(self) -> torch.dtype | None:
         """Type of the activations; None = that of the weights.
 
-        Raises
-        ------
-        ConfigError
-            If bfloat16 is asked for with weights that are not float32.
+        Raises ConfigError if bfloat16 is asked for with weights that are not float32.
         """
         device = parse_device(self.train.device, "train.device")
         chosen = self.precision

@@ -28,18 +28,8 @@ def write_report(
 
     Parameters
     ----------
-    folder
-        The run's folder, with config.yaml and metrics.jsonl.
-    title
-        Of the page.
-    metrics
-        What the curves show.
-    model
-        Of the run.
-    found
-        Lines about its data.
-    result
-        Result of the training.
+    metrics : what the curves show
+    found : lines about its data
     """
     history = History.of_run(folder)
     report = Report(title, str(folder), folder / "plots")

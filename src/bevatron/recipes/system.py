@@ -20,24 +20,15 @@ class System:
 
     Attributes
     ----------
-    name
-        Name on the command line: ``bevatron train NAME``.
-    package
-        Python package of the system.
-    kind
-        Kind of its models, as in their model.json.
-    summary
-        Description in one line.
-    samples
-        Kind of its training samples, as in a store: ``structures``, ``molecules``.
-    config
-        The configuration class of its runs, a `bevatron.recipes.run_config.RunConfig`.
-    build
-        (configuration, resume) -> `bevatron.train.run.Run`.
-    commands
-        Its commands by name (``"predict"``, ``"convert mace-torch"``) and their functions.
-    usage
-        Lines of ``bevatron --help``: the command and what it does.
+    name : name on the command line: ``bevatron train NAME``
+    package : python package of the system
+    kind : kind of its models, as in their model.json
+    summary : description in one line
+    samples : kind of its training samples, as in a store: ``structures``, ``molecules``
+    config : the configuration class of its runs, a `bevatron.recipes.run_config.RunConfig`
+    build : (configuration, resume) -> `bevatron.train.run.Run`
+    commands : its commands by name (``"predict"``, ``"convert mace-torch"``) and their functions
+    usage : lines of ``bevatron --help``: the command and what it does
     recognises
         path -> whether ``bevatron prepare`` assigns it to this system; None = files that no
         other system recognises. A system without preparation says so of its files.
@@ -51,10 +42,8 @@ class System:
         Module with ``load(path, device, ...)``, ``evaluate(model, sources, ...)`` and
         ``predict(model, source, out, ...)`` for `bevatron.load` and so on, where a model is a path,
         several, or what ``load`` returned; None = the system is used by commands only.
-    demo
-        (folder) -> exit code: its part of ``bevatron demo``.
-    renamed
-        Former option -> option.
+    demo : (folder) -> exit code: its part of ``bevatron demo``
+    renamed : former option -> option
     """
 
     name: str
@@ -83,13 +72,7 @@ class System:
         return getattr(self.module(module), name)
 
     def command(self, name: str) -> Callable[..., Outcome]:
-        """Return the function of a command.
-
-        Raises
-        ------
-        ConfigError
-            If the system has no such command.
-        """
+        """Return the function of a command; ConfigError if the system has no such command."""
         if name == "prepare" and name not in self.commands:
             raise ConfigError(
                 f"prepare: {self.samples} need no preparation; `bevatron train {self.name} --data "
@@ -102,37 +85,19 @@ class System:
         return function
 
     def inspected(self) -> Any:
-        """Return the module that describes the system's stores.
-
-        Raises
-        ------
-        ConfigError
-            If it has none.
-        """
+        """Return the module that describes the system's stores; ConfigError if it has none."""
         if self.inspect is None:
             raise ConfigError(f"inspect: {self.name} has no stores to inspect")
         return self.module(self.inspect)
 
     def starter_text(self) -> str:
-        """Return the system's starter configuration.
-
-        Raises
-        ------
-        ConfigError
-            If it has none.
-        """
+        """Return the system's starter configuration; ConfigError if it has none."""
         if self.starter is None:
             raise ConfigError(f"init: {self.name} has no starter configuration")
         return (files(self.package) / self.starter).read_text(encoding="utf-8")
 
     def used(self) -> Any:
-        """Return the module that uses the system's models in Python.
-
-        Raises
-        ------
-        ConfigError
-            If it has none.
-        """
+        """Return the module that uses the system's models in Python; ConfigError if it has none."""
         if self.api is None:
             raise ConfigError(f"{self.name}: its models are used by commands only")
         return self.module(self.api)

@@ -37,19 +37,14 @@ def configuration(
 ) -> Any:
     """Build the configuration that command-line arguments then override.
 
+    Raises ConfigError for an unknown recipe or key, and for a preset of which a file leaves
+    nothing.
+
     Parameters
     ----------
-    name
-        A recipe, or a YAML file whose key ``recipe`` names one (default mace).
-    arguments
-        Only ``--preset`` is read: it sets defaults.
-    changes
-        Values over those of the file.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown recipe or key, and for a preset of which a file leaves nothing.
+    name : a recipe, or a YAML file whose key ``recipe`` names one (default mace)
+    arguments : only ``--preset`` is read: it sets defaults
+    changes : values over those of the file
     """
     if name in SYSTEMS:
         values: dict[str, Any] = {"recipe": name}
@@ -83,12 +78,8 @@ def configuration(
 def start(config: Any, *, resume: Resume = "never", dry_run: bool = False) -> int:
     """Train, or with ``dry_run`` print what the run would be, and return the exit code.
 
-    Raises
-    ------
-    CheckpointError
-        If the run must be resumed and there is none.
-    BevatronError
-        For errors of the user.
+    Raises CheckpointError if the run must be resumed and there is none; BevatronError for errors of
+    the user.
     """
     if dry_run:
         _describe(config)
@@ -141,13 +132,7 @@ def _check_newest(checkpoints: Path) -> None:
 
 
 def refuse_file(folder: Path) -> None:
-    """Refuse a run's folder that is a file, or is inside one.
-
-    Raises
-    ------
-    ConfigError
-        Naming the file.
-    """
+    """Refuse a run's folder that is a file, or is inside one; ConfigError naming the file."""
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():
             raise ConfigError(

@@ -42,16 +42,11 @@ class RunRecord:
 
     Attributes
     ----------
-    identity
-        Flat settings that may not differ on resume: ``{"model.channels": 16}``.
-    settings
-        All other flat settings, whose changes are only reported.
-    threads
-        CPU threads of torch.
-    metrics_bytes
-        Length of metrics.jsonl.
-    num_ranks
-        Processes of the run.
+    identity : flat settings that may not differ on resume: ``{"model.channels": 16}``
+    settings : all other flat settings, whose changes are only reported
+    threads : CPU threads of torch
+    metrics_bytes : length of metrics.jsonl
+    num_ranks : processes of the run
     """
 
     identity: dict[str, Any]
@@ -75,15 +70,13 @@ class Checkpoint:
 def write_checkpoint(folder: Path, snapshot: Snapshot, record: RunRecord) -> Path:
     """Write a checkpoint below ``folder``; it has its name once all of it is on disk.
 
+    Raises CheckpointError if the disk is full or the folder cannot be written; older checkpoints
+    stay intact.
+
     Returns
     -------
     Path
         ``folder/step-00000123``.
-
-    Raises
-    ------
-    CheckpointError
-        If the disk is full or the folder cannot be written; older checkpoints stay intact.
     """
     path = folder / f"step-{snapshot.step:08d}"
     with explained(folder, CheckpointError):
@@ -147,12 +140,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read the state of a checkpoint, not yet its tensors.
 
-    Raises
-    ------
-    DamagedError
-        If it is missing, incomplete or damaged.
-    CheckpointError
-        If it is of a newer format or may not be read.
+    Raises DamagedError if it is missing, incomplete or damaged; CheckpointError if it is of a newer
+    format or may not be read.
     """
     try:
         values = json.loads((path / STATE).read_text())
@@ -187,12 +176,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def read_intact(path: Path) -> Checkpoint:
     """Read the state of a checkpoint after comparing all its files with their checksums.
 
-    Raises
-    ------
-    DamagedError
-        Naming the first file that is missing or damaged.
-    CheckpointError
-        As `read_checkpoint`.
+    Raises DamagedError naming the first file that is missing or damaged; CheckpointError as
+    `read_checkpoint`.
     """
     checkpoint = read_checkpoint(path)
     for name in checkpoint.checksums:
@@ -203,12 +188,8 @@ def read_intact(path: Path) -> Checkpoint:
 def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: Mesh) -> None:
     """Restore model, optimiser, averages, progress and random numbers.
 
-    A rank that the checkpoint does not know gets a new seed.
-
-    Raises
-    ------
-    CheckpointError
-        If a file is missing or damaged or the model is another one.
+    A rank that the checkpoint does not know gets a new seed. Raises CheckpointError if a file is
+    missing or damaged or the model is another one.
     """
     try:
         state.model.load_state_dict(_read(checkpoint, "model.safetensors"))

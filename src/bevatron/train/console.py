@@ -27,10 +27,7 @@ class Console:
 
     Parameters
     ----------
-    log
-        File to which lines are added; None = no file.
-    active
-        Whether this rank prints at all.
+    log : file to which lines are added; None = no file
     shown
         Validation metrics to print after an epoch; none given: all. metrics.jsonl has all.
     """
@@ -166,12 +163,9 @@ class Pace:
 
     Parameters
     ----------
-    epochs
-        Of the whole run; steps of a run that counts these.
-    done
-        What was done before, epochs also in part.
-    unit
-        ``epoch`` or ``step``.
+    epochs : of the whole run; steps of a run that counts these
+    done : what was done before, epochs also in part
+    unit : ``epoch`` or ``step``
     """
 
     def __init__(self, epochs: int, done: float, unit: str = "epoch") -> None:

@@ -69,10 +69,8 @@ def course_of(run: Run, planner: Mesh) -> Course:
 
     Parameters
     ----------
-    run
-        A run with stages is counted in steps.
-    planner
-        This rank among those that have batches of their own.
+    run : a run with stages is counted in steps
+    planner : this rank among those that have batches of their own
     """
     return Stages(run, planner) if run.stages else Epochs(run, planner)
 
@@ -204,10 +202,7 @@ class Epochs:
 class Stages:
     """Stages of so many steps each, on drawn samples.
 
-    Raises
-    ------
-    ConfigError
-        If settings need epochs or contradict the stages.
+    Raises ConfigError if settings need epochs or contradict the stages.
     """
 
     run: Run
@@ -380,13 +375,7 @@ def _count(progress: Progress) -> int:
 
 
 def check_schedule(schedule: ScheduleConfig, key: str) -> None:
-    """Refuse a schedule that needs epochs.
-
-    Raises
-    ------
-    ConfigError
-        Naming what to give instead.
-    """
+    """Refuse a schedule that needs epochs; ConfigError naming what to give instead."""
     if schedule.kind == "exponential" and schedule.gamma_steps is None:
         raise ConfigError(f"{key}.gamma_steps: is needed, this run has no epochs")
     if schedule.warmup_epochs or schedule.per_epoch or schedule.stage_two_start is not None:

@@ -34,10 +34,8 @@ class Drawn:
 
     Attributes
     ----------
-    first, count
-        Number of the first, and how many.
-    per_step
-        Samples of one optimiser step over all ranks.
+    first, count : number of the first, and how many
+    per_step : samples of one optimiser step over all ranks
     """
 
     first: int
@@ -51,15 +49,12 @@ class Segment:
 
     Attributes
     ----------
-    batch, num_ranks
-        What they were packed for.
-    done
-        Batches taken by each rank.
+    batch, num_ranks : what they were packed for
+    done : batches taken by each rank
     skipped, ahead
         Per rank: places below ``done`` not yet taken and places from ``done`` on already taken;
         empty unless a loader window let batches overtake.
-    drawn
-        The draws of the whole epoch; None where every sample of a data set is used once.
+    drawn : the draws of the whole epoch; None where every sample of a data set is used once
     """
 
     batch: dict[str, Any]
@@ -81,18 +76,12 @@ class EpochPlan:
 
     Attributes
     ----------
-    segments
-        All of this epoch; the last one is current.
-    batches
-        Still to come, in order.
-    first
-        Place of the first of them in its segment.
-    num_batches
-        Batches per rank of the whole epoch, all segments.
-    plan
-        The plan of the last segment, for reports; None once nothing is left.
-    changed
-        Whether the rest of the epoch was repacked.
+    segments : all of this epoch; the last one is current
+    batches : still to come, in order
+    first : place of the first of them in its segment
+    num_batches : batches per rank of the whole epoch, all segments
+    plan : the plan of the last segment, for reports; None once nothing is left
+    changed : whether the rest of the epoch was repacked
     accumulate
         Batches of each rank in an optimiser step where that follows from the samples of a step;
         None = as the optimiser's settings say.
@@ -128,30 +117,20 @@ def plan_epoch(
 ) -> EpochPlan:
     """Plan what is left of an epoch, every sample exactly once over all ranks and segments.
 
+    Raises DataError if a sample is above capacity; ConfigError if a capacity is of something that
+    is not counted.
+
     Parameters
     ----------
-    sizes
-        What every sample uses of each capacity, such as ``{"atoms": [n], "edges": [n]}``.
-    config
-        How to pack now.
-    mesh
-        This rank among all.
-    seed, epoch
-        Seeds of the order.
-    segments
-        Those of the checkpoint; none = the epoch begins.
-    describe
-        Names a sample in errors.
+    sizes : what every sample uses of each capacity, such as ``{"atoms": [n], "edges": [n]}``
+    config : how to pack now
+    mesh : this rank among all
+    seed, epoch : seeds of the order
+    segments : those of the checkpoint; none = the epoch begins
+    describe : names a sample in errors
     drawn
         The draws of the epoch, ``sizes`` being theirs; None = every sample once. They stay the
         same over all segments but for ``per_step``.
-
-    Raises
-    ------
-    DataError
-        If a sample is above capacity.
-    ConfigError
-        If a capacity is of something that is not counted.
     """
     samples: IntArray | None = None
     plan: Plan | None = None

@@ -79,17 +79,12 @@ def evaluate_batches(
 ) -> dict[str, float]:
     """Compute the metrics over this and all other ranks' batches.
 
+    Raises Interrupted if ``interrupted`` returned True.
+
     Parameters
     ----------
-    interrupted
-        Asked before every batch, on all ranks.
-    predict
-        Replaces the task's.
-
-    Raises
-    ------
-    Interrupted
-        If ``interrupted`` returned True.
+    interrupted : asked before every batch, on all ranks
+    predict : replaces the task's
     """
     metrics, predicted = task.metrics(), predict or task.predict
     with in_eval_mode(model):

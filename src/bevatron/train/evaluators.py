@@ -47,12 +47,9 @@ class Division:
 
     Attributes
     ----------
-    mesh
-        This process among those that do the same.
-    evaluates
-        Whether it validates.
-    handover
-        The group of rank 0 and the evaluating ranks.
+    mesh : this process among those that do the same
+    evaluates : whether it validates
+    handover : the group of rank 0 and the evaluating ranks
     """
 
     mesh: Mesh
@@ -63,10 +60,7 @@ class Division:
 def divide_ranks(run: Run, mesh: Mesh) -> Division | None:
     """Divide the processes as ``train.evaluation_ranks`` says; None if all of them train.
 
-    Raises
-    ------
-    ConfigError
-        If no process is left to train, or there is nothing that they could validate.
+    Raises ConfigError if no process is left to train, or there is nothing that they could validate.
     """
     config = run.settings.train
     count, key = config.evaluation_ranks, "train.evaluation_ranks"
@@ -140,15 +134,11 @@ class Beside:
     def result(self, stopped: Callable[[], bool]) -> tuple[dict[str, float], float]:
         """Return metrics and seconds of the validation of what was handed over last.
 
+        Raises Interrupted if ``stopped`` returned True.
+
         Parameters
         ----------
-        stopped
-            Whether to stop, asked again and again on all ranks.
-
-        Raises
-        ------
-        Interrupted
-            If ``stopped`` returned True.
+        stopped : whether to stop, asked again and again on all ranks
         """
         name = f"answer {self._number}"
         while True:

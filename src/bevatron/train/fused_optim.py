@@ -56,30 +56,25 @@ class FusedAdamEMA(NotCompiled):
     in the average.
 
     A parameter takes part if backward has reached it, or its ``grad`` was assigned, since the last
-    step; any other keeps weight, moments and count of steps, as with torch's optimisers.
+    step; any other keeps weight, moments and count of steps, as with torch's optimisers. Raises
+    ValueError for parameters of several types or devices, and settings out of range.
 
     Parameters
     ----------
     params
         Parameters, named parameters or groups of them, float32 or float64 on one device. A group
         may have its own ``lr`` and ``weight_decay``.
-    lr, betas, eps, weight_decay, amsgrad
-        As those of `torch.optim.AdamW`.
-    decoupled
-        Weight decay acts on the weights (AdamW), not on the gradient (Adam).
-    clip
-        Largest norm of the gradient; None = any.
-    clip_per_tensor
-        That is each parameter's norm, not that of all together.
+    lr, betas, eps, weight_decay, amsgrad : as those of `torch.optim.AdamW`
+    decoupled : weight decay acts on the weights (AdamW), not on the gradient (Adam)
+    clip : largest norm of the gradient; None = any
+    clip_per_tensor : that is each parameter's norm, not that of all together
     average
         ``ema``: :math:`a \leftarrow d a + (1 - d) w`, after step n with
         :math:`d = \min(decay, (1 + n)/(10 + n))`; ``swa``: the mean of the weights after every
         step (Izmailov et al. 2018); None. Or an object that keeps them by the names of the
         parameters, which are then moved here, and gives the decays.
-    decay
-        Of ``ema``.
-    copies
-        Also keep the weights in this type, written in the same pass (`copies_of_weights`).
+    decay : of ``ema``
+    copies : also keep the weights in this type, written in the same pass (`copies_of_weights`)
     every
         All parameters take part in every step, with a gradient of zero if backward has not reached
         them.
@@ -88,19 +83,11 @@ class FusedAdamEMA(NotCompiled):
     ----------
     parameters, gradients
         Of all groups in their order; gradients are added to, and zero after every step.
-    gradient
-        All gradients in one piece.
+    gradient : all gradients in one piece
     loss : [] float64
         Of the step, written before it by who wants it judged.
-    largest_loss
-        Upper bound of a sound one.
-    stops
-        Whether all steps after one that is not sound change nothing either.
-
-    Raises
-    ------
-    ValueError
-        For parameters of several types or devices, and settings out of range.
+    largest_loss : upper bound of a sound one
+    stops : whether all steps after one that is not sound change nothing either
 
     Notes
     -----
@@ -402,12 +389,8 @@ class FusedAdamEMA(NotCompiled):
         """Take the global norm from DDP's buckets, overlapped with their all-reduce.
 
         The squares of a bucket are summed as soon as it is reduced, so nothing is read again before
-        the step.
-
-        Raises
-        ------
-        ValueError
-            If each parameter is clipped by its own norm, which buckets do not have.
+        the step. Raises ValueError if each parameter is clipped by its own norm, which buckets do
+        not have.
         """
         if self._settings.per_tensor:
             raise ValueError("FusedAdamEMA: buckets have no norms of single parameters")

@@ -63,12 +63,8 @@ def check_identity(path: Path, before: Mapping[str, Any], identity: Mapping[str,
     """Refuse to resume a run with another model, loss or data.
 
     Numbers computed from the data (E0) may differ in their last digits on another kind of CPU; that
-    is the same run, which resumes with those of the checkpoint.
-
-    Raises
-    ------
-    CheckpointError
-        Naming the first setting that differs.
+    is the same run, which resumes with those of the checkpoint. Raises CheckpointError naming the
+    first setting that differs.
     """
     now = json.loads(json.dumps(dict(identity)))
     for key, was, value in differences(before, now):

@@ -39,10 +39,8 @@ class Logger:
 
     Parameters
     ----------
-    run, mesh, console
-        The run, its ranks and console.
-    checkpoint
-        Checkpoint to resume from; later records of metrics.jsonl are cut off.
+    run, mesh, console : the run, its ranks and console
+    checkpoint : checkpoint to resume from; later records of metrics.jsonl are cut off
     """
 
     def __init__(
@@ -202,18 +200,12 @@ class Logger:
 class Journal:
     """Appends records to a JSONL file.
 
+    Raises CheckpointError if the file cannot be written (also later, by a full disk) or is shorter
+    than what the checkpoint has seen.
+
     Parameters
     ----------
-    path
-        The file.
-    keep_bytes
-        What to keep of an existing file; the rest is cut off.
-
-    Raises
-    ------
-    CheckpointError
-        If the file cannot be written (also later, by a full disk) or is shorter than what the
-        checkpoint has seen.
+    keep_bytes : what to keep of an existing file; the rest is cut off
     """
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
@@ -359,10 +351,7 @@ def make_writers(
 ) -> list[Writer]:
     """Build the writers that the configuration asks for.
 
-    Raises
-    ------
-    MissingPackageError
-        If the package of one is not installed.
+    Raises MissingPackageError if the package of one is not installed.
     """
     writers: list[Writer] = []
     if config.tensorboard:

@@ -164,16 +164,9 @@ class StepInFlight:
 
     Attributes
     ----------
-    launched
-        The step.
-    num_batches
-        Batches of this rank in it.
-    lr
-        Its learning rate.
-    waited
-        Seconds that it waited for its batches.
-    numbers
-        What was random in it.
+    num_batches : batches of this rank in it
+    waited : seconds that it waited for its batches
+    numbers : what was random in it
     """
 
     launched: LaunchedStep

@@ -64,16 +64,11 @@ class MemoryPlan:
 
     Attributes
     ----------
-    weights
-        Parameters and buffers.
-    optimizer
-        Gradients, moments and averages, as far as they stay.
-    batch
-        The batch, with the copy of it that is under way while a captured step runs.
-    workspaces
-        What cuBLAS keeps.
-    peak
-        Most that is in use at a time, all of it together.
+    weights : parameters and buffers
+    optimizer : gradients, moments and averages, as far as they stay
+    batch : the batch, with the copy of it that is under way while a captured step runs
+    workspaces : what cuBLAS keeps
+    peak : most that is in use at a time, all of it together
     """
 
     weights: int
@@ -101,18 +96,12 @@ def plan_memory(
 
     Parameters
     ----------
-    run
-        Model, task and settings; nothing of it changes.
-    batch
-        On the CPU.
-    shape
-        To which the batch is padded, if it is.
-    gpu
-        Plan for a GPU, whether there is one or not; else for a CPU.
-    captured
-        The step is captured as a CUDA graph, see `would_be_captured`.
-    numbers
-        Of the step, for tasks whose steps differ; those of the first by default.
+    run : model, task and settings; nothing of it changes
+    batch : on the CPU
+    shape : to which the batch is padded, if it is
+    gpu : plan for a GPU, whether there is one or not; else for a CPU
+    captured : the step is captured as a CUDA graph, see `would_be_captured`
+    numbers : of the step, for tasks whose steps differ; those of the first by default
 
     Raises
     ------
@@ -214,8 +203,7 @@ class LiveBytes(TorchDispatchMode):
 
     Attributes
     ----------
-    now, peak
-        Bytes in use, and most so far.
+    now, peak : bytes in use, and most so far
 
     Examples
     --------

@@ -54,12 +54,8 @@ def make_optimizer(
     """Build Adam, AMSGrad or AdamW over the parameters that are trained.
 
     On a GPU it is `FusedAdamEMA`, which also clips and updates the averages; elsewhere torch's.
-    Weight decay acts on all parameters unless the model has a method ``parameter_groups``.
-
-    Raises
-    ------
-    ConfigError
-        If nothing is left to train.
+    Weight decay acts on all parameters unless the model has a method ``parameter_groups``. Raises
+    ConfigError if nothing is left to train.
     """
     if isinstance(model, HasParameterGroups):
         groups = model.parameter_groups(config.weight_decay)
@@ -149,12 +145,9 @@ def clip_gradients(
 
     Parameters
     ----------
-    parameters
-        With their gradients.
-    largest
-        None = no limit.
-    per_tensor
-        Limit the norm of each parameter separately, not the global norm.
+    parameters : with their gradients
+    largest : none = no limit
+    per_tensor : limit the norm of each parameter separately, not the global norm
     """
     parameters = list(parameters)
     if largest is not None and not per_tensor:
@@ -184,10 +177,7 @@ def load_optimizer_tensors(
 ) -> None:
     """Restore the state that `optimizer_tensors` returned.
 
-    Raises
-    ------
-    CheckpointError
-        If the state is of other parameters.
+    Raises CheckpointError if the state is of other parameters.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]

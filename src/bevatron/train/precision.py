@@ -38,10 +38,7 @@ def autocast_context(config: TrainConfig, device: torch.device) -> AbstractConte
 def check_autocast(task: object, config: TrainConfig) -> None:
     """Refuse ``train.autocast`` for a task that does not allow it.
 
-    Raises
-    ------
-    ConfigError
-        If it was asked for.
+    Raises ConfigError if it was asked for.
     """
     if config.autocast is not None and not isinstance(task, AllowsAutocast):
         raise ConfigError(
@@ -57,10 +54,8 @@ def arithmetic(config: TrainConfig, threads: int | None) -> Iterator[None]:
 
     Parameters
     ----------
-    config
-        ``threads`` is used if set.
-    threads
-        Else this many, from a checkpoint or chosen for a new run; None = as torch finds it.
+    config : ``threads`` is used if set
+    threads : else this many, from a checkpoint or chosen for a new run; None = as torch finds it
     """
     before = (
         torch.get_num_threads(),
@@ -106,10 +101,8 @@ class LossScale:
 
     Attributes
     ----------
-    factor
-        Of the next step.
-    sound_steps
-        Steps without overflow since it last changed.
+    factor : of the next step
+    sound_steps : steps without overflow since it last changed
     """
 
     factor: float = FIRST

@@ -79,8 +79,7 @@ class SamplesInGroups:
 
     Attributes
     ----------
-    repeats
-        Ranks of a group.
+    repeats : ranks of a group
     """
 
     repeats: int

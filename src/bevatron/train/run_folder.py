@@ -63,15 +63,9 @@ LONG_WAIT = 1.0
 class RunFolder:
     """Paths of a run's files.
 
-    Parameters
-    ----------
-    path
-        The folder.
-
     Attributes
     ----------
-    passed_over
-        Why newer checkpoints than that of `open` were not taken, newest first; on rank 0.
+    passed_over : why newer checkpoints than that of `open` were not taken, newest first; on rank 0
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,12 +81,8 @@ class RunFolder:
     def claimed(self) -> Iterator[None]:
         """Lock the folder against other trainings; the lock ends with the process.
 
-        On a file system without locks for folders nothing is locked.
-
-        Raises
-        ------
-        ConfigError
-            If another process is training there, or the folder cannot be made.
+        On a file system without locks for folders nothing is locked. Raises ConfigError if another
+        process is training there, or the folder cannot be made.
         """
         with explained(self.path, ConfigError):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -118,13 +108,10 @@ class RunFolder:
     def open(self, run: Run, mesh: Mesh) -> Checkpoint | None:
         """Prepare the folder and return the checkpoint to resume from, None for a new run.
 
-        Raises
-        ------
-        ConfigError
-            If the folder holds a run and ``run.resume`` is off, or cannot be written.
-        CheckpointError
-            If the checkpoint is missing, damaged or of another run; without ``run.checkpoint`` the
-            newest intact one is taken, and it is an error if there are only damaged ones.
+        Raises ConfigError if the folder holds a run and ``run.resume`` is off, or cannot be
+        written; CheckpointError if the checkpoint is missing, damaged or of another run; without
+        ``run.checkpoint`` the newest intact one is taken, and it is an error if there are only
+        damaged ones.
         """
         chosen = None
         if mesh.is_main:
@@ -299,10 +286,8 @@ class Saver:
 
         Parameters
         ----------
-        record, metrics
-            Of the epoch and its validation.
-        weights
-            None = the current (averaged) ones.
+        record, metrics : of the epoch and its validation
+        weights : none = the current (averaged) ones
         """
         if self.mesh.is_main and self.run.settings.checkpoint.best:
             note = {
@@ -364,10 +349,7 @@ class Saver:
     def wait(self) -> None:
         """Wait until the checkpoint under way is on disk.
 
-        Raises
-        ------
-        CheckpointError
-            If it cannot be written.
+        Raises CheckpointError if it cannot be written.
         """
         if self._writing is not None:
             self._writing.join()

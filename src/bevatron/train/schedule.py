@@ -17,14 +17,10 @@ class Decisions:
     ----------
     best, best_epoch, best_step
         Smallest monitored metric of this stage and when it was; -1 = not yet.
-    without_improvement
-        Validations since.
-    plateau_scale
-        Factor of the plateau schedule on the learning rate.
-    plateau_best, plateau_wait
-        Its own best and the validations since.
-    reached
-        Whether a validation of this stage has reached its target.
+    without_improvement : validations since
+    plateau_scale : factor of the plateau schedule on the learning rate
+    plateau_best, plateau_wait : its own best and the validations since
+    reached : whether a validation of this stage has reached its target
     """
 
     best: float | None = None
@@ -80,20 +76,12 @@ def learning_rate(
 
     Parameters
     ----------
-    schedule
-        See `ScheduleConfig`.
-    lr
-        The rate before schedule and warm-up.
-    step
-        Steps done since the beginning.
-    epoch
-        Epochs done.
-    fraction
-        Part of the current epoch that is done, in [0, 1).
-    epochs
-        Length of the run.
-    plateau_scale
-        Factor of the plateau schedule.
+    schedule : see `ScheduleConfig`
+    lr : the rate before schedule and warm-up
+    step : steps done since the beginning
+    fraction : part of the current epoch that is done, in [0, 1)
+    epochs : length of the run
+    plateau_scale : factor of the plateau schedule
 
     Examples
     --------

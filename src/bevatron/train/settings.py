@@ -32,23 +32,23 @@ class OptimConfig:
     lr
         Learning rate before schedule and warm-up.
     weight_decay
-        For the parameters that the model selects (all by default).
+        Weight decay of the parameters that the model selects (all by default).
     betas
-        Of Adam: how slowly the first and the second moment forget.
+        Adam's decay rates of the first and second moment.
     eps
-        Of Adam: added to the root of the second moment.
+        Adam's epsilon, added to the root of the second moment.
     clip
-        Largest norm of the gradient; None = no clipping.
+        Maximum norm of the gradient; None = no clipping.
     clip_norm
         Whether that norm is of the whole gradient (``global``) or of each parameter's by itself
         (``tensor``, GPS++).
     accumulate
-        Batches per rank and optimiser step; equal to one batch of all of them.
+        Batches per rank and optimiser step (gradient accumulation).
     ema
         Decay of the exponential moving average of the weights, which is what is validated and
         kept; None = the weights themselves.
     fused
-        Clipping, Adam and averages in a few launches, not torch's (on a GPU the default).
+        Clip, step and average in a few kernels of our own instead of torch's; the default on a GPU.
     """
 
     algorithm: Literal["adam", "amsgrad", "adamw"] = "amsgrad"
@@ -89,19 +89,19 @@ class ScheduleConfig:
         ``plateau`` (times ``factor`` once the monitored metric has not improved for ``patience``
         validations).
     gamma
-        Of ``exponential``.
+        Decay factor of ``exponential``.
     gamma_steps
-        Of ``exponential``: times ``gamma`` after every so many steps; None = after every epoch.
+        Steps between the decays of ``exponential``; None = one epoch.
     factor
-        Of ``plateau``.
+        Decay factor of ``plateau``.
     patience
-        Of ``plateau``: validations.
+        Validations without improvement before ``plateau`` decays.
     threshold
-        Of ``plateau``: the smallest relative improvement that counts.
+        Smallest relative improvement that counts for ``plateau``.
     lr_min
-        The learning rate never falls below this.
+        Lower bound of the learning rate.
     warmup_steps
-        The learning rate rises linearly from 0 over these.
+        Steps over which the learning rate rises linearly from 0.
     warmup_epochs
         The same in epochs; the longer one counts.
     per_epoch
@@ -162,11 +162,12 @@ class StageConfig:
     lr
         Learning rate before schedule and warm-up; None = ``optim.lr``.
     schedule
-        The stage's own, counted from its first step; None = that of the run, which goes on.
+        The stage's own schedule, counted from its first step; None = that of the run, which goes
+        on.
     target
-        What the monitored metric must have reached when the stage is over, else the run ends.
+        Value that the monitored metric must reach by the end of the stage, or the run ends.
     ends_at_target
-        The stage is over as soon as it is reached.
+        End the stage as soon as the target is reached.
     """
 
     steps: int
@@ -317,7 +318,7 @@ class LoaderConfig:
         1 = strict order of the plan; more = a ready batch may overtake up to that many slow ones
         (faster on uneven data, but a run does not repeat to the last bit).
     prefetch
-        Upper bound of batches in preparation or ready; None = two per worker.
+        Maximum number of batches in preparation or ready; None = two per worker.
     sample_timeout
         Seconds after which a sample counts as hanging; None = never.
     leave_out
@@ -325,7 +326,7 @@ class LoaderConfig:
         not in time, at the second attempt either: each is logged with its name. One more ends the
         run. Where samples are drawn, another draw takes the place of one that is left out.
     pin
-        Page-locked batches for transfers that overlap with work; None = on a GPU.
+        Use page-locked memory, so that transfers overlap with work; None = on a GPU.
     stage_to
         Node-local folder to copy the store to first, once per machine.
     """
@@ -356,8 +357,8 @@ class CheckpointConfig:
     Attributes
     ----------
     every_steps
-        Steps between checkpoints; None = never for this reason. One is always written at the end
-        and on SIGTERM, SIGUSR1 and Ctrl-C.
+        Steps between checkpoints; None = not counted in steps. A checkpoint is always written at
+        the end and on SIGTERM, SIGUSR1 and Ctrl-C.
     every_epochs
         The same in epochs.
     every_minutes
@@ -402,9 +403,9 @@ class TrainConfig:
     epochs
         Number of passes over the samples.
     seed
-        Of weights, plans and random numbers.
+        Seed of weights, batches and random numbers.
     dtype
-        Of weights and batches.
+        Type of weights and batches.
     device
         ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:N``.
     monitor
@@ -416,10 +417,10 @@ class TrainConfig:
     evaluate_every
         Epochs between validations; the last epoch is always validated.
     evaluation_ranks
-        So many of the processes, the last ones, validate what the others train, without stopping
-        them. What a validation decides (best weights, patience, plateau, target) is decided where
-        the next one is due, at the same step on all ranks whenever it was ready; only the end of a
-        stage or of the run waits for its own. 0 = all processes stop training to validate.
+        Number of processes, the last ones, that validate while the others go on training. What a
+        validation decides (best weights, patience, plateau, target) is decided where the next one
+        is due, at the same step on all ranks whenever it was ready; only the end of a stage or of
+        the run waits for its own. 0 = all processes stop training to validate.
     threads
         CPU threads of torch; None = as the checkpoint says, for a new run one for each 32 atoms or
         nodes of a batch, but no more than usable cores or OMP_NUM_THREADS.
@@ -429,9 +430,9 @@ class TrainConfig:
         A loss this many times above its recent average stops the run; None = only NaN and
         infinity do.
     deterministic
-        Only algorithms of torch that repeat to the last bit (slower on a GPU).
+        Only algorithms that repeat to the last bit (slower on a GPU).
     tf32
-        Matmuls of float32 on a GPU in TF32: faster, 10 bits of mantissa.
+        Use TF32 (10 bits of mantissa) in float32 matmuls on a GPU.
     autocast
         Matmuls of float32 in this type, weights and sums staying float32, for models that allow it;
         None = in float32. With float16 the loss is scaled, see
@@ -443,17 +444,17 @@ class TrainConfig:
         that launching costs nothing; a step's figures are then read one step later. None = on a
         GPU where model and task allow it.
     collect_every
-        Steps between garbage collections, the automatic one being off; None = Python's own.
+        Steps between garbage collections in place of Python's automatic ones; None = Python's own.
     log_every
         Steps between lines of metrics.jsonl; the epoch's averages take in every step.
     tensorboard
-        Also write metrics for TensorBoard (an extra of that name).
+        Also write metrics for TensorBoard (extra ``tensorboard``).
     wandb
-        Also send metrics to Weights & Biases (an extra of that name).
+        Also send metrics to Weights & Biases (extra ``wandb``).
     wandb_project
-        Name of the project there.
+        Name of the project at Weights & Biases.
     timeout_minutes
-        After which a collective that some rank never joins is an error.
+        Minutes after which a collective that some rank never joins is an error.
     """
 
     epochs: int = 100

@@ -99,14 +99,9 @@ class Snapshot:
 
     Attributes
     ----------
-    step
-        Steps done.
-    files
-        Bytes of each file of the checkpoint but ``state.json``.
-    values
-        Of ``state.json``: progress and averaged updates.
-    best
-        Weights that are the best so far and not on disk yet.
+    files : bytes of each file of the checkpoint but ``state.json``
+    values : of ``state.json``: progress and averaged updates
+    best : weights that are the best so far and not on disk yet
     """
 
     step: int
@@ -129,12 +124,7 @@ class SnapshotMemory:
 
         Parameters
         ----------
-        state
-            Of the run.
-        mesh
-            All ranks.
-        best
-            Weights to copy with it.
+        best : weights to copy with it
         """
         random_states = gather_bytes(random_state(mesh.device), mesh)
         if not mesh.is_main:

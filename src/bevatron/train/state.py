@@ -24,38 +24,22 @@ class Progress:
 
     Attributes
     ----------
-    epoch
-        Epochs completed.
-    step
-        Optimiser steps done.
-    step_in_epoch
-        Of these, in the current epoch.
-    segments
-        How the current epoch was packed and how far it is.
-    draw
-        Number of the first draw of the current epoch, where samples are drawn.
-    stage, stage_began
-        Number of the current stage, from 0, and the steps done before it.
-    sums
-        Running sums of the current epoch, for its averages.
+    step_in_epoch : of these, in the current epoch
+    segments : how the current epoch was packed and how far it is
+    draw : number of the first draw of the current epoch, where samples are drawn
+    stage, stage_began : number of the current stage, from 0, and the steps done before it
+    sums : running sums of the current epoch, for its averages
     loss_average, loss_steps
         Recent average of the loss and the steps in it, to notice an explosion.
-    samples
-        Samples seen, each counted every time.
-    left_out
-        Samples that could not be read.
-    decisions
-        Best metric, patience and plateau.
-    loss_scale
-        The factor of the loss, None unless matmuls are in float16.
-    changes
-        Where the number of ranks, batches or settings changed.
+    samples : samples seen, each counted every time
+    left_out : samples that could not be read
+    decisions : best metric, patience and plateau
+    loss_scale : the factor of the loss, None unless matmuls are in float16
+    changes : where the number of ranks, batches or settings changed
     pending
         Record of the epoch whose weights are being validated beside training, None if none are.
-    finished
-        Why the run is finished, see `bevatron.train.run.FitResult`; None if it is not.
-    seconds
-        Time spent, over all resumes.
+    finished : why the run is finished, see `bevatron.train.run.FitResult`; None if it is not
+    seconds : time spent, over all resumes
     """
 
     epoch: int = 0
@@ -101,20 +85,13 @@ class TrainState:
 
     Attributes
     ----------
-    model
-        Raw weights, as the optimiser changes them.
-    optimizer
-        See `bevatron.train.optim.make_optimizer`.
-    ema
-        Averaged weights, None if switched off.
-    progress
-        Progress of the run.
+    model : raw weights, as the optimiser changes them
+    optimizer : see `bevatron.train.optim.make_optimizer`
+    ema : averaged weights, None if switched off
     gradient_sums
         What sums the gradients that the optimiser takes over ranks; made in the first step.
-    generators
-        Random number generators of the run's own, in the same state on all ranks.
-    pending
-        Weights that are being validated beside training, on the host of rank 0.
+    generators : random number generators of the run's own, in the same state on all ranks
+    pending : weights that are being validated beside training, on the host of rank 0
     """
 
     model: nn.Module

@@ -28,15 +28,12 @@ class StepResult:
 
     Attributes
     ----------
-    loss, terms
-        The step's loss and its parts.
+    loss, terms : the step's loss and its parts
     grad_norm
         Global norm of the gradient before clipping; infinite or NaN if the step was skipped, see
         `bevatron.train.precision.LossScale`.
-    sizes
-        Of all batches, by the names that batches give them.
-    notes
-        The caller's notes, summed over ranks.
+    sizes : of all batches, by the names that batches give them
+    notes : the caller's notes, summed over ranks
     """
 
     loss: float
@@ -52,12 +49,9 @@ class LaunchedStep:
 
     Attributes
     ----------
-    notes
-        The caller's notes, summed over ranks.
-    result
-        Waits for the step; raises an error if the run cannot continue after it.
-    capture_seconds
-        Spent on capturing CUDA graphs before it was launched.
+    notes : the caller's notes, summed over ranks
+    result : waits for the step; raises an error if the run cannot continue after it
+    capture_seconds : spent on capturing CUDA graphs before it was launched
     """
 
     notes: dict[str, float]
@@ -79,16 +73,12 @@ def train_step(
 
     Parameters
     ----------
-    run
-        Task and settings.
     state
         Changed in place, except for its progress.
     model
         The model of ``state``, or a compiled one that shares its weights.
     batches
         On the CPU.
-    lr
-        Learning rate.
     mesh
         All ranks call this together.
     notes
@@ -250,10 +240,8 @@ def divergence(
 
     Parameters
     ----------
-    batches, losses
-        Of this rank; all ranks call this together.
-    loss, grad_norm
-        Of the whole step.
+    batches, losses : of this rank; all ranks call this together
+    loss, grad_norm : of the whole step
     """
     badness = [value if math.isfinite(value) else math.inf for value in losses]
     worst = max(range(len(batches)), key=badness.__getitem__)

@@ -21,12 +21,8 @@ def read_edge_list(path: Path) -> RawGraph:
     """Read an edge list: ``source destination [weight]``, one edge a line.
 
     Columns are separated by blanks, tabs or commas; lines that begin with ``#``, ``%`` or ``//``
-    and empty lines are skipped, and so is a first line of names. Ids are whole numbers.
-
-    Raises
-    ------
-    DataError
-        Naming file and line of anything else.
+    and empty lines are skipped, and so is a first line of names. Ids are whole numbers. Raises
+    DataError naming file and line of anything else.
     """
     edges = concatenate(list(edge_list_pieces(path)), 2**62)
     return RawGraph(name=str(path), rows=edges.rows, cols=edges.cols, weights=edges.weights)
@@ -37,10 +33,8 @@ def edge_list_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Edg
 
     Parameters
     ----------
-    path
-        The file; ``.gz`` is unpacked on the way.
-    block_bytes
-        Approximate number of bytes held at once.
+    path : the file; ``.gz`` is unpacked on the way
+    block_bytes : approximate number of bytes held at once
 
     Yields
     ------

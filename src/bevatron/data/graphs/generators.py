@@ -56,8 +56,6 @@ class Kronecker:
         two, and as many more positions are drawn as fall outside on average.
     edges
         Asked for; ceil(edges / vertices) are drawn for each vertex.
-    seed
-        Another seed, another graph.
 
     Examples
     --------
@@ -143,12 +141,8 @@ class Uniform:
 
     Parameters
     ----------
-    vertices
-        At least 1.
-    edges
-        Asked for: ceil(edges / vertices) columns are drawn for each row.
-    seed
-        Another seed, another graph.
+    vertices : at least 1
+    edges : asked for: ceil(edges / vertices) columns are drawn for each row
 
     Examples
     --------
@@ -221,14 +215,9 @@ def block_entries(
 
     Parameters
     ----------
-    source
-        The graph.
-    rows, cols
-        Ranges of vertices with step 1; all by default.
-    device
-        Where to compute; the result is the same everywhere.
-    piece
-        Positions drawn at a time; the default depends on the device.
+    rows, cols : ranges of vertices with step 1; all by default
+    device : where to compute; the result is the same everywhere
+    piece : positions drawn at a time; the default depends on the device
 
     Returns
     -------

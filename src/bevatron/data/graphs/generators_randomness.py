@@ -85,10 +85,7 @@ class RandomOrder:
 
     Parameters
     ----------
-    count
-        n, at least 1.
-    seed
-        Another seed, another permutation.
+    count : n, at least 1
 
     Examples
     --------

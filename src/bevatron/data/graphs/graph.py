@@ -72,16 +72,11 @@ class Found:
 
     Attributes
     ----------
-    given
-        Edges that the file holds.
-    duplicates
-        Repeated edges among them.
-    loops
-        Self loops of the file.
-    reversed
-        Edges added by symmetrising.
-    added_loops
-        Self loops added.
+    given : edges that the file holds
+    duplicates : repeated edges among them
+    loops : self loops of the file
+    reversed : edges added by symmetrising
+    added_loops : self loops added
     """
 
     given: int = 0

@@ -17,27 +17,17 @@ def normalise_edges(
     """Check, sort and change edges as a policy says.
 
     First duplicates are merged, then missing reverse edges are added, then self loops are handled.
-    Without weights only the keys ``row * N + column`` are held in memory.
+    Without weights only the keys ``row * N + column`` are held in memory. Raises DataError for an
+    index out of range, a weight that is no number, or a duplicate that is not allowed.
 
     Parameters
     ----------
-    edges
-        In any order.
-    num_nodes
-        N.
-    policy
-        What to do.
-    name
-        The file, for messages.
+    edges : in any order
+    num_nodes : N
 
     Returns
     -------
     The edges by row, then column, and what was done.
-
-    Raises
-    ------
-    DataError
-        For an index out of range, a weight that is no number, or a duplicate that is not allowed.
     """
     check_indices(edges, num_nodes, name)
     keys = edges.rows.astype(np.int64) * num_nodes + edges.cols
@@ -63,17 +53,11 @@ def duplicate_edge(name: str, row: int, col: int, more: str = "") -> DataError:
 
 
 def check_indices(edges: Edges, num_nodes: int, name: str, first: int = 0) -> None:
-    """Refuse edges that point outside of the graph.
+    """Refuse edges that point outside of the graph; DataError naming the first such edge.
 
     Parameters
     ----------
-    first
-        Number of the first of these edges in the file, for the message.
-
-    Raises
-    ------
-    DataError
-        Naming the first such edge.
+    first : number of the first of these edges in the file, for the message
     """
     for what, values in (("destination", edges.rows), ("source", edges.cols)):
         wrong = np.flatnonzero((values < 0) | (values >= num_nodes))

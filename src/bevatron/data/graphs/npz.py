@@ -29,16 +29,12 @@ def read_npz(path: Path) -> RawGraph:
     """Read a graph from an npz file.
 
     Edges are two arrays (``edge_src`` and ``edge_dst``; ``row`` and ``col``), one ``edge_index``
-    [2, E] of sources and destinations, ``edges`` [E, 2], or a sparse matrix as scipy's
-    ``save_npz`` writes it (CSR, CSC or COO), also with the prefix ``adj_``. Features are ``x``,
-    ``features``, ... or CSR arrays with the prefix ``feat_`` or ``attr_``; labels ``y``,
-    ``labels``, ...; splits masks or numbers of vertices under ``train``, ``val_mask``, ...;
-    a weight per edge ``edge_weight``, or ``edge_attr`` of one column.
-
-    Raises
-    ------
-    DataError
-        If it is no npz file, holds no edges, or features of edges.
+    [2, E] of sources and destinations, ``edges`` [E, 2], or a sparse matrix as scipy's ``save_npz``
+    writes it (CSR, CSC or COO), also with the prefix ``adj_``. Features are ``x``, ``features``,
+    ... or CSR arrays with the prefix ``feat_`` or ``attr_``; labels ``y``, ``labels``, ...; splits
+    masks or numbers of vertices under ``train``, ``val_mask``, ...; a weight per edge
+    ``edge_weight``, or ``edge_attr`` of one column. Raises DataError if it is no npz file, holds no
+    edges, or features of edges.
     """
     with NpzFile(path) as file:
         rows, cols, weights, size = _edges(file)
@@ -149,10 +145,7 @@ def _compressed(file: NpzFile, prefix: str) -> tuple[Array, Array, Array | None,
 def check_indptr(indptr: npt.NDArray[Any], num_entries: int, name: str, key: str) -> None:
     """Refuse row pointers that do not increase from 0 to the number of entries.
 
-    Raises
-    ------
-    DataError
-        Naming the first wrong entry.
+    Raises DataError naming the first wrong entry.
     """
     if not len(indptr) or indptr[0] != 0 or indptr[-1] != num_entries:
         raise DataError(f"{name}: '{key}' must begin with 0 and end with {num_entries:,}")

@@ -30,12 +30,8 @@ def read_ogb(folder: Path) -> RawGraph:
     """Read a data set of OGB's node property prediction.
 
     The arrays of ``data.npz`` are mapped where the file is not compressed; to hold no edge list at
-    all see `bevatron.data.graphs.read_in_pieces`.
-
-    Raises
-    ------
-    DataError
-        If the folder has another layout or a file does not go with the others.
+    all see `bevatron.data.graphs.read_in_pieces`. Raises DataError if the folder has another layout
+    or a file does not go with the others.
     """
     raw = folder / "raw"
     if (raw / "data.npz").is_file():
@@ -73,10 +69,7 @@ def ogb_vertices(folder: Path) -> dict[str, Any]:
 def read_ogb_splits(folder: Path) -> dict[str, Array]:
     """Read the numbers of the vertices of each part; none if there is no split.
 
-    Raises
-    ------
-    DataError
-        If there are several kinds of split.
+    Raises DataError if there are several kinds of split.
     """
     kinds = sorted(p for p in (folder / "split").glob("*") if (p / "train.csv.gz").is_file())
     if len(kinds) > 1:

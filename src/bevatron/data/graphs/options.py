@@ -65,12 +65,12 @@ class GraphOptions(EdgePolicy):
         Renumber vertices 0, 1, ... in the order of their ids in the file; for edge lists with
         gaps.
     num_nodes
-        Number of vertices; None = as given in the file, or the largest id + 1.
+        Number of vertices; by default as given in the file, or the largest id + 1.
     split
-        Which of several splits in one file, from 0.
+        Index of the split, in files that hold several.
     random_split
-        Fractions of the labelled vertices for training, validation and test, drawn at random;
-        None = the splits in the file.
+        Fractions of the labelled vertices for training, validation and test, drawn at random; by
+        default the splits in the file.
     split_seed
         Seed of ``random_split``.
 

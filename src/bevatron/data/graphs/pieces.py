@@ -211,10 +211,7 @@ def _weight_type(path: Path) -> torch.dtype | None:
 def _weights_name(file: NpzFile) -> str | None:
     """Name the array of a weight per edge; refuse features of edges.
 
-    Raises
-    ------
-    DataError
-        For features of edges.
+    Raises DataError for features of edges.
     """
     for prefix in ("", "adj_"):
         if sparse_format(file, prefix) is not None and f"{prefix}data" in file:
@@ -296,10 +293,7 @@ def _weighted(
 ) -> Iterator[Edges]:
     """Zip (rows, columns) with their weights.
 
-    Raises
-    ------
-    DataError
-        If there are more or fewer weights than edges.
+    Raises DataError if there are more or fewer weights than edges.
     """
     for rows, cols in pairs:
         yield raw_edges(str(path), rows, cols, next(weights, np.zeros(0, dtype=np.float32)))

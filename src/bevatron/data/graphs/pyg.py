@@ -21,11 +21,7 @@ def raw_from_pyg(data: Any, name: str = "data") -> RawGraph:
 
     ``edge_index`` [2, E] holds sources and destinations: a destination attends to its sources.
     ``x``, ``y``, ``edge_weight`` (or ``edge_attr`` of one column) and the masks are taken if there.
-
-    Raises
-    ------
-    DataError
-        If there are no edges, edge features of several columns, or several graphs.
+    Raises DataError if there are no edges, edge features of several columns, or several graphs.
     """
     data = _single(data, name)
     values = data if isinstance(data, Mapping) else data.to_dict()
@@ -59,13 +55,8 @@ def read_pt(path: Path) -> RawGraph:
     """Read a file that ``torch.save`` wrote of a `Data`, of its dict, or of a processed data set.
 
     It is loaded with ``weights_only``: tensors and plain values, nothing that could run code.
-
-    Raises
-    ------
-    TrustError
-        If the file holds more than that.
-    DataError
-        If it cannot be read or holds no graph.
+    Raises TrustError if the file holds more than that; DataError if it cannot be read or holds no
+    graph.
     """
     try:
         with _pyg_classes():

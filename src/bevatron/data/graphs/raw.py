@@ -25,18 +25,12 @@ class RawGraph:
 
     Attributes
     ----------
-    name
-        The file, for messages.
     rows, cols : [E] destination and source of every edge
     weights : [E]; None = all 1
-    num_nodes
-        As given in the file, or None.
-    features, labels
-        Of the vertices; None = none.
-    splits
-        Masks or indices of vertices under any of the usual names.
-    separate_files
-        Other files that hold ``features``, ``labels`` or ``splits``.
+    num_nodes : as given in the file, or None
+    features, labels : of the vertices; None = none
+    splits : masks or indices of vertices under any of the usual names
+    separate_files : other files that hold ``features``, ``labels`` or ``splits``
     """
 
     name: str
@@ -57,10 +51,8 @@ class RawGraph:
 def finish(raw: RawGraph, options: GraphOptions) -> GraphArrays:
     """Check everything and sort the edges.
 
-    Raises
-    ------
-    DataError
-        For anything that must not be trained on; the message names the file and the place.
+    Raises DataError for anything that must not be trained on; the message names the file and the
+    place.
     """
     edges = raw_edges(raw.name, raw.rows, raw.cols, raw.weights)
     ids: IntArray | None = None
@@ -89,10 +81,7 @@ def finish(raw: RawGraph, options: GraphOptions) -> GraphArrays:
 def raw_edges(name: str, rows: Array, cols: Array, weights: Array | None, first: int = 0) -> Edges:
     """Check types and lengths of an edge list; weights that are all 1 are dropped.
 
-    Raises
-    ------
-    DataError
-        For arrays that are no edge list.
+    Raises DataError for arrays that are no edge list.
     """
     for what, values in (("destinations", rows), ("sources", cols)):
         if values.ndim != 1 or values.dtype.kind not in "iu":
@@ -131,10 +120,7 @@ MOST_VERTICES = 3_037_000_499
 def checked_count(count: int, name: str) -> int:
     """Refuse a number of vertices that no matrix here can have.
 
-    Raises
-    ------
-    DataError
-        Naming the file and the number.
+    Raises DataError naming the file and the number.
     """
     if not 0 <= count <= MOST_VERTICES:
         raise DataError(
@@ -147,10 +133,8 @@ def checked_count(count: int, name: str) -> int:
 def count_vertices(raw: RawGraph, options: GraphOptions, edges: Edges) -> int:
     """Find the number of vertices: from the options, from the file, or the largest id + 1.
 
-    Raises
-    ------
-    DataError
-        If there is neither an edge nor a number, or features and labels contradict each other.
+    Raises DataError if there is neither an edge nor a number, or features and labels contradict
+    each other.
     """
     for given in (options.num_nodes, raw.num_nodes):
         if given is not None:
@@ -173,10 +157,7 @@ def count_vertices(raw: RawGraph, options: GraphOptions, edges: Edges) -> int:
 def renumbered(edges: Edges, name: str) -> tuple[IntArray, Edges]:
     """Renumber the vertices of the edges 0, 1, ... in the order of their ids.
 
-    Raises
-    ------
-    DataError
-        For a negative id.
+    Raises DataError for a negative id.
     """
     ids, place = np.unique(np.concatenate([edges.rows, edges.cols]), return_inverse=True)
     if len(ids) and ids[0] < 0:

@@ -80,17 +80,11 @@ def read_vertices(
 ) -> GraphArrays:
     """Read only the data of the vertices; the edges are read in pieces.
 
+    Raises DataError as for `read_graph`, for features, labels and splits.
+
     Parameters
     ----------
-    path, options, features, labels, splits
-        As for `read_graph`.
-    num_nodes
-        Number of vertices.
-
-    Raises
-    ------
-    DataError
-        As for `read_graph`, for features, labels and splits.
+    path, options, features, labels, splits : as for `read_graph`
     """
     options = options or GraphOptions()
     nothing = np.zeros(0, dtype=np.int64)

@@ -29,12 +29,8 @@ def checked_features(
 ) -> Features | None:
     """Check features and normalise them as the options say.
 
-    Floating-point numbers keep their type (float16 becomes float32), others become float32.
-
-    Raises
-    ------
-    DataError
-        For another number of rows than vertices, or a value that is not finite.
+    Floating-point numbers keep their type (float16 becomes float32), others become float32. Raises
+    DataError for another number of rows than vertices, or a value that is not finite.
     """
     if features is None:
         return None
@@ -65,14 +61,11 @@ def checked_features(
 def checked_labels(labels: Array | None, num_nodes: int, name: str) -> Labels | None:
     """Check labels; -1 or NaN is a vertex without one.
 
+    Raises DataError for another number of labels than vertices, or numbers that are no classes.
+
     Returns
     -------
     [N] int32 classes, or [N, T] float32 for answers to several questions.
-
-    Raises
-    ------
-    DataError
-        For another number of labels than vertices, or numbers that are no classes.
     """
     if labels is None:
         return None
@@ -124,15 +117,11 @@ def checked_roles(
 ) -> npt.NDArray[np.uint8] | None:
     """Turn splits, as masks or as numbers of vertices, into one role per vertex.
 
+    Raises DataError for splits that overlap, point outside, or hold a vertex without a label.
+
     Parameters
     ----------
-    splits
-        Arrays of the file, of which those named in `SPLIT_NAMES` count.
-
-    Raises
-    ------
-    DataError
-        For splits that overlap, point outside, or hold a vertex without a label.
+    splits : arrays of the file, of which those named in `SPLIT_NAMES` count
     """
     if options.random_split is not None:
         return _random_roles(labels, num_nodes, options, name)
@@ -169,13 +158,7 @@ def has_label(labels: Labels) -> BoolArray:
 
 
 def check_rows(found: int, num_nodes: int, what: str, name: str) -> None:
-    """Refuse features or labels of another number of vertices.
-
-    Raises
-    ------
-    DataError
-        Naming both numbers.
-    """
+    """Refuse features or labels of another number of vertices; DataError naming both numbers."""
     if found != num_nodes:
         raise DataError(f"{name}: holds {what} of {found:,} vertices, the graph has {num_nodes:,}")
 

@@ -17,18 +17,7 @@ from bevatron.typing import Array
 
 
 class NpzFile:
-    """An npz file, opened once.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read or is no npz.
-    """
+    """An npz file, opened once; DataError if it cannot be read or is no npz."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,10 +54,7 @@ class NpzFile:
     def read(self, name: str) -> Array:
         """Read an array; one that is stored without compression is mapped, not copied.
 
-        Raises
-        ------
-        DataError
-            If there is none of that name, it holds objects, or the file is damaged.
+        Raises DataError if there is none of that name, it holds objects, or the file is damaged.
         """
         mapped = self._mapped(name)
         if mapped is not None:

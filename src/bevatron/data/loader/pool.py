@@ -76,10 +76,7 @@ class Pool:
 
     Parameters
     ----------
-    dataset, collate
-        Pickled once for all workers.
-    num_workers
-        Number of processes.
+    dataset, collate : pickled once for all workers
     window, prefetch, sample_timeout, leave_out, pin_memory, start_method
         As for `bevatron.data.loader.Loader`.
     """
@@ -137,10 +134,7 @@ class Pool:
     def take(self, generation: int) -> tuple[int, Any, list[LeftOut]] | None:
         """Wait for the next batch; return its position, itself and what it lacks; None at the end.
 
-        Raises
-        ------
-        LoaderError
-            If the batch could not be loaded, or `begin` was called again.
+        Raises LoaderError if the batch could not be loaded, or `begin` was called again.
         """
         with self._changed:
             if generation != self._generation:

@@ -34,12 +34,9 @@ class Failure:
 
     Attributes
     ----------
-    sample
-        The sample being read; None if the exception was raised while collating.
-    message
-        Type and text of the exception.
-    traceback
-        As Python prints it.
+    sample : the sample being read; None if the exception was raised while collating
+    message : type and text of the exception
+    traceback : as Python prints it
     """
 
     sample: int | None
@@ -71,8 +68,7 @@ def make_batch(
 
     Parameters
     ----------
-    progress
-        Two cells: the sample being read and its start time.
+    progress : two cells: the sample being read and its start time
     unreadable
         Samples that are known to be slow or deadly, and why. Given it, what cannot be read at a
         second attempt either is left out, or replaced if the data set is `Replaceable`.

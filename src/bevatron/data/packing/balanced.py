@@ -153,10 +153,7 @@ def deal(
     Parameters
     ----------
     size : [n] whole sizes; zeros are spread evenly too
-    num_batches
-        At most n.
-    stream
-        Source of randomness.
+    num_batches : at most n
     balance : [n] or None
         A second quantity, to be evened out as far as the first permits.
 

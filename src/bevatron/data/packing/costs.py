@@ -90,12 +90,8 @@ class Problem:
     units : [d, n] what a sample uses of each capacity
     limits : [d] the capacities
     balance : [n] the quantity to balance over ranks
-    num_ranks
-        The number of batches, ``reserved`` included, must be a multiple of it.
-    reserved
-        Number of batches that exist already.
-    stream
-        Source of randomness.
+    num_ranks : the number of batches, ``reserved`` included, must be a multiple of it
+    reserved : number of batches that exist already
     """
 
     units: IntArray
@@ -149,10 +145,7 @@ def count_up(counts: IntArray) -> IntArray:
 def cost_columns(costs: Numbers) -> CostTable:
     """Return costs [n] or [n, d] as [n, d], checked.
 
-    Raises
-    ------
-    DataError
-        If a cost is negative or not finite.
+    Raises DataError if a cost is negative or not finite.
     """
     table = np.asarray(costs)
     if table.dtype.kind not in "iuf":
@@ -172,10 +165,7 @@ def cost_columns(costs: Numbers) -> CostTable:
 def capacities(capacity: Numbers | None, num_columns: int) -> FloatArray | None:
     """Return one positive capacity for each column of the costs.
 
-    Raises
-    ------
-    DataError
-        If there are fewer or more, or one is not above zero.
+    Raises DataError if there are fewer or more, or one is not above zero.
     """
     if capacity is None:
         return None
@@ -229,13 +219,7 @@ def refuse_oversized(
     oversized: BoolArray,
     names: Callable[[int], str] | None,
 ) -> None:
-    """Raise an error that names the first sample above a capacity.
-
-    Raises
-    ------
-    DataError
-        If there is one.
-    """
+    """Raise an error that names the first sample above a capacity; DataError if there is one."""
     rows = np.flatnonzero(oversized)
     if not len(rows):
         return

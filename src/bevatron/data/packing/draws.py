@@ -178,12 +178,9 @@ def deal(costs: FloatArray, per_step: int, num_ranks: int, batch_size: int) -> P
     ----------
     costs : [n]
         Of each sample.
-    per_step
-        Samples of one optimiser step over all ranks.
-    num_ranks
-        Number of processes that share a step.
-    batch_size
-        Samples in a batch.
+    per_step : samples of one optimiser step over all ranks
+    num_ranks : number of processes that share a step
+    batch_size : samples in a batch
 
     Examples
     --------

@@ -35,8 +35,7 @@ class RandomStream:
 
     Parameters
     ----------
-    seed, epoch
-        Non-negative integers; each pair gives an independent stream.
+    seed, epoch : non-negative integers; each pair gives an independent stream
     """
 
     def __init__(self, seed: int, epoch: int) -> None:

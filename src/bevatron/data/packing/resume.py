@@ -77,10 +77,7 @@ def replan(
 ) -> Plan:
     """Plan the last segment over the samples that the earlier ones have not used.
 
-    Raises
-    ------
-    DataError
-        If there is no segment, or as `pack`.
+    Raises DataError if there is no segment, or as `pack`.
     """
     if not segments:
         raise DataError("a plan needs at least one segment")

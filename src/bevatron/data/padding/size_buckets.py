@@ -32,10 +32,8 @@ class SizeBuckets:
 
     Attributes
     ----------
-    shapes
-        At most `MAX_SHAPES`.
-    waste
-        By axis the share that is padding.
+    shapes : at most `MAX_SHAPES`
+    waste : by axis the share that is padding
     """
 
     shapes: tuple[BatchShape, ...]
@@ -50,16 +48,13 @@ class SizeBuckets:
 def choose_shapes(
     rule: PaddingRule, sizes: IntArray, max_shapes: int = MAX_SHAPES, headroom: float = 0.01
 ) -> SizeBuckets:
-    """Choose the shapes that waste least.
+    """Choose the shapes that waste least; ValueError if there are no batches.
 
     Parameters
     ----------
-    rule
-        Of the kind of batch.
-    sizes
-        Of every batch, [B, axes].
-    max_shapes
-        Upper bound of their number.
+    rule : of the kind of batch
+    sizes : of every batch, [B, axes]
+    max_shapes : upper bound of their number
     headroom
         Fraction by which shapes are larger than necessary, so that the batches of another epoch,
         which are much alike, fit too.
@@ -68,11 +63,6 @@ def choose_shapes(
     -------
     SizeBuckets
         Every batch fits into the last shape or an earlier one.
-
-    Raises
-    ------
-    ValueError
-        If there are no batches.
 
     Examples
     --------
@@ -101,10 +91,8 @@ def grow_shapes(rule: PaddingRule, shapes: Sequence[BatchShape], sizes: IntArray
 
     Parameters
     ----------
-    shapes
-        Those in use, at least one.
-    rule, sizes
-        As of `choose_shapes`.
+    shapes : those in use, at least one
+    rule, sizes : as of `choose_shapes`
 
     Examples
     --------

@@ -62,36 +62,25 @@ def species_of(names: Sequence[str]) -> npt.NDArray[np.int32]:
 class AlignmentReader:
     """Alignments of distinct sequences, from any number of files each.
 
+    Raises DataError with ``strict`` if a file cannot be read or does not begin with a query.
+
     Parameters
     ----------
-    proteins, rnas
-        Files as `read_alignment` takes them, better databases first.
+    proteins, rnas : files as `read_alignment` takes them, better databases first
     chains
         Sequences that are wanted: an alignment of another one is left out, one of a part of a chain
         has gaps in the rest, of one that holds a chain the chain's columns are taken. None takes
         all as they are.
-    strict
-        A damaged file is an error; else it is left out.
+    strict : a damaged file is an error; else it is left out
 
     Attributes
     ----------
-    sources
-        The files, as given.
-    fingerprint
-        Hash of their content.
-    num_samples
-        Number of distinct sequences, in the order of their first files.
-    rejects
-        (file, reason) of the files that do not even begin with a query, or are of no chain.
-    queries
-        Classes of the first sequence of each file.
-    partial
-        How many of them are used for chains of which they are a part or which they hold.
-
-    Raises
-    ------
-    DataError
-        With ``strict`` if a file cannot be read or does not begin with a query.
+    sources : the files, as given
+    fingerprint : hash of their content
+    num_samples : number of distinct sequences, in the order of their first files
+    rejects : (file, reason) of the files that do not even begin with a query, or are of no chain
+    queries : classes of the first sequence of each file
+    partial : how many of them are used for chains of which they are a part or which they hold
     """
 
     def __init__(

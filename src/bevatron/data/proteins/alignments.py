@@ -56,8 +56,7 @@ def merge_alignment(raw: Arrays) -> Arrays:
 
     Parameters
     ----------
-    raw
-        A sample of `AlignmentReader`.
+    raw : a sample of `AlignmentReader`
 
     Returns
     -------
@@ -175,12 +174,7 @@ def prepare_alignments(
 
     Parameters
     ----------
-    reader
-        The files.
-    out
-        Folder of the store.
-    workers, overwrite, progress
-        As in `prepare`.
+    workers, overwrite, progress : as in `prepare`
     """
     store = prepare(
         reader,

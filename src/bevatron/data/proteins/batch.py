@@ -102,10 +102,7 @@ def one_sample(
 ) -> tuple[dict[str, Tensor], IntArray]:
     """Return the tensors of the only sample of a batch, with ``seed`` and ``weight``.
 
-    Raises
-    ------
-    DataError
-        If there are several.
+    Raises DataError if there are several.
     """
     if len(samples) != 1:
         raise DataError(

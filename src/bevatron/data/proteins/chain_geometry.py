@@ -28,10 +28,8 @@ def reference_geometry(
 
     Parameters
     ----------
-    position
-        Å.
-    resolved
-        1 where a position is known.
+    position : Å
+    resolved : 1 where a position is known
     """
     atoms = atom37_to_atom14(position, resolved, aatype)
     groups = group_frames(position, resolved, aatype)

@@ -110,8 +110,7 @@ class Choices:
 
         Parameters
         ----------
-        store
-            Of entries with `INDEX_FIELDS`.
+        store : of entries with `INDEX_FIELDS`
         clusters
             Cluster of each chain key; a key that is not in it is a cluster of its own, as are all
             without it.

@@ -41,14 +41,10 @@ class ChainSizes:
 
     Attributes
     ----------
-    residues
-        Of the crop.
-    msa_rows, extra_rows
-        Cluster centres, and rows of the extra alignment.
-    templates
-        Most templates that are kept.
-    best_templates
-        Show the best templates, as of predictions, not a random number of random ones.
+    residues : of the crop
+    msa_rows, extra_rows : cluster centres, and rows of the extra alignment
+    templates : most templates that are kept
+    best_templates : show the best templates, as of predictions, not a random number of random ones
     """
 
     residues: int = 256
@@ -86,16 +82,13 @@ def sample_chain(
     sizes: ChainSizes,
     cycles: int = 4,
 ) -> dict[str, Array]:
-    """Draw a sample.
+    """Draw a sample; DataError if the alignment is not of the chain's length.
 
     Parameters
     ----------
-    entry
-        `chains.CHAIN_FIELDS`, and `template_atoms.TEMPLATE_FIELDS` if there are templates.
-    alignment
-        Rows of the chain's sequence.
-    seed
-        Non-negative, of 63 bits.
+    entry : `chains.CHAIN_FIELDS`, and `template_atoms.TEMPLATE_FIELDS` if there are templates
+    alignment : rows of the chain's sequence
+    seed : non-negative, of 63 bits
     cycles
         Recycling iterations, each with rows of its own; those of a smaller number are the first.
 
@@ -114,11 +107,6 @@ def sample_chain(
         - ``template_aatype`` int8 [T, N], ``template_positions`` float32 [T, N, 4, 3] Å,
           ``template_atom_mask`` bool [T, N, 4] of N, CA, C and CB, ``template_torsions`` float32
           [T, N, 7, 2], ``template_torsions_mask`` bool [T, N, 7], ``template_mask`` bool [T].
-
-    Raises
-    ------
-    DataError
-        If the alignment is not of the chain's length.
     """
     length = len(entry["aatype"])
     if alignment.num_columns != length:

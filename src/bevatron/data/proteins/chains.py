@@ -32,21 +32,16 @@ def chain_entry(structure: Structure, chain: int) -> Arrays:
     """Return the residues and atoms of a protein chain, missing residues included.
 
     Selenium of selenomethionine is the sulphur of methionine; NH1 of arginine is the one nearer CD.
+    Raises DataError if the chain is not a protein or no CA of it is resolved.
 
     Parameters
     ----------
-    chain
-        Number of the chain in the structure.
+    chain : number of the chain in the structure
 
     Returns
     -------
     Arrays
         With `CHAIN_FIELDS`.
-
-    Raises
-    ------
-    DataError
-        If the chain is not a protein or no CA of it is resolved.
     """
     label = structure.chains.label[chain]
     if structure.chains.kind[chain] != "protein":
@@ -57,11 +52,12 @@ def chain_entry(structure: Structure, chain: int) -> Arrays:
     positions, mask = atoms37(structure, chain)
     if not mask[:, CA].any():
         raise DataError(f"{structure.name}, chain {label}: no CA atom is resolved")
+    first, past = structure.chains.residue_ptr[chain : chain + 2]
     resolution = np.nan if structure.resolution is None else structure.resolution
     return {
         "aatype": residue_types(sequence),
         "query": np.array([LETTERS["protein"].get(x, UNKNOWN) for x in sequence], dtype=np.int8),
-        "residue_index": np.arange(len(sequence), dtype=np.int32),
+        "residue_index": structure.residues.number[first:past].astype(np.int32) - 1,
         "all_atom_positions": positions,
         "all_atom_mask": mask,
         "resolution": np.array(resolution, dtype=np.float32),

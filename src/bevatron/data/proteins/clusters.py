@@ -30,24 +30,18 @@ def cluster_proteins(
 ) -> dict[int, int]:
     """Cluster proteins by mmseqs2 where it is installed, else by `similar_to_earlier`.
 
+    Raises DataError if mmseqs2 fails.
+
     Parameters
     ----------
-    sequences
-        By key.
-    identity
-        Share of equal residues of the alignment.
-    mmseqs
-        The program.
+    sequences : by key
+    identity : share of equal residues of the alignment
+    mmseqs : the program
 
     Returns
     -------
     dict
         Number of its cluster by key, in the order of the clusters' first members.
-
-    Raises
-    ------
-    DataError
-        If mmseqs2 fails.
     """
     keys = list(sequences)
     program = shutil.which(mmseqs)
@@ -62,17 +56,13 @@ def read_clusters(path: str | Path) -> dict[str, int]:
     """Read a file of clusters: one line each with its members, or mmseqs2's pairs.
 
     A line with a tab is a representative and a member (``mmseqs easy-cluster``); any other line
-    holds all members of one cluster between blanks (RCSB, OpenFold).
+    holds all members of one cluster between blanks (RCSB, OpenFold). Raises DataError if a member
+    is in two clusters.
 
     Returns
     -------
     dict
         Number of its cluster by member.
-
-    Raises
-    ------
-    DataError
-        If a member is in two clusters.
     """
     found: dict[str, int] = {}
     representatives: dict[str, int] = {}

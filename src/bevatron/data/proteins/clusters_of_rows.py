@@ -71,8 +71,7 @@ def nearest_centres(rows: Rows, centres: Sequence[Rows]) -> IntArray:
     ----------
     rows : int8 [R, L]
         Classes 0 to 21.
-    centres
-        Groups of centres, int8 [S, L] each; a row is given one centre of each group.
+    centres : groups of centres, int8 [S, L] each; a row is given one centre of each group
 
     Returns
     -------

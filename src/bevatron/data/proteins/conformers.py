@@ -145,14 +145,9 @@ def _embed(molecule: Any, number: int, key: int) -> list[npt.NDArray[np.float32]
 def component_of_smiles(smiles: str, code: str) -> Component:
     """Make a component of a SMILES string; atoms are named by element and number: ``C1``, ``CL2``.
 
-    Its ideal coordinates are an embedded pose, so that its stereochemistry is kept.
-
-    Raises
-    ------
-    DataError
-        If it is no valid SMILES, or has no shape.
-    MissingPackageError
-        If RDKit is not installed.
+    Its ideal coordinates are an embedded pose, so that its stereochemistry is kept. Raises
+    DataError if it is no valid SMILES, or has no shape; MissingPackageError if RDKit is not
+    installed.
     """
     chem = require("rdkit.Chem", "molecules")
     with require("rdkit.rdBase", "molecules").BlockLogs():
@@ -167,14 +162,8 @@ def component_of_smiles(smiles: str, code: str) -> Component:
 def component_of_file(path: Path, code: str) -> Component:
     """Make a component of the first molecule of an SDF, MOL, MOL2 or PDB file, as of a SMILES.
 
-    Its ideal coordinates are those of the file.
-
-    Raises
-    ------
-    DataError
-        If it is no such file, or has no molecule with three coordinates.
-    MissingPackageError
-        If RDKit is not installed.
+    Its ideal coordinates are those of the file. Raises DataError if it is no such file, or has no
+    molecule with three coordinates; MissingPackageError if RDKit is not installed.
     """
     chem = require("rdkit.Chem", "molecules")
     readers = {

@@ -17,8 +17,6 @@ from bevatron.typing import BoolArray, FloatArray, IntArray
 UNKNOWN = 20
 """Residue type without atoms."""
 
-NUM_RESIDUE_TYPES = 21
-
 _ATOM37 = """
 N CA C CB O CG CG1 CG2 OG OG1 SG CD CD1 CD2 ND1 ND2 OD1 OD2 SD CE CE1 CE2 CE3 NE NE1 NE2 OE1 OE2 CH2
 NH1 NH2 OH CZ CZ2 CZ3 NZ OXT

@@ -20,21 +20,14 @@ LEAST_IDENTITY = 0.3
 def given_templates(sequence: str, templates: Sequence[Template], where: str) -> Arrays:
     """Return `template_atoms.TEMPLATE_FIELDS` of structures, in the order given.
 
-    A template without pairs of residues is aligned by its sequence.
+    A template without pairs of residues is aligned by its sequence. Raises DataError if a structure
+    cannot be read, has no such chain or residue, or is too unlike.
 
     Parameters
     ----------
-    sequence
-        Of the chain that they are templates of.
-    templates
-        Of the input.
-    where
-        What messages call the chain.
-
-    Raises
-    ------
-    DataError
-        If a structure cannot be read, has no such chain or residue, or is too unlike.
+    sequence : of the chain that they are templates of
+    templates : of the input
+    where : what messages call the chain
     """
     found = []
     for number, each in enumerate(templates, start=1):

@@ -28,14 +28,10 @@ class NamedChain:
 
     Attributes
     ----------
-    entry
-        Code of the structure, in lower case.
-    names
-        What its chain is called.
-    classes
-        Its sequence as classes of the alphabet, int8.
-    released
-        Day, see `bevatron.data.proteins.chain_index.day_number`.
+    entry : code of the structure, in lower case
+    names : what its chain is called
+    classes : its sequence as classes of the alphabet, int8
+    released : day, see `bevatron.data.proteins.chain_index.day_number`
     """
 
     entry: str
@@ -74,18 +70,12 @@ def template_queries(
 
     Parameters
     ----------
-    files
-        As `read_hits` takes them, better searches first.
-    chains
-        Of the structures.
-    sequences
-        Theirs.
-    alignments
-        Classes of the query of each alignment.
-    duplicates
-        Groups of names of chains of equal sequence.
-    strict
-        A damaged file is an error.
+    files : as `read_hits` takes them, better searches first
+    chains : of the structures
+    sequences : theirs
+    alignments : classes of the query of each alignment
+    duplicates : groups of names of chains of equal sequence
+    strict : a damaged file is an error
 
     Returns
     -------

@@ -77,12 +77,8 @@ def lay_out(structure: Structure, components: Dictionary) -> Layout:
     """Find the residues, tokens and atoms of an entry.
 
     Waters and hydrogens are dropped, selenomethionine is taken as methionine, and NH1 of arginine
-    is the nitrogen nearer to CD (supplement of AlphaFold3, section 2.1).
-
-    Raises
-    ------
-    DataError
-        If nothing is left, or the position of an atom is not finite.
+    is the nitrogen nearer to CD (supplement of AlphaFold3, section 2.1). Raises DataError if
+    nothing is left, or the position of an atom is not finite.
     """
     dry = structure.take_chains(np.flatnonzero(structure.chains.kind != "water"))
     dry = _with_methionine(dry, components)

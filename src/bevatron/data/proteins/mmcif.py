@@ -24,31 +24,21 @@ _ENTITY_TYPES = {"water": "water", "glycan": "branched"}
 def write_mmcif(path: str | Path, structure: Structure, notes: Mapping[str, str] = {}) -> None:
     """Write a structure as mmCIF, atomically; see `format_mmcif`.
 
-    Raises
-    ------
-    DataError
-        If the file cannot be written.
+    Raises DataError if the file cannot be written.
     """
     write_text_atomically(Path(path), format_mmcif(structure, notes), DataError)
 
 
 def format_mmcif(structure: Structure, notes: Mapping[str, str] = {}) -> str:
-    """Format a structure as mmCIF.
+    """Format a structure as mmCIF; MissingPackageError if gemmi is not installed.
 
     Entities and their sequences, chains, links and atoms are written; residues without atoms stand
     in the sequences. Reading the text gives the same arrays, positions to 0.001 Å.
 
     Parameters
     ----------
-    structure
-        Its B-factors are written as they are: of a prediction, pLDDT.
-    notes
-        Items of the category ``_bevatron``, such as the scores of a prediction.
-
-    Raises
-    ------
-    MissingPackageError
-        If gemmi is not installed.
+    structure : its B-factors are written as they are: of a prediction, pLDDT
+    notes : items of the category ``_bevatron``, such as the scores of a prediction
     """
     cif = gemmi().cif
     document = cif.Document()

@@ -25,8 +25,7 @@ def automorphisms(
         Chemical element; what must stay where it is has a colour of its own.
     bonds : int [b, 2]
         Bonded atoms.
-    most
-        How many to list.
+    most : how many to list
 
     Returns
     -------

@@ -24,8 +24,7 @@ class Place(NamedTuple):
 
     Attributes
     ----------
-    chain
-        Its classes of the alphabet, int8.
+    chain : its classes of the alphabet, int8
     first
         Residue of the chain that the query's first residue is; negative where the query begins
         before the chain.
@@ -40,8 +39,7 @@ class ChainSequences:
 
     Parameters
     ----------
-    chains
-        Classes of the alphabet of each.
+    chains : classes of the alphabet of each
 
     Examples
     --------

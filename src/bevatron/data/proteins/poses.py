@@ -41,8 +41,6 @@ class Poses:
         Å; NaN if unknown.
     checksums : uint64 [P]
         Of each pool, with its key; verified when it is first used.
-    name
-        The file, for messages.
     """
 
     keys: IntArray
@@ -54,13 +52,7 @@ class Poses:
     _verified: set[int] = field(default_factory=set)
 
     def of(self, key: int) -> npt.NDArray[np.float32]:
-        """Return the poses of a component, [poses, atoms, 3].
-
-        Raises
-        ------
-        DataError
-            If it has none here.
-        """
+        """Return the poses of a component, [poses, atoms, 3]; DataError if it has none here."""
         row = int(self._rows(np.array([key]))[0])
         pool = self.positions[self.start[row] : self.start[row + 1]]
         return pool.reshape(-1, int(self.num_atoms[row]), 3)
@@ -75,7 +67,7 @@ class Poses:
         """Draw a pose of each residue and move it rigidly at random (AlphaFold3, table 5).
 
         Each residue is centred, rotated uniformly and shifted by a normal number of 1 Å along each
-        axis.
+        axis. Raises DataError if a component has no poses here.
 
         Parameters
         ----------
@@ -90,11 +82,6 @@ class Poses:
             Å; 0 where nothing is known.
         ref_mask : bool [A]
             Whether the position is known.
-
-        Raises
-        ------
-        DataError
-            If a component has no poses here.
         """
         used, place = np.unique(residue, return_inverse=True)
         row = self._rows(component[used])
@@ -147,23 +134,16 @@ def prepare_poses(
     """Make the pools that a file lacks, add them to it and open it.
 
     Until all are made they lie in parts beside the file, so that a kill loses no more than the
-    parts in progress; processes of several ranks each begin with another part.
+    parts in progress; processes of several ranks each begin with another part. Raises DataError if
+    a component is unknown or the file cannot be written.
 
     Parameters
     ----------
     path
         The file; it need not exist. One that is damaged or of another version is made anew.
-    components
-        The dictionary; picklable if there are workers.
-    codes
-        Components, as `complexes.describe` lists them for each entry.
-    workers
-        Number of processes; 0 works in this one.
-
-    Raises
-    ------
-    DataError
-        If a component is unknown or the file cannot be written.
+    components : the dictionary; picklable if there are workers
+    codes : components, as `complexes.describe` lists them for each entry
+    workers : number of processes; 0 works in this one
     """
     path = Path(path)
     known, folder = _known(path), path.with_name(f"{path.name}.parts")
@@ -243,10 +223,7 @@ def collected(pools: Mapping[int, npt.NDArray[np.float32]]) -> Poses:
 def write_poses(poses: Poses, path: str | Path) -> None:
     """Write pools to an Arrow file; it appears under its name only when complete.
 
-    Raises
-    ------
-    DataError
-        If it cannot be written.
+    Raises DataError if it cannot be written.
     """
     table = pa.table(
         {
@@ -267,13 +244,7 @@ def write_poses(poses: Poses, path: str | Path) -> None:
 
 
 def open_poses(path: str | Path) -> Poses:
-    """Open a file of pools memory-mapped.
-
-    Raises
-    ------
-    DataError
-        If it is no such file, or is damaged.
-    """
+    """Open a file of pools memory-mapped; DataError if it is no such file, or is damaged."""
     try:
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except (OSError, pa.ArrowException) as error:

@@ -31,10 +31,8 @@ def predicted_structure(
 
     Parameters
     ----------
-    entry
-        With `complexes.ENTRY_FIELDS`.
-    components
-        The dictionary that it was made with.
+    entry : with `complexes.ENTRY_FIELDS`
+    components : the dictionary that it was made with
     position : float32 [A, 3]
         Å, of all atoms of the entry.
     plddt : float32 [A]

@@ -36,10 +36,8 @@ class Extended:
 
     Parameters
     ----------
-    own
-        By code.
-    base
-        Where all others are looked up.
+    own : by code
+    base : where all others are looked up
     """
 
     def __init__(self, own: Mapping[str, Component], base: Dictionary) -> None:
@@ -59,17 +57,15 @@ def featurize_inputs(
 
     An ambiguous letter is the residue of its class (B aspartate), U and O of a protein are
     selenocysteine and pyrrolysine. Atoms that leave on binding are absent at the bonds that the
-    user gives. Chains have the names that the user gives, entities the numbers from 0 in the
-    order of the input.
+    user gives. Chains have the names that the user gives, entities the numbers from 0 in the order
+    of the input. Raises DataError if a component is unknown, a SMILES is none, or a bond names an
+    atom that is not there; MissingPackageError if there is a SMILES or a file of a ligand and RDKit
+    is not installed.
 
     Parameters
     ----------
-    given
-        What `read_inputs` made.
-    components
-        The chemical component dictionary.
-    max_tokens
-        More tokens are an error; None for any number.
+    given : what `read_inputs` made
+    max_tokens : more tokens are an error; None for any number
 
     Returns
     -------
@@ -77,13 +73,6 @@ def featurize_inputs(
         See `complexes.ENTRY_FIELDS`; ``resolved`` is False everywhere.
     components
         The dictionary with the input's own components and its SMILES, for `poses.make_pools`.
-
-    Raises
-    ------
-    DataError
-        If a component is unknown, a SMILES is none, or a bond names an atom that is not there.
-    MissingPackageError
-        If there is a SMILES or a file of a ligand and RDKit is not installed.
     """
     known = Extended(_own_components(given), components)
     for entity in given.entities:

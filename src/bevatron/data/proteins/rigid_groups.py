@@ -65,10 +65,8 @@ def frames_of_torsions(
 
     Parameters
     ----------
-    backbone
-        Backbone frames, [...].
-    sin_cos
-        Torsions as (sine, cosine): pre-omega, phi, psi, chi 1 to 4.
+    backbone : backbone frames, [...]
+    sin_cos : torsions as (sine, cosine): pre-omega, phi, psi, chi 1 to 4
 
     Returns
     -------

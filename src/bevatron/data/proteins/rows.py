@@ -52,8 +52,7 @@ def stack_rows(alignments: Sequence[StoredAlignment]) -> RowStack:
 
     Parameters
     ----------
-    alignments
-        One for each distinct sequence.
+    alignments : one for each distinct sequence
     """
     paired = _pair(alignments)[: MAX_PAIRED - 1]
     unpaired = [
@@ -125,12 +124,11 @@ def sample_rows(
 ) -> dict[str, Array]:
     """Draw rows of a complex, uniformly and without repetition, and read them for some tokens.
 
-    The first is always the query; the others keep their order.
+    The first is always the query; the others keep their order. Raises StoreError if a row that is
+    read is damaged.
 
     Parameters
     ----------
-    stack
-        The rows of the complex.
     sequence : [N]
         Which alignment each token reads; -1 for none.
     column : [N]
@@ -138,21 +136,13 @@ def sample_rows(
     query : [N]
         Class that tokens without an alignment have in the first row and in their profile: that of
         the residue in a polymer, the gap elsewhere. Their other rows are gaps.
-    num_rows
-        How many rows to draw; fewer are returned where there are fewer.
-    rng
-        The source of the draw.
+    num_rows : how many rows to draw; fewer are returned where there are fewer
 
     Returns
     -------
     dict
         ``msa`` int8 [S, N], ``deletion`` uint8 [S, N], ``msa_mask`` bool [S, N], ``profile``
         float32 [N, 32] and ``deletion_mean`` float32 [N]; the last two are of all rows.
-
-    Raises
-    ------
-    StoreError
-        If a row that is read is damaged.
     """
     chosen = stack.rows[_draw(len(stack.rows), num_rows, rng)]
     shape = (len(chosen), len(sequence))

@@ -61,10 +61,7 @@ class RowsInMemory:
 def rows_in_memory(alignments: Sequence[Alignment]) -> RowsInMemory:
     """Join alignments of one query and leave out rows that equal an earlier one.
 
-    Raises
-    ------
-    DataError
-        If their queries differ.
+    Raises DataError if their queries differ.
     """
     query = alignments[0].rows[0]
     for alignment in alignments[1:]:

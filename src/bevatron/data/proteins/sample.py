@@ -41,12 +41,9 @@ class Sources:
 
     Attributes
     ----------
-    poses
-        Reference poses of all components.
-    alignments
-        By sequence; None leaves every chain its own sequence alone.
-    templates
-        By `sequence_key`; None leaves every chain without.
+    poses : reference poses of all components
+    alignments : by sequence; None leaves every chain its own sequence alone
+    templates : by `sequence_key`; None leaves every chain without
     """
 
     poses: Poses
@@ -60,12 +57,9 @@ class SampleSizes:
 
     Attributes
     ----------
-    crop
-        Tokens, atoms and kinds of crops.
-    rows
-        Rows of the alignment.
-    best_templates
-        Show the best templates, as of predictions, not a random number of random ones.
+    crop : tokens, atoms and kinds of crops
+    rows : rows of the alignment
+    best_templates : show the best templates, as of predictions, not a random number of random ones
     """
 
     crop: CropSizes = field(default_factory=CropSizes)
@@ -82,18 +76,14 @@ def sample(
 ) -> dict[str, Array]:
     """Draw a sample of an entry.
 
+    Raises StoreError if what is read of an alignment is damaged; DataError if there are no poses of
+    a component.
+
     Parameters
     ----------
-    entry
-        With `ENTRY_FIELDS`.
-    seed
-        Of the crop, the rows, the templates and the poses, each of which has a stream of its own.
-    sources
-        Poses, alignments, templates.
-    sizes
-        How much it holds at most.
-    chains
-        ``asym_id`` of the chain or interface for which the entry was drawn; see `crop_entry`.
+    entry : with `ENTRY_FIELDS`
+    seed : of the crop, the rows, the templates and the poses, each of which has a stream of its own
+    chains : ``asym_id`` of the chain or interface for which the entry was drawn; see `crop_entry`
 
     Returns
     -------
@@ -106,13 +96,6 @@ def sample(
         bool. ``resolution`` float32, Å, and ``seed`` int64, from which the model's random numbers
         follow. And those of `indices_of`, `permutations_of`, `copies_of`, `sample_rows`,
         `sample_templates`.
-
-    Raises
-    ------
-    StoreError
-        If what is read of an alignment is damaged.
-    DataError
-        If there are no poses of a component.
     """
     streams = [
         np.random.Generator(np.random.PCG64(s)) for s in np.random.SeedSequence(seed).spawn(4)

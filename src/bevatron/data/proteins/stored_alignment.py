@@ -145,10 +145,8 @@ class StoredAlignment:
 
     Attributes
     ----------
-    name
-        Where it is, for messages.
-    num_rows
-        R.
+    name : where it is, for messages
+    num_rows : R
     profile : float32 [L, 32]
         Share of each class in all rows.
     deletion_mean : float32 [L]
@@ -184,17 +182,13 @@ class StoredAlignment:
     def read(self, rows: Integers | slice, columns: Integers) -> tuple[Residues, Deletions]:
         """Read and verify rows at columns, both from 0 and in any order.
 
+        Raises StoreError if what is read does not match its checksum; IndexError if there is no
+        such row or column.
+
         Returns
         -------
         residues, deletions
             int8 and uint8, [rows, columns].
-
-        Raises
-        ------
-        StoreError
-            If what is read does not match its checksum.
-        IndexError
-            If there is no such row or column.
         """
         if columns.size and not 0 <= columns.min() <= columns.max() < self.num_columns:
             raise IndexError(f"{self.name}: has {self.num_columns} columns")

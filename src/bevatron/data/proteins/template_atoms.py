@@ -64,12 +64,9 @@ def chain_templates(
 
     Parameters
     ----------
-    sequence
-        Of the chain.
-    hits
-        Of this sequence, the best first.
-    structures
-        Opens an entry by its code in lower case; None if there is none.
+    sequence : of the chain
+    hits : of this sequence, the best first
+    structures : opens an entry by its code in lower case; None if there is none
     released
         When chains of this sequence were released; None allows templates of any date, also of an
         unknown one.
@@ -94,8 +91,7 @@ def place_template(structure: Structure, chain: int, pairs: IntArray, length: in
     ----------
     pairs : [pairs, 2]
         Aligned residues of the chain that the template is for, and of the template.
-    length
-        Residues of the former.
+    length : residues of the former
     """
     found = Template(
         np.full(length, GAP, dtype=np.int8),

@@ -38,17 +38,13 @@ def usable_hits(
 
     Parameters
     ----------
-    query
-        Sequence of L residues, in one letter each.
-    hits
-        Of this query, the best first.
-    structures
-        Opens an entry by its code in lower case; None if there is none.
+    query : sequence of L residues, in one letter each
+    hits : of this query, the best first
+    structures : opens an entry by its code in lower case; None if there is none
     until
         Days; None for any. Of each the first hits are taken that were released by then; an entry
         without a date was released by none.
-    most
-        How many to take for each day.
+    most : how many to take for each day
 
     Yields
     ------

@@ -28,12 +28,8 @@ class HitsOf:
 
     Attributes
     ----------
-    path
-        The file.
-    query
-        Whose hits in it; None for all.
-    first
-        Residue of the sequence that the first residue of the search's query is.
+    query : whose hits in it; None for all
+    first : residue of the sequence that the first residue of the search's query is
     """
 
     path: Path
@@ -47,16 +43,11 @@ class TemplateQuery:
 
     Attributes
     ----------
-    sequence
-        In one letter for each residue.
-    classes
-        The same as classes of the alphabet, int8.
-    hits
-        Better searches first.
-    released
-        Days of the chains of this sequence; `UNKNOWN_DAY` for one without a date.
-    own
-        Entries of the chains without a date: they are no templates of themselves.
+    sequence : in one letter for each residue
+    classes : the same as classes of the alphabet, int8
+    hits : better searches first
+    released : days of the chains of this sequence; `UNKNOWN_DAY` for one without a date
+    own : entries of the chains without a date: they are no templates of themselves
     """
 
     sequence: str
@@ -71,12 +62,9 @@ class FoundTemplates(NamedTuple):
 
     Attributes
     ----------
-    templates
-        `TEMPLATE_FIELDS`.
-    reasons
-        Lines ``file TAB reason`` of what could not be used.
-    absent
-        Codes of entries that hits name and that are not among the structures.
+    templates : `TEMPLATE_FIELDS`
+    reasons : lines ``file TAB reason`` of what could not be used
+    absent : codes of entries that hits name and that are not among the structures
     """
 
     templates: Arrays

@@ -42,10 +42,7 @@ class TemplateReader:
 
     Parameters
     ----------
-    queries
-        The sequences.
-    structures
-        Files of the entries that may be templates, by code in lower case.
+    structures : files of the entries that may be templates, by code in lower case
     """
 
     def __init__(self, queries: Sequence[TemplateQuery], structures: Mapping[str, Path]) -> None:
@@ -79,14 +76,9 @@ class TemplateFinder:
 
     Attributes
     ----------
-    queries
-        The sequences.
-    structures
-        Files of the entries that may be templates, by code in lower case.
-    dates
-        Days on which they were released, as far as they are known before they are opened.
-    strict
-        An unusable file is an error.
+    structures : files of the entries that may be templates, by code in lower case
+    dates : days on which they were released, as far as they are known before they are opened
+    strict : an unusable file is an error
     """
 
     queries: Sequence[TemplateQuery]
@@ -111,15 +103,11 @@ class TemplateFinder:
 class StoredTemplates:
     """The templates of a store, by sequence; see `bevatron.data.proteins.sample.TemplateSource`.
 
+    Raises DataError if it is a store of something else.
+
     Parameters
     ----------
-    store
-        Written by `prepare_templates`.
-
-    Raises
-    ------
-    DataError
-        If it is a store of something else.
+    store : written by `prepare_templates`
     """
 
     def __init__(self, store: Store) -> None:
@@ -145,10 +133,8 @@ class StoredTemplates:
 
         Parameters
         ----------
-        key
-            `bevatron.data.proteins.alignments.sequence_key`.
-        released
-            Day on which the chain was released; `UNKNOWN_DAY` allows every template.
+        key : `bevatron.data.proteins.alignments.sequence_key`
+        released : day on which the chain was released; `UNKNOWN_DAY` allows every template
 
         Returns
         -------
@@ -235,14 +221,9 @@ def prepare_templates(
 
     Parameters
     ----------
-    queries, structures, dates, strict
-        See `TemplateFinder`.
-    out
-        Folder of the store.
-    fingerprint
-        Of the content of the structures.
-    workers, overwrite, progress
-        As in `bevatron.data.store.prepare.prepare`.
+    queries, structures, dates, strict : see `TemplateFinder`
+    fingerprint : of the content of the structures
+    workers, overwrite, progress : as in `bevatron.data.store.prepare.prepare`
     """
     store = prepare(
         TemplateReader(queries, structures),

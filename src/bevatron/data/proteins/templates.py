@@ -75,10 +75,7 @@ def sample_templates(
         Of the distinct sequences, None without any.
     sequence, column : [N]
         Sequence and residue of each token; -1 for none.
-    rng
-        The source of the draw.
-    best
-        Nothing is drawn: the first four are shown.
+    best : nothing is drawn: the first four are shown
 
     Returns
     -------

@@ -29,17 +29,13 @@ class Standard:
 
     Attributes
     ----------
-    restype
-        Class of `alphabet.CLASSES`.
-    molecule
-        `PROTEIN`, `RNA` or `DNA`.
-    centre
-        Atom that stands for the token in distances of crops and confidences: ``CA``, ``C1'``.
+    restype : class of `alphabet.CLASSES`
+    molecule : `PROTEIN`, `RNA` or `DNA`
+    centre : atom that stands for the token in distances of crops and confidences: ``CA``, ``C1'``
     representative
         Atom of the distogram: ``CB`` (``CA`` of glycine), ``C4`` of a purine, ``C2`` of a
         pyrimidine; ``C1'`` of a nucleotide without a known base.
-    frame
-        Atoms of the token's frame: ``N CA C``, ``C1' C3' C4'``.
+    frame : atoms of the token's frame: ``N CA C``, ``C1' C3' C4'``
     """
 
     restype: int

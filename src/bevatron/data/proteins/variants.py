@@ -29,10 +29,8 @@ class Variant:
     Attributes
     ----------
     component
-    standard
-        What the residue stands for as one token; None if its atoms are tokens.
-    key
-        `component_key` of the component.
+    standard : what the residue stands for as one token; None if its atoms are tokens
+    key : `component_key` of the component
     row : int32 [n]
         Each atom's place among the heavy atoms of the component.
     element : uint8 [n]
@@ -73,8 +71,7 @@ class Variant:
 
         Parameters
         ----------
-        fixed
-            Atoms bonded to other residues; they stay.
+        fixed : atoms bonded to other residues; they stay
         """
         if fixed not in self._permutations:
             colours = self.element.astype(np.int64)
@@ -85,13 +82,7 @@ class Variant:
 
 
 class Variants:
-    """Makes each variant once.
-
-    Parameters
-    ----------
-    components
-        The dictionary.
-    """
+    """Makes each variant once."""
 
     def __init__(self, components: Dictionary) -> None:
         self._components = components
@@ -104,12 +95,9 @@ class Variants:
 
         Parameters
         ----------
-        code
-            Its component.
-        polymer
-            Whether it is in a polymer, where standard residues are one token.
-        names
-            Its atoms, in the order of the dictionary.
+        code : its component
+        polymer : whether it is in a polymer, where standard residues are one token
+        names : its atoms, in the order of the dictionary
         """
         key = (code, polymer, tuple(names))
         if key not in self._found:

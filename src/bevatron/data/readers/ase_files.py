@@ -24,21 +24,13 @@ _SEEKABLE = {"traj"}
 class AseFile:
     """One file in a format that ASE recognises.
 
+    Raises DataError if ASE does not know the format or cannot read the file to its end; TrustError
+    if the file is a pickle and not trusted.
+
     Parameters
     ----------
-    path
-        The file.
-    watched
-        Names, in lower case, whose values the survey compares with zero.
-    trust
-        Whether a pickle may be unpickled.
-
-    Raises
-    ------
-    DataError
-        If ASE does not know the format or cannot read the file to its end.
-    TrustError
-        If the file is a pickle and not trusted.
+    watched : names, in lower case, whose values the survey compares with zero
+    trust : whether a pickle may be unpickled
     """
 
     def __init__(self, path: Path, watched: frozenset[str], trust: bool) -> None:

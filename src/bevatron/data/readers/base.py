@@ -66,10 +66,8 @@ class RawFrame:
     positions : [N, 3] Å
     cell : [3, 3] Å, rows are lattice vectors, zeros without a cell
     pbc : [3]
-    info
-        Values per frame, by name; text where the format has only text.
-    arrays
-        Values per atom, [N, ...], by name.
+    info : values per frame, by name; text where the format has only text
+    arrays : values per atom, [N, ...], by name
     """
 
     numbers: npt.NDArray[np.int32]
@@ -97,18 +95,12 @@ class Survey:
 
     Attributes
     ----------
-    counts, first
-        Number of frames with a signature, and the first of them.
-    nonzero
-        Watched names whose value is not zero in some frame.
-    elements
-        Atomic numbers that occur.
-    texts
-        Of the names in `TALLIED`: how many frames have which text, for the first `MOST_TEXTS`.
-    num_frames, num_several
-        Number of frames, and of those with more than one atom.
-    complete
-        Whether every frame was read (a very large database is sampled).
+    counts, first : number of frames with a signature, and the first of them
+    nonzero : watched names whose value is not zero in some frame
+    elements : atomic numbers that occur
+    texts : of the names in `TALLIED`: how many frames have which text, for the first `MOST_TEXTS`
+    num_frames, num_several : number of frames, and of those with more than one atom
+    complete : whether every frame was read (a very large database is sampled)
     """
 
     counts: dict[Signature, int] = field(default_factory=dict)
@@ -176,13 +168,7 @@ class FileState:
 
 
 def state_and_hash(path: Path) -> tuple[FileState, str]:
-    """Return the state and `content_hash` of a file.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read.
-    """
+    """Return the state and `content_hash` of a file; DataError if it cannot be read."""
     try:
         return FileState.of(path), content_hash(path)
     except OSError as error:

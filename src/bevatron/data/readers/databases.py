@@ -23,19 +23,12 @@ _CHUNK = 256
 class DatabaseFile:
     """One ASE database. Rows are ordered by their id; frame 0 is the row with the smallest.
 
+    Raises DataError if it cannot be opened as a database or is empty; MissingPackageError for
+    .aselmdb without the extra that reads it.
+
     Parameters
     ----------
-    path
-        The file.
-    watched
-        Names, in lower case, whose values the survey compares with zero.
-
-    Raises
-    ------
-    DataError
-        If it cannot be opened as a database or is empty.
-    MissingPackageError
-        For .aselmdb without the extra that reads it.
+    watched : names, in lower case, whose values the survey compares with zero
     """
 
     def __init__(self, path: Path, watched: frozenset[str]) -> None:

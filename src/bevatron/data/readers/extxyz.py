@@ -31,17 +31,12 @@ _RANGE = 1 << 22
 class ExtxyzFile:
     """One file of extended (or plain) XYZ.
 
+    Raises DataError if the file is not XYZ, is cut off or empty.
+
     Parameters
     ----------
-    path
-        The file; gzip, bzip2 and xz are decompressed.
-    watched
-        Names, in lower case, whose values the survey compares with zero.
-
-    Raises
-    ------
-    DataError
-        If the file is not XYZ, is cut off or empty.
+    path : the file; gzip, bzip2 and xz are decompressed
+    watched : names, in lower case, whose values the survey compares with zero
     """
 
     def __init__(self, path: Path, watched: frozenset[str]) -> None:

@@ -48,12 +48,8 @@ _NO_CELL = np.zeros((3, 3))
 def parse_comment(text: str) -> Header:
     """Parse ``key=value`` pairs; values may be quoted, in braces or in brackets.
 
-    Bare words are left out: in plain XYZ they are free text.
-
-    Raises
-    ------
-    DataError
-        If Lattice, pbc or Properties cannot be understood.
+    Bare words are left out: in plain XYZ they are free text. Raises DataError if Lattice, pbc or
+    Properties cannot be understood.
     """
     info: dict[str, str] = {}
     for double, single, bare, a, b, c, d, e in _PAIR.findall(text):
@@ -98,10 +94,7 @@ def _pbc(text: str) -> BoolArray:
 def parse_properties(text: str) -> Columns:
     """Parse ``species:S:1:pos:R:3:...``.
 
-    Raises
-    ------
-    DataError
-        If it is no list of name, type and width, or lacks positions or elements.
+    Raises DataError if it is no list of name, type and width, or lacks positions or elements.
     """
     parts = text.split(":")
     if len(parts) % 3 or not all(width.isdigit() for width in parts[2::3]):
@@ -129,10 +122,7 @@ _PLAIN = Columns({"species": (0, 1, "S"), "pos": (1, 3, "R")}, 4, 1, 0, None, ()
 def parse_frame(text: bytes, wanted: frozenset[str]) -> RawFrame:
     """Parse one whole frame, from its count of atoms to its last line.
 
-    Raises
-    ------
-    DataError
-        If a line has too few or too many columns, or a word is no number or element.
+    Raises DataError if a line has too few or too many columns, or a word is no number or element.
     """
     while (parts := text.split(b"\n", 2))[0].strip() == b"":
         text = text.split(b"\n", 1)[1]

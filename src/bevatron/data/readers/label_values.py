@@ -15,10 +15,7 @@ from bevatron.typing import FloatArray
 def numbers(value: Any) -> FloatArray:
     """Turn text such as "1 2 3", "[[1, 2], [3, 4]]" or any array into a flat float64 array.
 
-    Raises
-    ------
-    ValueError
-        If there is anything but numbers.
+    Raises ValueError if there is anything but numbers.
     """
     if isinstance(value, str):
         words = value.removeprefix("_JSON").translate(_BRACKETS).split()

@@ -56,18 +56,18 @@ class LabelOptions:
     Attributes
     ----------
     energy_key
-        Name to use; None: detected; empty text: do not use this label.
+        Name of the energy; detected by default. An empty name ignores the label.
     forces_key
-        Likewise.
+        Name of the forces, likewise.
     stress_key
-        Likewise.
+        Name of the stress, likewise.
     virials_key
-        Likewise.
+        Name of the virials, likewise.
     group_key
-        Name of the text that puts a structure into a group for metrics ('IsolatedAtom' marks
+        Name of the text that assigns a structure to a group for metrics ('IsolatedAtom' marks
         reference energies of single atoms).
     group_weights
-        Factor on the weight of all structures of a group, 0 or more.
+        Factor on the weight of every structure of a group, 0 or more.
     weight_key
         Name of the weight of a structure; 1 where absent.
     energy_weight_key
@@ -77,15 +77,15 @@ class LabelOptions:
     stress_weight_key
         Name of the weight of its stress.
     head_key
-        Name of the text that says which head a structure belongs to.
+        Name of the text that names the head of a structure.
     heads
-        The heads in order; a structure without goes to the first.
+        The heads in order; a structure that names none belongs to the first.
     allow_unlabelled
-        Take structures without any label too (for prediction); NaN labels count as absent.
+        Accept structures without any label (for prediction); NaN labels count as absent.
     allow_zero_labels
-        Take files whose energies, forces or stresses are all exactly zero.
+        Accept files whose energies, forces or stresses are all exactly zero.
     trust
-        Unpickle files that are pickles. A pickle can run any code.
+        Unpickle files that are pickles. A pickle can run arbitrary code.
     """
 
     energy_key: str | None = None
@@ -124,12 +124,9 @@ class LabelKeys:
 
     Attributes
     ----------
-    names
-        The name of each quantity that is used.
-    rivals
-        Other names of it whose values must be equal where both occur.
-    unused
-        Names of it with lower precedence; listed in the report.
+    names : the name of each quantity that is used
+    rivals : other names of it whose values must be equal where both occur
+    unused : names of it with lower precedence; listed in the report
     """
 
     names: Mapping[Quantity, str]
@@ -153,13 +150,9 @@ def watched_names(options: LabelOptions) -> frozenset[str]:
 def find_keys(file: str, survey: Survey, options: LabelOptions) -> LabelKeys:
     """Decide which names of a file hold its labels.
 
-    With ``allow_unlabelled`` nothing is refused here.
-
-    Raises
-    ------
-    DataError
-        If there is no energy, a name that looks like a label is not one of the common ones, or some
-        frames have one name and some only another.
+    With ``allow_unlabelled`` nothing is refused here. Raises DataError if there is no energy, a
+    name that looks like a label is not one of the common ones, or some frames have one name and
+    some only another.
     """
     names: dict[Quantity, str] = {}
     rivals: dict[Quantity, tuple[str, ...]] = {}

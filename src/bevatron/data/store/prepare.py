@@ -67,32 +67,25 @@ def prepare(
 ) -> Store:
     """Compute the features of all samples and write them as a store, or continue an earlier call.
 
+    Raises DataError if a sample cannot be read or featurized; the message names it; StoreError if
+    ``out`` holds other files or a store of other inputs, a worker died, or the folder is not
+    writable.
+
     Parameters
     ----------
-    reader
-        Source of the raw samples.
-    featurize
-        Picklable function from a raw sample to the stored one; None stores raw samples.
-    out
-        Folder of the store.
-    fields
-        Fields of a stored sample; ``featurize`` must return all of them.
-    settings
-        Plain values that determine the features (a cutoff, ...); part of the fingerprint.
-    samples_per_shard
-        None chooses between 16 and 1024 from the number of samples.
+    featurize : picklable function from a raw sample to the stored one; None stores raw samples
+    fields : fields of a stored sample; ``featurize`` must return all of them
+    settings : plain values that determine the features (a cutoff, ...); part of the fingerprint
+    samples_per_shard : none chooses between 16 and 1024 from the number of samples
     workers
         Number of worker processes; 0 runs in this one. None starts in this one and, if the work
         takes longer than starting workers, continues with one per usable CPU.
     rank, world
         This process among all that call `prepare` with the same folder; None reads the environment
         variables of torchrun, Open MPI or Slurm.
-    progress
-        Whether to show progress; None shows it on rank 0 only.
-    summarise
-        Picklable function whose results, merged over shards, become ``manifest["summary"]``.
-    overwrite
-        Whether a store of other inputs in ``out`` may be replaced.
+    progress : whether to show progress; None shows it on rank 0 only
+    summarise : picklable function whose results, merged over shards, become ``manifest["summary"]``
+    overwrite : whether a store of other inputs in ``out`` may be replaced
     patience
         Seconds without a new shard after which this process takes over unfinished shards of other
         ranks.
@@ -101,14 +94,6 @@ def prepare(
     -------
     Store
         The finished store; every rank waits for it.
-
-    Raises
-    ------
-    DataError
-        If a sample cannot be read or featurized; the message names it.
-    StoreError
-        If ``out`` holds other files or a store of other inputs, a worker died, or the folder is not
-        writable.
     """
     rank, world = rank_and_world(rank, world)
     writer = _begin(reader, out, fields, settings, samples_per_shard, overwrite)
@@ -135,25 +120,14 @@ def write_store(
 ) -> Store:
     """Write a store from flat arrays, one `Columns` per shard, without a reader.
 
+    Raises StoreError if ``out`` holds other files; ValueError if a shard before the last has
+    another number of samples.
+
     Parameters
     ----------
-    out
-        Folder of the store.
-    fields
-        Type and shape of every column.
-    shards
-        Equal numbers of samples, except that the last may have fewer.
-    settings, sources
-        Stored in the manifest.
-    overwrite
-        Whether a store in ``out`` may be replaced.
-
-    Raises
-    ------
-    StoreError
-        If ``out`` holds other files.
-    ValueError
-        If a shard before the last has another number of samples.
+    shards : equal numbers of samples, except that the last may have fewer
+    settings, sources : stored in the manifest
+    overwrite : whether a store in ``out`` may be replaced
     """
     remaining = iter(shards)
     first = next(remaining, None)
@@ -183,12 +157,8 @@ class ShardJob:
     def __call__(self, number: int, advance: Advance) -> None:
         """Write shard ``number`` unless it is finished.
 
-        Raises
-        ------
-        DataError
-            If a sample cannot be read or featurized or lacks a field; the message names it.
-        StoreError
-            If the shard cannot be written.
+        Raises DataError if a sample cannot be read or featurized or lacks a field; the message
+        names it; StoreError if the shard cannot be written.
         """
         indices = self.writer.samples_of(number)
         if self.writer.is_finished(number):
@@ -259,10 +229,7 @@ class ShardJob:
 def rank_and_world(rank: int | None = None, world: int | None = None) -> tuple[int, int]:
     """Return rank and number of processes: the arguments, else the environment's, else (0, 1).
 
-    Raises
-    ------
-    ConfigError
-        If only one of them is given or the rank is out of range.
+    Raises ConfigError if only one of them is given or the rank is out of range.
     """
     if (rank is None) != (world is None):
         raise ConfigError("rank and world: give both or neither")

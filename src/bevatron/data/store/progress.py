@@ -18,14 +18,8 @@ def progress(
 
     Parameters
     ----------
-    title
-        Name of the task.
-    total, done
-        Number of items in all, and those already done.
-    unit
-        Name of the items.
-    enabled
-        False shows nothing; nor does a quiet command.
+    total, done : number of items in all, and those already done
+    enabled : false shows nothing; nor does a quiet command
 
     Yields
     ------

@@ -36,8 +36,6 @@ class Columns:
 
     Attributes
     ----------
-    num_samples
-        Number of samples.
     arrays
         By field: the rows of all samples concatenated (ragged), or one entry per sample.
     offsets
@@ -52,10 +50,7 @@ class Columns:
 def concatenate(samples: Sequence[Arrays], fields: Sequence[Field]) -> Columns:
     """Concatenate samples into flat columns.
 
-    Raises
-    ------
-    ValueError
-        If a field is missing or has the wrong type or shape.
+    Raises ValueError if a field is missing or has the wrong type or shape.
     """
     arrays: dict[str, Array] = {}
     offsets: dict[str, IntArray] = {}
@@ -78,21 +73,12 @@ def write_shard(
 ) -> None:
     """Write one shard from flat arrays; it appears under ``path`` only when complete.
 
+    Raises StoreError if the file cannot be written.
+
     Parameters
     ----------
-    path
-        Name of the shard.
-    fields
-        Type and shape of every column; ``columns`` must hold all of them.
-    columns
-        The samples.
-    metadata
-        Plain values stored in the file; see `read_metadata`.
-
-    Raises
-    ------
-    StoreError
-        If the file cannot be written.
+    fields : type and shape of every column; ``columns`` must hold all of them
+    metadata : plain values stored in the file; see `read_metadata`
     """
     arrow_arrays = []
     arrow_fields = []
@@ -187,10 +173,7 @@ class _Rows:
 def read_metadata(path: Path) -> dict[str, Any]:
     """Read the metadata passed to `write_shard`, without reading data.
 
-    Raises
-    ------
-    StoreError
-        If the file is missing or not a complete shard.
+    Raises StoreError if the file is missing or not a complete shard.
     """
     try:
         with pa.OSFile(str(path)) as source:
@@ -210,12 +193,7 @@ class Shard:
 
     Attributes
     ----------
-    path
-        The file.
-    num_samples
-        Number of samples.
-    arrays, offsets
-        As in `Columns`, read-only views of the file.
+    arrays, offsets : as in `Columns`, read-only views of the file
     """
 
     path: Path
@@ -230,22 +208,13 @@ class Shard:
 
     @classmethod
     def open(cls, path: Path, size: int, fields: Sequence[Field]) -> "Shard":
-        """Map a shard.
+        """Map a shard; StoreError if the file is missing, of another size or damaged.
 
         Parameters
         ----------
-        path
-            The file.
         size
             Size in bytes when it was written. It is checked before mapping, because access beyond
             the end of a mapped file kills the process (SIGBUS).
-        fields
-            The fields to view.
-
-        Raises
-        ------
-        StoreError
-            If the file is missing, of another size or damaged.
         """
         check_size(path, size)
         try:
@@ -275,10 +244,7 @@ class Shard:
     def verify_column(self, name: str) -> None:
         """Compare a whole column (``field`` or ``field/offsets``) with its digest, once.
 
-        Raises
-        ------
-        StoreError
-            If it differs.
+        Raises StoreError if it differs.
         """
         if name in self.verified:
             return
@@ -302,10 +268,7 @@ REBUILD = "delete that file and run prepare again, which rebuilds only what is m
 def check_size(path: Path, size: int) -> None:
     """Check that a shard exists and has the size in the manifest.
 
-    Raises
-    ------
-    StoreError
-        If it is missing or of another size; the message gives both sizes.
+    Raises StoreError if it is missing or of another size; the message gives both sizes.
     """
     try:
         found = path.stat().st_size

@@ -18,19 +18,12 @@ def stage(store: Path, folder: Path) -> Path:
 
     All processes of a machine may call this at once: one copies, the others wait. The copy is named
     after the store and a hash of its manifest, so an existing copy is reused and one of an older
-    store never is. It appears under its name only when complete.
+    store never is. It appears under its name only when complete. Raises StoreError if ``store`` is
+    not a store, or the disk is full or not writable.
 
     Parameters
     ----------
-    store
-        Folder of the store.
-    folder
-        Folder on a fast local disk; created if missing.
-
-    Raises
-    ------
-    StoreError
-        If ``store`` is not a store, or the disk is full or not writable.
+    folder : folder on a fast local disk; created if missing
     """
     try:
         manifest = (store / MANIFEST).read_bytes()

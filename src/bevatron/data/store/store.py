@@ -36,27 +36,19 @@ _LARGE = 1 << 14  # bytes; a sample that takes longer to read than pages to coun
 class Store:
     """Random access to prepared samples.
 
+    Raises StoreError if the folder is missing, not a store or not finished, or the size of a shard
+    is wrong.
+
     Parameters
     ----------
-    path
-        Folder that `bevatron.data.store.prepare.prepare` wrote.
+    path : folder that `bevatron.data.store.prepare.prepare` wrote
     resident_limit
         Upper bound of resident bytes of the memory map; above it, pages are released (they stay in
         the page cache). None for no limit.
 
     Attributes
     ----------
-    path
-        The folder.
-    manifest
-        fingerprint, fields, sources, settings, summary, counts, num_samples, shards.
-    fields
-        The fields of every sample.
-
-    Raises
-    ------
-    StoreError
-        If the folder is missing, not a store or not finished, or the size of a shard is wrong.
+    manifest : fingerprint, fields, sources, settings, summary, counts, num_samples, shards
 
     Examples
     --------
@@ -103,14 +95,9 @@ class Store:
     def __getitem__(self, index: SupportsIndex) -> dict[str, Array]:
         """Return a sample as read-only views, after verifying its checksum.
 
-        It covers all fields but those that are read in parts, whose pages stay untouched.
-
-        Raises
-        ------
-        IndexError
-            If there is no such sample.
-        StoreError
-            If the sample does not match its checksum; it is named.
+        It covers all fields but those that are read in parts, whose pages stay untouched. Raises
+        IndexError if there is no such sample; StoreError if the sample does not match its checksum;
+        it is named.
         """
         number, row = self._locate(index)
         shard = self._shards[number] or self._open_shard(number)
@@ -145,10 +132,7 @@ class Store:
     def lengths(self, field: str) -> IntArray:
         """Return the number of rows of a ragged field in every sample, [n], without reading data.
 
-        Raises
-        ------
-        StoreError
-            If there is no such ragged field or the lengths of a shard are damaged.
+        Raises StoreError if there is no such ragged field or the lengths of a shard are damaged.
         """
         spec = self._field(field)
         if not spec.ragged:
@@ -166,16 +150,13 @@ class Store:
     def flat(self, field: str) -> Iterator[tuple[Array, IntArray]]:
         """Iterate over a field shard by shard as flat arrays, for vectorised statistics.
 
+        Raises StoreError if there is no such field or a shard's column is damaged.
+
         Yields
         ------
         flat, offsets
             All rows of the samples of a shard and their offsets, int64 [n + 1]; for a field of
             fixed shape one row per sample. Verified, read-only.
-
-        Raises
-        ------
-        StoreError
-            If there is no such field or a shard's column is damaged.
         """
         spec = self._field(field)
         for number in range(len(self._entries)):
@@ -259,10 +240,7 @@ def _reopen(path: Path, fingerprint: str, resident_limit: int | None) -> Store:
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read the manifest of a finished store.
 
-    Raises
-    ------
-    StoreError
-        If ``path`` is missing, not a store, or not finished.
+    Raises StoreError if ``path`` is missing, not a store, or not finished.
     """
     manifest = path / MANIFEST
     try:

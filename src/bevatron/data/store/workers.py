@@ -34,14 +34,10 @@ def run_jobs(work: Work, jobs: Sequence[int], workers: int, advance: Advance) ->
 
     Parameters
     ----------
-    work
-        The function to run; picklable unless ``workers`` is 0.
-    jobs
-        Numbers of the jobs, started in this order.
-    workers
-        Number of processes, at most one per job.
-    advance
-        Called in this process with the progress.
+    work : the function to run; picklable unless ``workers`` is 0
+    jobs : numbers of the jobs, started in this order
+    workers : number of processes, at most one per job
+    advance : called in this process with the progress
 
     Raises
     ------

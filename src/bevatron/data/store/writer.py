@@ -34,17 +34,12 @@ class StoreWriter:
 
     Attributes
     ----------
-    out
-        Folder of the store.
-    fields
-        Fields of every sample.
     inputs
         Plain values that determine the content: the reader's fingerprint and sources, the settings,
         the fields, the format. Their hash is the store's fingerprint.
     num_samples, samples_per_shard
         The layout; a folder begun with another ``samples_per_shard`` keeps its own.
-    report
-        What the reader reports about its files, line by line.
+    report : what the reader reports about its files, line by line
     """
 
     out: Path
@@ -77,11 +72,8 @@ class StoreWriter:
     def begin(self, overwrite: bool = False) -> None:
         """Create the folder, or continue an unfinished store in it.
 
-        Raises
-        ------
-        StoreError
-            If the folder holds other files, or a store of other inputs and ``overwrite`` is False;
-            the message says what differs.
+        Raises StoreError if the folder holds other files, or a store of other inputs and
+        ``overwrite`` is False; the message says what differs.
         """
         with files.explained(self.out, StoreError):
             self.out.mkdir(parents=True, exist_ok=True)

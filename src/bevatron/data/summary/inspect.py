@@ -68,17 +68,7 @@ def neighbours_by_file(store: Store) -> dict[str, tuple[IntArray, IntArray]]:
 
 @dataclass(frozen=True)
 class PlanStatistics:
-    """The plan of one algorithm and the time to compute it.
-
-    Attributes
-    ----------
-    name
-        Name of the algorithm for display.
-    plan
-        The epoch.
-    seconds
-        Time to compute it.
-    """
+    """The plan of one algorithm and the time to compute it."""
 
     name: str
     plan: Plan
@@ -104,16 +94,10 @@ def compare_plans(
     ----------
     atoms, edges : [n]
         Sizes of the structures.
-    capacity
-        Maximum number of atoms in a batch.
-    num_ranks
-        Number of processes that share the epoch.
-    cost
-        The cost to balance over ranks; atoms by default.
-    seed
-        Seed of the epoch.
-    names
-        Returns the name of a structure for messages.
+    capacity : maximum number of atoms in a batch
+    num_ranks : number of processes that share the epoch
+    cost : the cost to balance over ranks; atoms by default
+    names : returns the name of a structure for messages
     """
     balance = (cost or CostModel())(atoms, edges)
 

@@ -16,8 +16,7 @@ def summarise_molecules(samples: Sequence[Arrays]) -> dict[str, Any]:
 
     Parameters
     ----------
-    samples
-        Each with the fields of `bevatron.data.samples.molecule_fields`.
+    samples : each with the fields of `bevatron.data.samples.molecule_fields`
 
     Returns
     -------

@@ -20,8 +20,7 @@ def summarise_structures(samples: Sequence[Arrays]) -> dict[str, Any]:
 
     Parameters
     ----------
-    samples
-        Each with `bevatron.data.samples.STRUCTURE_FIELDS`.
+    samples : each with `bevatron.data.samples.STRUCTURE_FIELDS`
 
     Returns
     -------
@@ -66,10 +65,7 @@ def edge_lengths(sample: Arrays) -> FloatArray:
 def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge summaries; keys keep the order of their first appearance.
 
-    Raises
-    ------
-    TypeError
-        If a key is a number in one part and a mapping in another.
+    Raises TypeError if a key is a number in one part and a mapping in another.
     """
     result: dict[str, Any] = {}
     for part in parts:

@@ -15,8 +15,7 @@ class ElementOrder:
 
     Parameters
     ----------
-    elements
-        The element of each atom.
+    elements : the element of each atom
     num_elements
         Z. Atoms of elements outside 0..Z-1 belong to none: operators give NaN for them, or refuse.
 

@@ -18,14 +18,9 @@ def tile_table(ptr: Tensor, num_rows: int, rows: int, scale: int = 1) -> Tensor:
 
     Parameters
     ----------
-    ptr
-        [Z+1], where groups begin; on the device, where their sizes stay.
-    num_rows
-        Rows of all groups and of none.
-    rows
-        Rows of a tile.
-    scale
-        Rows per unit of ``ptr``.
+    ptr : [Z+1], where groups begin; on the device, where their sizes stay
+    num_rows : rows of all groups and of none
+    scale : rows per unit of ``ptr``
 
     Returns
     -------

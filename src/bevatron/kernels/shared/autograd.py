@@ -22,10 +22,8 @@ def empty_gradients(like: Tensor, *given: Tensor | None) -> list[Tensor]:
 
     Parameters
     ----------
-    like
-        Where the gradients are allocated.
-    given
-        Of whose shapes and types they are.
+    like : where the gradients are allocated
+    given : of whose shapes and types they are
     """
     return [
         like.new_empty(0)

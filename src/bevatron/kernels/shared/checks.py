@@ -10,18 +10,11 @@ def check_one_type(operator: str, tensors: Mapping[str, Tensor | Sequence[Tensor
     """Refuse tensors of several types, which a kernel would round to that of the first.
 
     Under autocast they may differ: there torch makes them one type where they are multiplied.
+    Raises ValueError if one has another type than the first; it names both.
 
     Parameters
     ----------
-    operator
-        The function that was called.
-    tensors
-        By the name of the argument, the one whose type the result has first.
-
-    Raises
-    ------
-    ValueError
-        If one has another type than the first; it names both.
+    tensors : by the name of the argument, the one whose type the result has first
 
     Examples
     --------
@@ -50,19 +43,12 @@ def check_shapes(
 ) -> None:
     """Compare tensors with the shapes that they must have.
 
+    Raises ValueError if one has another shape; it names the argument.
+
     Parameters
     ----------
-    op
-        The function that was called.
-    wanted
-        Tensor and shape by the name of the argument; None is any shape.
-    source
-        What the shapes follow from, for the message.
-
-    Raises
-    ------
-    ValueError
-        If one has another shape; it names the argument.
+    wanted : tensor and shape by the name of the argument; None is any shape
+    source : what the shapes follow from, for the message
     """
     for name, (tensor, shape) in wanted.items():
         if tensor is not None and tuple(tensor.shape) != shape:
@@ -75,10 +61,7 @@ def check_shapes(
 def check_vectors(operator: str, x: Tensor, **vectors: Tensor | None) -> None:
     """Refuse vectors that are not as long as a row of ``x``.
 
-    Raises
-    ------
-    ValueError
-        Naming operator, vector and both shapes.
+    Raises ValueError naming operator, vector and both shapes.
     """
     for name, vector in vectors.items():
         if vector is not None and vector.shape != x.shape[-1:]:
@@ -93,19 +76,15 @@ def check_segment_rows(
 ) -> None:
     """Refuse rows of segments that fit neither ``x`` nor the segments.
 
+    Raises ValueError if only some of the three are given, or shape or type of ``rows`` is another.
+
     Parameters
     ----------
-    operator
-        For the message.
+    operator : for the message
     x : [N, C]
     rows : [S, C] of the type of ``x``, one of each segment; None = none
     index : [N] the segment of each row of ``x``
     ptr : [S + 1] where each segment begins
-
-    Raises
-    ------
-    ValueError
-        If only some of the three are given, or shape or type of ``rows`` is another.
     """
     if len({rows is None, index is None, ptr is None}) > 1:
         raise ValueError(f"{operator}: rows of segments go with an index and a ptr")

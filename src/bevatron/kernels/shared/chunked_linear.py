@@ -23,12 +23,9 @@ def chunks(
 
     Parameters
     ----------
-    rows, bytes_per_row
-        What there is, and the bytes of all buffers for one row.
-    multiple
-        Of which the rows of a chunk are one; `CHUNK_MULTIPLE` if not given.
-    times
-        Multiple of `CHUNK_BYTES` that a chunk may take.
+    rows, bytes_per_row : what there is, and the bytes of all buffers for one row
+    multiple : of which the rows of a chunk are one; `CHUNK_MULTIPLE` if not given
+    times : multiple of `CHUNK_BYTES` that a chunk may take
     """
     multiple = CHUNK_MULTIPLE if multiple is None else multiple
     most = max(times * CHUNK_BYTES // max(bytes_per_row, 1) // multiple, 1) * multiple
@@ -80,8 +77,7 @@ class WeightGradient:
 
     Parameters
     ----------
-    weight
-        Its shape and type are the gradient's.
+    weight : its shape and type are the gradient's
     """
 
     def __init__(self, weight: Tensor) -> None:

@@ -38,14 +38,12 @@ def custom_op(
 
     Parameters
     ----------
-    name
-        Its name, without the namespace.
+    name : its name, without the namespace
     fake
         What the results look like: names of the arguments that have their shapes and types (one
         that is None has a result without elements), or a function that allocates them and takes
         arguments of the operator by name.
-    outputs
-        Names of the results, if a gradient's formula takes some of them.
+    outputs : names of the results, if a gradient's formula takes some of them
 
     Examples
     --------
@@ -73,10 +71,8 @@ class CustomOp:
 
     Attributes
     ----------
-    op
-        The operator as torch knows it.
-    parameters, outputs
-        Names of arguments and results.
+    op : the operator as torch knows it
+    parameters, outputs : names of arguments and results
     """
 
     def __init__(
@@ -120,8 +116,7 @@ class CustomOp:
 
         Parameters
         ----------
-        of, asks, unpack
-            As `gradients` takes them.
+        of, asks, unpack : as `gradients` takes them
         fake, outputs
             As `custom_op` takes them; without ``fake`` the results look like the arguments ``of``.
         """
@@ -162,8 +157,7 @@ class CustomOp:
             ``needs`` all are computed.
         asks
             Flags among the formula's parameters, each with the argument whose gradient it asks for.
-        unpack
-            Makes gradients of what the formula returns.
+        unpack : makes gradients of what the formula returns
         """
         names = of.split() or self._tensors()
         wiring = _Wiring(self, names, formula, dict(asks or {}), unpack)

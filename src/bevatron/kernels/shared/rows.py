@@ -18,16 +18,11 @@ class Rows:
 
     Attributes
     ----------
-    tensors
-        As given, or copied where the axes in front do not fold into three.
-    count
-        Rows of each, n0 n1 n2.
-    sizes
-        n1 and n2.
-    strides
-        Of every tensor, those of its three axes of rows and of its channels.
-    axes
-        How many of the three axes are longer than one, at least 1: the last ones.
+    tensors : as given, or copied where the axes in front do not fold into three
+    count : rows of each, n0 n1 n2
+    sizes : n1 and n2
+    strides : of every tensor, those of its three axes of rows and of its channels
+    axes : how many of the three axes are longer than one, at least 1: the last ones
     """
 
     tensors: tuple[Tensor, ...]

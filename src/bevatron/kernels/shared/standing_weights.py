@@ -37,12 +37,9 @@ def once(make: Callable[[], Tensor], *weights: Tensor | None, to: Hashable = Non
 
     Parameters
     ----------
-    make
-        Makes it.
-    weights
-        All that it is made of.
-    to
-        Tells apart what the same function makes of the same weights, such as a type.
+    make : makes it
+    weights : all that it is made of
+    to : tells apart what the same function makes of the same weights, such as a type
     """
     if _kept is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return make()

@@ -68,10 +68,8 @@ def compile_ahead(
         Is run once without launching a Triton kernel, so that what kernels would write is whatever
         their memory held. Nothing in it may depend on such values, as in any work that can be
         captured as a CUDA graph.
-    processes
-        How many compile at a time; with fewer than two this does nothing.
-    say
-        Takes a line for the log before a long wait.
+    processes : how many compile at a time; with fewer than two this does nothing
+    say : takes a line for the log before a long wait
 
     Returns
     -------

@@ -21,14 +21,10 @@ def generated(
 
     Parameters
     ----------
-    source
-        Defines the function, with the help of ``tl`` and ``jit``.
-    module
-        In which it counts as written.
-    layouts
-        Whether it states layouts, as Gluon requires and Triton does not accept.
-    do_not_specialize
-        As `triton.jit` takes it.
+    source : defines the function, with the help of ``tl`` and ``jit``
+    module : in which it counts as written
+    layouts : whether it states layouts, as Gluon requires and Triton does not accept
+    do_not_specialize : as `triton.jit` takes it
     """
     jit, language = triton.jit, tl
     if layouts:

@@ -37,14 +37,11 @@ class Launch:
 
     Parameters
     ----------
-    kernel
-        A Triton function that takes tensors, then numbers, then constants.
-    grid
-        Numbers of programs; without programs nothing is launched.
+    kernel : a Triton function that takes tensors, then numbers, then constants
+    grid : numbers of programs; without programs nothing is launched
     numbers
         In the order of the kernel's parameters. They are part of what is prepared.
-    constants
-        Compile-time constants and launch options, by name.
+    constants : compile-time constants and launch options, by name
     """
 
     __slots__ = ("_constants", "_grid", "_is_interpreted", "_kernel", "_numbers", "_ready")

@@ -76,12 +76,9 @@ def finish_normed_layer(
     parts
         [programs, K C + K], partial sums over rows of ``d xhat^T`` and of d. d is the gradient of
         the layer's result, xhat are the rows normalised, without the norm's weight and bias.
-    weight, norm_weight, norm_bias
-        [K, C] and [C].
-    dweight, dbias
-        Are written; a bias that is not given has no elements.
-    shares
-        [K, 2, C]: terms of the gradients of the norm's weight and bias, are written.
+    weight, norm_weight, norm_bias : [K, C] and [C]
+    dweight, dbias : are written; a bias that is not given has no elements
+    shares : [K, 2, C]: terms of the gradients of the norm's weight and bias, are written
     """
     K, C = weight.shape
     launch(

@@ -18,11 +18,11 @@ class TriangleConfig:
     hidden
         Channels of the projections of triangle multiplication.
     num_heads, head_width
-        Of triangle attention.
+        Heads of triangle attention and channels of each.
     transition_factor
-        Hidden over input channels of the pair transition.
+        Hidden channels of the pair transition as a multiple of its input channels.
     dropout
-        Rate of the dropout of triangle updates.
+        Dropout rate of the triangle updates.
     """
 
     hidden: int = 128
@@ -44,17 +44,17 @@ class EvoformerConfig:
     Attributes
     ----------
     num_blocks
-        Blocks.
+        Number of blocks.
     num_heads, head_width
-        Of row and column attention of the alignment.
+        Heads of row and column attention and channels of each.
     transition_factor
-        Hidden over input channels of the alignment's transition.
+        Hidden channels of the MSA transition as a multiple of its input channels.
     outer_width
         Channels of each projection of the outer product mean.
     dropout
-        Rate of the dropout of row attention.
+        Dropout rate of row attention.
     triangles
-        Updates of the pair.
+        Updates of the pair representation.
     """
 
     num_blocks: int = 48
@@ -80,7 +80,7 @@ class TemplateConfig:
     num_blocks
         Blocks of the pair stack.
     num_heads, head_width
-        Of the attention of a pair over templates.
+        Heads of template pointwise attention and channels of each.
     unit_vectors
         Whether the pair features hold the unit vectors between residues; published models were
         trained with zeros in their place.
@@ -108,19 +108,19 @@ class StructureConfig:
     Attributes
     ----------
     num_blocks
-        Times that its one block is applied.
+        Iterations of the block, which share their weights.
     num_heads, head_width
-        Of invariant point attention (algorithm 22).
+        Heads of invariant point attention (algorithm 22) and channels of each.
     num_query_points, num_value_points
-        Points of a head.
+        Points of each head.
     num_transition_layers
         Transitions of three layers after each attention.
     angle_width, num_angle_blocks
-        Hidden channels and residual blocks of the network of torsion angles.
+        Hidden channels and residual blocks of the torsion-angle network.
     position_scale
-        Å in a unit of the translations inside.
+        Å per internal unit of translation.
     dropout
-        After attention and transition.
+        Dropout rate after attention and transition.
     """
 
     num_blocks: int = 8
@@ -155,20 +155,19 @@ class AlphaFold2Config:
     Attributes
     ----------
     c_m, c_z, c_s
-        Channels of the alignment, the pair and the single representation.
+        Channels of the MSA, pair and single representations.
     c_t, c_e
-        Channels of templates and of the extra alignment.
+        Channels of the template pair and extra-MSA representations.
     max_offset
-        Distances along the chain are clipped here for the relative positions (algorithm 4).
+        Clip value of relative positions along the chain (algorithm 4).
     evoformer, extra_msa, templates, structure
-        The parts.
+        Sizes of the parts.
     lddt_width
         Hidden channels of the head that predicts lDDT.
     aligned_error
         Whether there is a head for the predicted aligned error, as in the "ptm" models.
     checkpointing
-        What is computed again in the backward pass; the defaults keep no more than the input of
-        each block.
+        What the backward pass recomputes; by default only the input of each block is kept.
     """
 
     c_m: int = 256

@@ -126,10 +126,8 @@ class Place(NamedTuple):
 
     Attributes
     ----------
-    array
-        Name of the array.
-    block
-        Index of its first axis; None if it has no axis of blocks.
+    array : name of the array
+    block : index of its first axis; None if it has no axis of blocks
     """
 
     array: str
@@ -191,12 +189,9 @@ def their_shape(
 
     Parameters
     ----------
-    ours, array
-        The two names.
-    shape
-        Ours.
-    config
-        Has the numbers of heads.
+    ours, array : the two names
+    shape : ours
+    config : has the numbers of heads
     """
     kind = array.rpartition("//")[2]
     if len(shape) == 1:

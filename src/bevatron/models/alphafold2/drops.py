@@ -11,8 +11,7 @@ class Drops:
 
     Parameters
     ----------
-    seed
-        Of the step, int64 on the device of the model; None = no dropout.
+    seed : of the step, int64 on the device of the model; None = no dropout
     """
 
     def __init__(self, seed: Int[Tensor, ""] | None) -> None:

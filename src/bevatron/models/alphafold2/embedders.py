@@ -66,10 +66,8 @@ class RecyclingEmbedder(nn.Module):
 
         Parameters
         ----------
-        m, z
-            First row of the alignment and own rows of the pair; zeros in the first cycle.
-        x
-            Positions of CB in Å, likewise.
+        m, z : first row of the alignment and own rows of the pair; zeros in the first cycle
+        x : positions of CB in Å, likewise
         """
         bins = own_rows(distance_bins(x, 3.25, 20.75, RECYCLED_BINS))
         return self.norm_m(m), self.norm_z(z) + self.linear(bins.to(z.dtype))

@@ -72,14 +72,9 @@ class EvoformerBlock(nn.Module):
 
     Parameters
     ----------
-    c_m, c_z
-        Channels of the alignment and the pair.
-    config
-        Sizes.
-    column
-        Attention over the rows of a column.
-    checkpointing
-        Which parts are computed again in the backward pass.
+    c_m, c_z : channels of the alignment and the pair
+    column : attention over the rows of a column
+    checkpointing : which parts are computed again in the backward pass
     """
 
     def __init__(

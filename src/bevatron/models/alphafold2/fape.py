@@ -81,8 +81,7 @@ def backbone_fape(
 
     Parameters
     ----------
-    frames
-        Backbone frames of all blocks: unit quaternion and translation in Å.
+    frames : backbone frames of all blocks: unit quaternion and translation in Å
     batch
         ``backbone_rigid_tensor``, ``backbone_rigid_mask`` and ``use_clamped_fape``: per sample, 1
         clamps errors, 0 does not; without it all are clamped.
@@ -108,12 +107,9 @@ def sidechain_fape(
 
     Parameters
     ----------
-    frames, position
-        Rigid groups and atoms that the last block predicts, Å.
-    reference
-        Atoms under the names that `naming` chose; frames are renamed alike.
-    batch
-        ``rigidgroups_gt_frames``, ``rigidgroups_alt_gt_frames``, ``rigidgroups_gt_exists``.
+    frames, position : rigid groups and atoms that the last block predicts, Å
+    reference : atoms under the names that `naming` chose; frames are renamed alike
+    batch : ``rigidgroups_gt_frames``, ``rigidgroups_alt_gt_frames``, ``rigidgroups_gt_exists``
     """
     swapped = reference.swapped[..., None, None, None] > 0
     true_frames = torch.where(

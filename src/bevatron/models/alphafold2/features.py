@@ -40,10 +40,8 @@ def template_pair_features(
 
     Parameters
     ----------
-    positions, mask
-        Atoms in the 37 slots.
-    unit_vectors
-        Whether they are computed; otherwise zeros are in their place.
+    positions, mask : atoms in the 37 slots
+    unit_vectors : whether they are computed; otherwise zeros are in their place
     """
     backbone = mask[..., N] * mask[..., CA] * mask[..., C]
     both = backbone[..., :, None] * backbone[..., None, :]

@@ -27,8 +27,7 @@ def model_inputs(sample: Mapping[str, Tensor], cycle: int) -> dict[str, Tensor]:
     ----------
     sample
         As `bevatron.data.proteins.chain_samples.sample_chain` returns it, with any leading axes.
-    cycle
-        Number of the iteration, from 0.
+    cycle : number of the iteration, from 0
     """
     aatype = sample["aatype"].long()
     residue_mask = sample["seq_mask"]
@@ -89,8 +88,7 @@ def msa_features(
 
     Parameters
     ----------
-    counts, deletion_sums
-        Of the rows of each cluster without its centre.
+    counts, deletion_sums : of the rows of each cluster without its centre
     """
     classes = F.one_hot(msa.long(), MSA_CLASSES).float()
     others = counts.float()

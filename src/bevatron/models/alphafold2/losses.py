@@ -75,8 +75,7 @@ def unweighted_losses(
         [K, ..., N, 8, 4, 4], ``positions`` [K, ..., N, 14, 3], ``angles`` and
         ``unnormalized_angles`` [K, ..., N, 7, 2]; ``final_atom_positions`` [..., N, 37, 3]; the
         logits of the heads.
-    batch
-        Reference and masks under the names of OpenFold's features, without the axis of cycles.
+    batch : reference and masks under the names of OpenFold's features, without the axis of cycles
     """
     last = outputs["positions"][-1]
     reference = renamed_reference(last, batch)
@@ -132,8 +131,7 @@ def supervised_chi_loss(
 
     Parameters
     ----------
-    batch
-        ``chi_angles_sin_cos``, ``chi_mask``, ``aatype``, ``seq_mask``.
+    batch : ``chi_angles_sin_cos``, ``chi_mask``, ``aatype``, ``seq_mask``
     """
     true, chi = batch["chi_angles_sin_cos"], angles[..., 3:, :]
     turn = 1 - 2 * of_residues("CHI_PI_PERIODIC", batch["aatype"]).to(true.dtype)
@@ -171,10 +169,8 @@ def tm_loss(
 
     Parameters
     ----------
-    frames
-        Backbone frames of the last block.
-    batch
-        ``backbone_rigid_tensor`` and ``backbone_rigid_mask``.
+    frames : backbone frames of the last block
+    batch : ``backbone_rigid_tensor`` and ``backbone_rigid_mask``
     """
     local = []
     for frame in (rigid_of_quaternion(frames), rigid_of_matrix(batch["backbone_rigid_tensor"])):

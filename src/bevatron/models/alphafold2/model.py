@@ -57,10 +57,8 @@ class Recycled(NamedTuple):
 
     Attributes
     ----------
-    m, z
-        First row of the alignment and own rows of the pair.
-    x
-        Positions of CB in Å.
+    m, z : first row of the alignment and own rows of the pair
+    x : positions of CB in Å
     """
 
     m: Float[Tensor, "*batch N M"]

@@ -38,8 +38,7 @@ def renamed_reference(
 
     Parameters
     ----------
-    position
-        Predicted atoms, Å.
+    position : predicted atoms, Å
     batch
         ``atom14_gt_positions``, ``atom14_gt_exists``, the same with ``alt``,
         ``atom14_atom_is_ambiguous``.

@@ -198,10 +198,8 @@ class StructureModule(nn.Module):
 
     Parameters
     ----------
-    c_s, c_z
-        Channels of the single and the pair representation.
-    config
-        Sizes; all blocks share their weights.
+    c_s, c_z : channels of the single and the pair representation
+    config : sizes; all blocks share their weights
     """
 
     def __init__(self, c_s: int, c_z: int, config: StructureConfig) -> None:

@@ -19,10 +19,8 @@ class AlphaFold2Task:
 
     Parameters
     ----------
-    cycles
-        A step has 1 to this many passes, the same number on all ranks; validation has all.
-    stages
-        Weights of the loss by the number of the stage.
+    cycles : a step has 1 to this many passes, the same number on all ranks; validation has all
+    stages : weights of the loss by the number of the stage
     activations
         Type of alignment and pair; structure module, heads and losses stay in float32. None = the
         type of the weights.

@@ -57,10 +57,8 @@ def violations(position: Float[Tensor, "*batch N 14 3"], batch: Mapping[str, Ten
 
     Parameters
     ----------
-    position
-        Predicted atoms, Å.
-    batch
-        ``aatype``, ``residue_index`` and ``atom14_atom_exists``.
+    position : predicted atoms, Å
+    batch : ``aatype``, ``residue_index`` and ``atom14_atom_exists``
     """
     exists = batch["atom14_atom_exists"].to(position.dtype)
     (bond, angle_at_c, angle_at_n), bonded = _peptide_bonds(position, exists, batch)

@@ -33,8 +33,7 @@ class AdaptiveNorm(nn.Module):
 
     Parameters
     ----------
-    width, condition_width
-        C and D.
+    width, condition_width : C and D
     """
 
     def __init__(self, width: int, condition_width: int) -> None:
@@ -63,10 +62,8 @@ class ConditionedTransition(nn.Module):
 
     Parameters
     ----------
-    width, condition_width
-        C and D.
-    factor
-        H / C.
+    width, condition_width : C and D
+    factor : H / C
     """
 
     def __init__(self, width: int, condition_width: int, factor: int = 2) -> None:

@@ -90,15 +90,12 @@ class AtomEncoder(nn.Module):
 
     Parameters
     ----------
-    config
-        Widths, heads and blocks.
-    token_width
-        T.
+    config : widths, heads and blocks
+    token_width : T
     trunk_widths
         Channels of the trunk's single and pair representation for the diffusion module's encoder,
         which also takes coordinates; None for the encoder of the input embedder.
-    checkpointing
-        What the backward pass computes again.
+    checkpointing : what the backward pass computes again
     """
 
     def __init__(
@@ -165,10 +162,8 @@ class AtomEncoder(nn.Module):
 
         Parameters
         ----------
-        atoms
-            Of `describe`.
-        coordinates
-            Noisy, scaled to unit variance; None (and M = 1) in the input embedder.
+        atoms : of `describe`
+        coordinates : noisy, scaled to unit variance; None (and M = 1) in the input embedder
 
         Returns
         -------
@@ -216,12 +211,9 @@ class AtomDecoder(nn.Module):
 
     Parameters
     ----------
-    config
-        Widths, heads and blocks.
-    token_width
-        T.
-    checkpointing
-        What the backward pass computes again.
+    config : widths, heads and blocks
+    token_width : T
+    checkpointing : what the backward pass computes again
     """
 
     def __init__(self, config: AtomConfig, token_width: int, checkpointing: Checkpointing) -> None:
@@ -244,12 +236,9 @@ class AtomDecoder(nn.Module):
 
         Parameters
         ----------
-        a
-            Rows of tokens.
-        q
-            Rows of atoms from the encoder.
-        atoms
-            Of the encoder's `describe`.
+        a : rows of tokens
+        q : rows of atoms from the encoder
+        atoms : of the encoder's `describe`
         """
         q = q + atoms.tokens.spread(self.from_tokens(a))
         q = self.transformer(q, atoms.c, atoms.p, atoms.mask)

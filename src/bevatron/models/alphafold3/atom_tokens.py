@@ -20,10 +20,8 @@ class AtomTokens(NamedTuple):
 
     Attributes
     ----------
-    token
-        Of every atom, ascending; padded atoms at the end have any.
-    ptr
-        Offsets of the tokens' atoms; behind the last is padding.
+    token : of every atom, ascending; padded atoms at the end have any
+    ptr : offsets of the tokens' atoms; behind the last is padding
     """
 
     token: Int[Tensor, "*batch A"]
@@ -40,12 +38,9 @@ class AtomTokens(NamedTuple):
 
         Parameters
         ----------
-        atom_to_token
-            Ascending.
-        atom_mask
-            False for padded atoms, all at the end.
-        num_tokens
-            N, padded ones included.
+        atom_to_token : ascending
+        atom_mask : false for padded atoms, all at the end
+        num_tokens : N, padded ones included
         """
         token = atom_to_token.masked_fill(~atom_mask, num_tokens).contiguous()
         bounds = torch.arange(num_tokens + 1, device=token.device)

@@ -35,10 +35,8 @@ class WindowAttention(nn.Module):
 
     Parameters
     ----------
-    width, pair_width
-        C and P; atoms are conditioned by rows of the same width.
-    num_heads
-        H, a divisor of C.
+    width, pair_width : C and P; atoms are conditioned by rows of the same width
+    num_heads : H, a divisor of C
     """
 
     def __init__(self, width: int, pair_width: int, num_heads: int) -> None:
@@ -91,12 +89,9 @@ class AtomTransformer(nn.Module):
 
     Parameters
     ----------
-    width, pair_width
-        C and P.
-    num_heads, num_blocks
-        H, and how many.
-    checkpointing
-        What the backward pass computes again.
+    width, pair_width : C and P
+    num_heads, num_blocks : H, and how many
+    checkpointing : what the backward pass computes again
     """
 
     def __init__(

@@ -17,10 +17,8 @@ class Move(NamedTuple):
 
     Attributes
     ----------
-    rotation
-        Uniform; multiplies columns.
-    translation
-        Standard normal, Å.
+    rotation : uniform; multiplies columns
+    translation : standard normal, Å
     """
 
     rotation: Float[Tensor, "*batch M 3 3"]
@@ -50,12 +48,9 @@ def centre_and_move(
 
     Parameters
     ----------
-    x
-        Coordinates, of M copies or of one for all.
-    move
-        A motion for every copy.
-    mask
-        Which atoms the mean is taken over; the others are set to 0.
+    x : coordinates, of M copies or of one for all
+    move : a motion for every copy
+    mask : which atoms the mean is taken over; the others are set to 0
     """
     keep = mask[..., None, :, None].to(x.dtype)
     count = keep.sum(-2, keepdim=True).clamp(min=1)

@@ -47,10 +47,8 @@ class DiffusionConditioning(nn.Module):
 
     Parameters
     ----------
-    widths
-        I, C and P of the trunk.
-    noise_width
-        Channels of the embedding of a noise level.
+    widths : I, C and P of the trunk
+    noise_width : channels of the embedding of a noise level
     """
 
     def __init__(self, widths: TrunkWidths, noise_width: int) -> None:
@@ -91,10 +89,8 @@ class DiffusionConditioning(nn.Module):
 
         Parameters
         ----------
-        singles
-            Of `singles`.
-        noise
-            c_noise of `edm.preconditioning`.
+        singles : of `singles`
+        noise : c_noise of `edm.preconditioning`
         """
         level = self.noise_embedding(noise).to(singles.dtype)
         level = layer_norm_linear(level, *self.noise_norm.parts, self.noise.weight)

@@ -30,14 +30,10 @@ class ConfidenceLogits(NamedTuple):
 
     Attributes
     ----------
-    plddt
-        lDDT of every atom.
-    pae
-        Error of token j in the frame of token i.
-    pde
-        Error of the distance of two tokens, symmetric.
-    resolved
-        Whether an atom is resolved.
+    plddt : lDDT of every atom
+    pae : error of token j in the frame of token i
+    pde : error of the distance of two tokens, symmetric
+    resolved : whether an atom is resolved
     """
 
     plddt: Float[Tensor, "*batch A _"]
@@ -54,12 +50,8 @@ class ConfidenceHead(nn.Module):
 
     Parameters
     ----------
-    config
-        Sizes.
-    widths
-        I, C and P of the trunk.
-    checkpointing
-        What the backward pass computes again.
+    widths : I, C and P of the trunk
+    checkpointing : what the backward pass computes again
     """
 
     def __init__(
@@ -92,12 +84,9 @@ class ConfidenceHead(nn.Module):
 
         Parameters
         ----------
-        batch
-            ``atom_to_token``, ``atom_mask``, ``token_mask`` and ``representative_atom``.
-        s_inputs, s, z
-            Input embedding, single and pair representation of the trunk.
-        coordinates
-            Of a rollout, Å.
+        batch : ``atom_to_token``, ``atom_mask``, ``token_mask`` and ``representative_atom``
+        s_inputs, s, z : input embedding, single and pair representation of the trunk
+        coordinates : of a rollout, Å
 
         Returns
         -------

@@ -35,19 +35,19 @@ class AlphaFold3Config:
     Attributes
     ----------
     widths
-        Channels of input embedding, single and pair representation.
+        Channels of the input embedding, single and pair representations.
     atoms
         The atom encoder of the input embedder.
     templates, msa, pairformer
-        The parts of the trunk.
+        Parts of the trunk.
     diffusion, confidence
         See `DiffusionConfig` and `ConfidenceConfig`.
     distogram_bins
-        Classes of the distance of two tokens.
+        Number of distance bins.
     cycles
-        The largest number of passes through the trunk.
+        Maximum number of passes through the trunk (recycling).
     checkpointing
-        What the backward pass through the trunk computes again.
+        What the backward pass through the trunk recomputes.
 
     Raises
     ------

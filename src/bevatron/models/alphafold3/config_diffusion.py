@@ -15,7 +15,7 @@ class AtomConfig:
     width, pair_width
         Channels of an atom and of a pair of atoms.
     num_heads, num_blocks
-        Of the transformer.
+        Heads and blocks of the transformer.
     """
 
     width: int = 128
@@ -33,7 +33,7 @@ class TokenTransformerConfig:
     width
         Channels of a token.
     num_heads, num_blocks
-        Its sizes.
+        Heads and blocks of the transformer.
     """
 
     width: int = 768
@@ -65,11 +65,11 @@ class DiffusionConfig:
     encoder, decoder
         Transformers over atoms.
     transformer
-        That over tokens.
+        Transformer over tokens.
     noise_width
-        Channels of the embedding of a noise level.
+        Channels of the noise-level embedding.
     checkpointing
-        What the backward pass computes again.
+        What the backward pass recomputes.
     """
 
     encoder: AtomConfig = field(default_factory=AtomConfig)
@@ -86,11 +86,11 @@ class ConfidenceConfig:
     Attributes
     ----------
     pairformer
-        Its blocks, without dropout in published models.
+        Its Pairformer blocks, without dropout in published models.
     pae_bins, pde_bins, plddt_bins
-        Classes of aligned errors, distance errors and lDDT.
+        Bins of the aligned error, the distance error and lDDT.
     atoms_per_token
-        The largest number of atoms in a token: rows of the weights per atom.
+        Maximum number of atoms of a token, each with weights of its own.
     """
 
     pairformer: PairformerConfig = field(

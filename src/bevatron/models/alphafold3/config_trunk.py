@@ -15,11 +15,11 @@ class PairConfig:
     hidden
         Channels of the projections of triangle multiplication.
     num_heads, head_width
-        Of triangle attention.
+        Heads of triangle attention and channels of each.
     transition
-        Hidden channels over channels of the transition.
+        Hidden channels of the transition as a multiple of its input channels.
     dropout
-        Share of the channels of a row or column that an update leaves as they are.
+        Dropout rate, row- or column-wise.
     """
 
     hidden: int = 128
@@ -47,7 +47,7 @@ class TemplateConfig:
     width
         Channels of a template's pair.
     pair
-        Its blocks.
+        Sizes of these blocks.
     """
 
     num_blocks: int = 2
@@ -65,19 +65,19 @@ class MsaConfig:
     Attributes
     ----------
     num_blocks
-        Blocks; 0 = no alignment.
+        Number of blocks; 0 = no alignment.
     width
-        Channels of a row.
+        Channels of the MSA representation.
     outer_width
         Channels of each projection of the outer product mean.
     num_heads, head_width
-        Of pair-weighted averaging.
+        Heads of pair-weighted averaging and channels of each.
     transition
-        Hidden channels over channels.
+        Hidden channels of the transition as a multiple of its input channels.
     dropout
-        Of what pair-weighted averaging adds.
+        Dropout rate of pair-weighted averaging.
     pair
-        The blocks of the pair.
+        Sizes of the pair updates.
     """
 
     num_blocks: int = 4
@@ -102,13 +102,13 @@ class PairformerConfig:
     Attributes
     ----------
     num_blocks
-        Blocks.
+        Number of blocks.
     num_heads, head_width
-        Of the attention among tokens.
+        Heads of the attention among tokens and channels of each.
     transition
-        Hidden channels over channels, of the single representation.
+        Hidden channels of the single transition as a multiple of its input channels.
     pair
-        The blocks of the pair.
+        Sizes of the pair updates.
     """
 
     num_blocks: int = 48
@@ -125,12 +125,6 @@ _SIZES = (("num_heads", 1, 65536), ("head_width", 1, 65536))
 
 
 def check_dropout(rate: float) -> None:
-    """Check a rate.
-
-    Raises
-    ------
-    ConfigError
-        If it is not in [0, 1).
-    """
+    """Check a rate; ConfigError if it is not in [0, 1)."""
     if not 0 <= rate < 1:
         raise ConfigError(f"dropout: expected one in [0, 1), got {rate}")

@@ -116,10 +116,7 @@ def protenix_names(module: nn.Module) -> dict[str, str]:
 def from_protenix(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a state dict for a module from one of Protenix.
 
-    Raises
-    ------
-    DataError
-        If there are other weights in it, or a shape differs; it names the first.
+    Raises DataError if there are other weights in it, or a shape differs; it names the first.
     """
     names, own = protenix_names(module), module.state_dict()
     missing = sorted(set(names.values()) - set(weights))

@@ -42,16 +42,17 @@ class Shared(NamedTuple):
     atoms: Atoms
     mask: Bool[Tensor, "*batch N"]
 
+    def contiguous(self) -> "Shared":
+        """Have the biases lie as attention reads them, which is worth it for many passes."""
+        return self._replace(biases=[bias.contiguous() for bias in self.biases])
+
 
 class DiffusionModule(nn.Module):
     r"""Denoiser :math:`D(x, \sigma) = c_{skip} x + c_{out} F(c_{in} x, c_{noise})`: algorithm 20.
 
     Parameters
     ----------
-    config
-        Sizes.
-    widths
-        I, C and P of the trunk.
+    widths : I, C and P of the trunk
     """
 
     def __init__(self, config: DiffusionConfig, widths: TrunkWidths) -> None:
@@ -106,12 +107,9 @@ class DiffusionModule(nn.Module):
 
         Parameters
         ----------
-        x
-            Noisy coordinates, Å.
-        sigma
-            Noise level of each copy, Å; above 0.
-        shared
-            Of `describe`.
+        x : noisy coordinates, Å
+        sigma : noise level of each copy, Å; above 0
+        shared : of `describe`
         """
         factors = edm.preconditioning(sigma)
         skip, out, in_ = (factor[..., None, None] for factor in factors[:3])

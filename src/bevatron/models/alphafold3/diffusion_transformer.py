@@ -49,10 +49,7 @@ def biases_of(
 
     Parameters
     ----------
-    z
-        The pair.
-    layers
-        Each block's `ConditionedBias`, all with the same number of heads.
+    layers : each block's `ConditionedBias`, all with the same number of heads
     """
     weights = [cast("ConditionedBias", layer).weight for layer in layers]
     biases = layer_norm_linear(z, None, None, torch.cat(weights)).chunk(len(weights), -1)
@@ -69,10 +66,8 @@ class ConditionedAttention(nn.Module):
 
     Parameters
     ----------
-    width, condition_width, pair_width
-        C, D and P.
-    num_heads
-        H, a divisor of C.
+    width, condition_width, pair_width : C, D and P
+    num_heads : H, a divisor of C
     """
 
     def __init__(self, width: int, condition_width: int, pair_width: int, num_heads: int) -> None:
@@ -130,12 +125,9 @@ class DiffusionTransformer(nn.Module):
 
     Parameters
     ----------
-    width, condition_width, pair_width
-        C, D and P.
-    num_heads, num_blocks
-        H, and how many.
-    checkpointing
-        What the backward pass computes again.
+    width, condition_width, pair_width : C, D and P
+    num_heads, num_blocks : H, and how many
+    checkpointing : what the backward pass computes again
     """
 
     def __init__(

@@ -23,8 +23,7 @@ class Preconditioning(NamedTuple):
 
     Attributes
     ----------
-    skip, out, in_, noise
-        Of the shape of the noise levels.
+    skip, out, in_, noise : of the shape of the noise levels
     """
 
     skip: Tensor

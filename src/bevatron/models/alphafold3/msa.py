@@ -28,7 +28,7 @@ from bevatron.models.common.folding import (
     keep_masks,
     run_stack,
 )
-from bevatron.parallel.axial import all_of, own_rows
+from bevatron.parallel.axial import gathered, own_rows
 
 State = tuple[Tensor, Tensor]
 """Alignment and pair representation."""
@@ -43,12 +43,8 @@ def msa_features(
 
     Parameters
     ----------
-    msa
-        Classes; one byte each is enough.
-    deletion
-        Deleted entries, saturated at 255 in a byte.
-    dtype
-        Of the result.
+    msa : classes; one byte each is enough
+    deletion : deleted entries, saturated at 255 in a byte
     """
     classes = torch.arange(NUM_CLASSES, dtype=msa.dtype, device=msa.device)
     value = torch.atan(deletion.float() / 3) * (2 / pi)
@@ -69,10 +65,8 @@ class PairWeightedAveraging(nn.Module):
 
     Parameters
     ----------
-    width, pair_width
-        M and P.
-    num_heads, head_width
-        H and D.
+    width, pair_width : M and P
+    num_heads, head_width : H and D
     """
 
     def __init__(self, width: int, pair_width: int, num_heads: int, head_width: int) -> None:
@@ -92,11 +86,12 @@ class PairWeightedAveraging(nn.Module):
         mask: Bool[Tensor, "*batch N"] | None = None,
     ) -> Float[Tensor, "*batch R N M"]:
         """Compute the update of the rows; masked tokens have no weight."""
-        logits = all_of(self.bias(z), -2, z.shape[-2])
-        if mask is not None:
-            logits = logits.masked_fill(~mask[..., None, None, :], float("-inf"))
+        bias = gathered(self.bias(z), -2, z.shape[-2])
         joint = torch.cat([self.v.weight, self.gate.weight])
         v, gate = layer_norm_linear(m, *self.norm.parts, joint).chunk(2, -1)
+        logits = bias.wait()
+        if mask is not None:
+            logits = logits.masked_fill(~mask[..., None, None, :], float("-inf"))
         heads = v.unflatten(-1, (self.num_heads, -1))
         averaged = torch.einsum("...hij,...sjhd->...sihd", logits.softmax(-1), heads)
         update: Tensor = self.out(gate.sigmoid() * averaged.flatten(-2))
@@ -150,14 +145,9 @@ class MsaModule(nn.Module):
 
     Parameters
     ----------
-    input_width, pair_width
-        Channels of the input embedding and of the pair.
-    config
-        The other sizes.
-    checkpointing
-        What the backward pass computes again.
-    call
-        Tells its dropout from that of other stacks: this number and the next.
+    input_width, pair_width : channels of the input embedding and of the pair
+    checkpointing : what the backward pass computes again
+    call : tells its dropout from that of other stacks: this number and the next
     """
 
     def __init__(
@@ -192,14 +182,10 @@ class MsaModule(nn.Module):
 
         Parameters
         ----------
-        features
-            Of `msa_features`.
-        z, s_inputs
-            Pair representation and input embedding.
-        msa_mask, token_mask, pair_mask
-            True for what exists; None = all, or pairs of such tokens.
-        seed
-            Of dropout; None = no dropout.
+        features : of `msa_features`
+        z, s_inputs : pair representation and input embedding
+        msa_mask, token_mask, pair_mask : true for what exists; None = all, or pairs of such tokens
+        seed : of dropout; None = no dropout
         """
         if pair_mask is None:
             pair_mask = pairs_of(token_mask)

@@ -18,12 +18,9 @@ class CopyDraw(NamedTuple):
 
     Attributes
     ----------
-    move
-        Rigid motion of every copy.
-    level
-        Standard normal number of every copy, for its noise level.
-    normal
-        Standard normal numbers for the noise.
+    move : rigid motion of every copy
+    level : standard normal number of every copy, for its noise level
+    normal : standard normal numbers for the noise
     """
 
     move: Move
@@ -36,12 +33,9 @@ class NoisyCopies(NamedTuple):
 
     Attributes
     ----------
-    x
-        Noisy coordinates.
-    sigma
-        Noise level of each copy.
-    target
-        Coordinates without noise.
+    x : noisy coordinates
+    sigma : noise level of each copy
+    target : coordinates without noise
     """
 
     x: Float[Tensor, "*batch M A 3"]
@@ -64,12 +58,9 @@ def noisy_copies(
 
     Parameters
     ----------
-    position
-        Coordinates.
-    resolved
-        Which atoms have any; the others are at 0 before the noise.
-    draw
-        Of `draw_copies`.
+    position : coordinates
+    resolved : which atoms have any; the others are at 0 before the noise
+    draw : of `draw_copies`
     """
     sigma = edm.training_sigma(draw.level)
     target = centre_and_move(position[..., None, :, :], draw.move, resolved)

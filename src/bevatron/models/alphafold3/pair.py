@@ -21,13 +21,6 @@ class PairBlock(nn.Module):
 
     AlphaFold3, algorithm 17, lines 2 to 6. Updates share dropout along rows, that of attention
     around the ending node along columns.
-
-    Parameters
-    ----------
-    width
-        Channels of the pair.
-    config
-        The other sizes.
     """
 
     def __init__(self, width: int, config: PairConfig) -> None:
@@ -49,12 +42,9 @@ class PairBlock(nn.Module):
 
         Parameters
         ----------
-        z
-            Pair representation, or own rows of it.
-        mask
-            True for pairs of tokens that exist.
-        drops
-            One item of `pair_drops`; None = no dropout.
+        z : pair representation, or own rows of it
+        mask : true for pairs of tokens that exist
+        drops : one item of `pair_drops`; None = no dropout
         """
         drop = [None] * DROPOUTS if drops is None else drops.unbind()
         z = add_dropped(z, self.multiply_outgoing(z, mask), drop[0])
@@ -75,14 +65,9 @@ def pair_drops(
 
     Parameters
     ----------
-    seed, call
-        See `keep_masks`; without a seed there is no dropout.
-    z
-        The pair.
-    num_blocks
-        Of the stack.
-    rate
-        Of dropout.
+    seed, call : see `keep_masks`; without a seed there is no dropout
+    num_blocks : of the stack
+    rate : of dropout
     """
     if seed is None or rate == 0 or num_blocks == 0:
         return [None] * num_blocks

@@ -26,10 +26,8 @@ class AttentionPairBias(nn.Module):
 
     Parameters
     ----------
-    width, pair_width
-        Channels of the single and of the pair representation.
-    num_heads, head_width
-        Of the attention.
+    width, pair_width : channels of the single and of the pair representation
+    num_heads, head_width : of the attention
     """
 
     def __init__(self, width: int, pair_width: int, num_heads: int, head_width: int) -> None:
@@ -82,14 +80,9 @@ class Pairformer(nn.Module):
 
     Parameters
     ----------
-    width, pair_width
-        Channels of the single and of the pair representation.
-    config
-        The other sizes.
-    checkpointing
-        What the backward pass computes again.
-    call
-        Tells its dropout from that of other stacks.
+    width, pair_width : channels of the single and of the pair representation
+    checkpointing : what the backward pass computes again
+    call : tells its dropout from that of other stacks
     """
 
     def __init__(
@@ -122,12 +115,9 @@ class Pairformer(nn.Module):
         ----------
         s, z
             Single and pair representation, of which R rows are own where processes share a sample.
-        token_mask
-            True for tokens that exist; None = all.
-        pair_mask
-            Likewise of pairs; None = pairs of such tokens.
-        seed
-            Of dropout; None = no dropout.
+        token_mask : true for tokens that exist; None = all
+        pair_mask : likewise of pairs; None = pairs of such tokens
+        seed : of dropout; None = no dropout
         """
         if pair_mask is None:
             pair_mask = pairs_of(token_mask)

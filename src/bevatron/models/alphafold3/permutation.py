@@ -58,10 +58,8 @@ def permute_truth(
 
     Parameters
     ----------
-    rollout
-        The prediction, Å.
-    batch
-        A sample, or several with a leading axis.
+    rollout : the prediction, Å
+    batch : a sample, or several with a leading axis
     """
     if rollout.ndim > 2:
         each = [

@@ -31,10 +31,8 @@ class StepDraw(NamedTuple):
 
     Attributes
     ----------
-    move
-        Rigid motion of every copy.
-    normal
-        Standard normal numbers for the noise.
+    move : rigid motion of every copy
+    normal : standard normal numbers for the noise
     """
 
     move: Move
@@ -60,28 +58,19 @@ def sample(
 ) -> Float[Tensor, "*batch M A 3"]:
     """Denoise random coordinates step by step, without gradients.
 
+    Raises ValueError if there are draws of more or fewer steps.
+
     Parameters
     ----------
-    denoise
-        The denoiser.
-    levels
-        Of `edm.schedule`: T = 20 for the rollout of a training step, 200 for predictions.
-    start
-        Standard normal numbers.
-    steps
-        Draws of T steps.
-    mask
-        False for padded atoms, which stay at 0.
+    denoise : the denoiser
+    levels : of `edm.schedule`: T = 20 for the rollout of a training step, 200 for predictions
+    start : standard normal numbers
+    mask : false for padded atoms, which stay at 0
 
     Returns
     -------
     Coordinates in Å. The supplement's line 9 has the coordinates before the noise was raised in
     its numerator; published models have those after.
-
-    Raises
-    ------
-    ValueError
-        If there are draws of more or fewer steps.
     """
     with torch.no_grad():
         keep = mask[..., None, :, None].to(start.dtype)

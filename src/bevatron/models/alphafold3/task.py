@@ -20,7 +20,7 @@ from bevatron.task import Loss, StepNumbers
 ROLLOUT_STEPS = 20
 """Of the sampling of a training step, whose structure the confidence head judges."""
 
-VALIDATION_CYCLES, VALIDATION_SEED = 4, 1
+VALIDATION_SEED = 1
 
 STREAM = 2**20
 """Calls between the random numbers of the copies and those of the rollout."""
@@ -33,9 +33,9 @@ class StepOptions:
     Attributes
     ----------
     copies
-        Noisy copies of each structure.
+        Noisy copies of each structure (the diffusion batch size).
     confidence_every
-        Steps from one with the rollout and the confidence head to the next; 0 = never.
+        Steps between rollouts that train the confidence head; 0 = never.
     loss
         Weights of the terms.
     """
@@ -50,15 +50,12 @@ class AlphaFold3Task:
 
     Parameters
     ----------
-    cycles
-        A step has 1 to this many passes through the trunk, the same number on all ranks.
-    stages
-        By the number of the stage.
+    cycles : a step has 1 to this many passes through the trunk, the same number on all ranks
+    stages : by the number of the stage
     activations
         Type of the activations of trunk and diffusion; weights, coordinates, losses and the
         confidences stay in float32. None = the type of the weights.
-    validation_steps
-        Of the sampling in validation.
+    validation_steps : of the sampling in validation
     """
 
     def __init__(

@@ -72,14 +72,10 @@ def template_pairs(
 
     Parameters
     ----------
-    pseudo_beta
-        Position of CB (CA of glycine), Å.
-    backbone
-        Positions of N, CA and C, Å.
-    pseudo_beta_mask, backbone_mask
-        Whether these atoms exist.
-    dtype
-        Of the result; it is computed in that of the positions.
+    pseudo_beta : position of CB (CA of glycine), Å
+    backbone : positions of N, CA and C, Å
+    pseudo_beta_mask, backbone_mask : whether these atoms exist
+    dtype : of the result; it is computed in that of the positions
     """
     distance_mask, frame_mask = _both(pseudo_beta_mask), _both(backbone_mask)
     bins = distance_bins(pseudo_beta, *DISTANCE_BINS) & distance_mask[..., None]
@@ -103,14 +99,9 @@ class TemplateEmbedder(nn.Module):
 
     Parameters
     ----------
-    pair_width
-        P.
-    config
-        The other sizes.
-    checkpointing
-        What the backward pass computes again.
-    call
-        Tells its dropout from that of other stacks.
+    pair_width : P
+    checkpointing : what the backward pass computes again
+    call : tells its dropout from that of other stacks
     """
 
     def __init__(
@@ -141,18 +132,12 @@ class TemplateEmbedder(nn.Module):
 
         Parameters
         ----------
-        z
-            Pair representation.
-        restype
-            Class of the residue that each template has for a token; the gap where it has none.
-        pairs
-            Own rows of `template_pairs`.
-        asym_id
-            Chain of each token.
-        pair_mask
-            True for pairs of tokens that exist; None = all.
-        seed
-            Of dropout; None = no dropout.
+        z : pair representation
+        restype : class of the residue that each template has for a token; the gap where it has none
+        pairs : own rows of `template_pairs`
+        asym_id : chain of each token
+        pair_mask : true for pairs of tokens that exist; None = all
+        seed : of dropout; None = no dropout
         """
         whole = (*restype.shape, restype.shape[-1])
         mask = None if pair_mask is None else pair_mask.unsqueeze(-3).expand(whole)

@@ -69,13 +69,7 @@ class Embedding(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Embeddings and cycles of templates, alignment and Pairformer.
-
-    Parameters
-    ----------
-    config
-        Sizes.
-    """
+    """Embeddings and cycles of templates, alignment and Pairformer."""
 
     def __init__(self, config: AlphaFold3Config) -> None:
         super().__init__()
@@ -108,14 +102,10 @@ class Trunk(nn.Module):
 
         Parameters
         ----------
-        batch
-            Fields of `bevatron.data.proteins.complex_batch.ComplexBatch`.
-        s_inputs
-            Input embedding; its type is that of all activations.
-        cycles
-            Passes, 1 or more.
-        seed
-            Of dropout; None = no dropout.
+        batch : fields of `bevatron.data.proteins.complex_batch.ComplexBatch`
+        s_inputs : input embedding; its type is that of all activations
+        cycles : passes, 1 or more
+        seed : of dropout; None = no dropout
         """
         s_first, z_first = self.embedding(batch, s_inputs)
         s, z = torch.zeros_like(s_first), torch.zeros_like(z_first)

@@ -9,10 +9,7 @@ from bevatron.errors import ConfigError
 def check_ranges(config: object, ranges: Iterable[tuple[str, float, float]]) -> None:
     """Check that entries are within (name, lowest, highest).
 
-    Raises
-    ------
-    ConfigError
-        Naming the first entry that does not.
+    Raises ConfigError naming the first entry that does not.
     """
     for name, low, high in ranges:
         value = getattr(config, name)
@@ -23,10 +20,7 @@ def check_ranges(config: object, ranges: Iterable[tuple[str, float, float]]) -> 
 def preset_values(presets: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
     """Return a copy of the preset of this name.
 
-    Raises
-    ------
-    ConfigError
-        If there is no such preset; it names those that there are.
+    Raises ConfigError if there is no such preset; it names those that there are.
     """
     if name not in presets:
         raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(presets)})")

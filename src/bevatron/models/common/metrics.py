@@ -17,8 +17,6 @@ class ErrorSums:
 
     Parameters
     ----------
-    quantities
-        Names of the quantities compared.
     groups
         Names of the groups that errors are kept for; `compute` gives the total under the bare
         names and, if there is more than one group, each group under ``group/name``.
@@ -41,10 +39,8 @@ class ErrorSums:
 
         Parameters
         ----------
-        rows
-            For each quantity one row per structure.
-        group
-            [G], the group of each structure; without it all belong to the first.
+        rows : for each quantity one row per structure
+        group : [G], the group of each structure; without it all belong to the first
         """
         stacked = torch.stack([rows[name].detach().double() for name in self.quantities], dim=1)
         self._sums = self._sums.to(stacked.device)
@@ -88,14 +84,10 @@ def error_rows(
 
     Parameters
     ----------
-    error
-        One row per structure, or per atom with ``owner``.
-    counts
-        [G] bool, which structures have a label; the others get a row of zeros.
-    owner
-        [n], the structure of each row.
-    num_structures
-        G, with ``owner``.
+    error : one row per structure, or per atom with ``owner``
+    counts : [G] bool, which structures have a label; the others get a row of zeros
+    owner : [n], the structure of each row
+    num_structures : G, with ``owner``
     """
     error = (
         error.detach().double().flatten(1) if error.ndim > 1 else error.detach().double()[:, None]
@@ -117,12 +109,8 @@ def group_errors(
 
     Parameters
     ----------
-    rows
-        Rows of `error_rows` by quantity.
-    groups
-        Names of the groups.
-    group
-        [G], the group of each structure.
+    rows : rows of `error_rows` by quantity
+    group : [G], the group of each structure
     """
     table: dict[str, dict[str, float]] = {}
     for number, name in enumerate(groups):

@@ -110,11 +110,8 @@ def not_finite(state_dict: Mapping[str, Tensor]) -> str | None:
 def load_model_folder(path: Path | str) -> ModelFolder:
     """Read a model folder.
 
-    Raises
-    ------
-    CheckpointError
-        If it is missing, damaged, of a newer version or its weights are not finite; the message
-        says which file.
+    Raises CheckpointError if it is missing, damaged, of a newer version or its weights are not
+    finite; the message says which file.
     """
     folder = Path(path)
     description, weights = folder / MODEL_FILE, folder / WEIGHTS_FILE
@@ -176,14 +173,10 @@ class ModelKind(Generic[Config, Model]):
 
     Parameters
     ----------
-    kind
-        The name in ``model.json``.
-    config
-        Class of the configuration, which the model keeps as ``config``.
-    model
-        Makes a model from its configuration and a floating-point type.
-    absent
-        Values of keys that folders of earlier versions lack, where they are not the defaults.
+    kind : the name in ``model.json``
+    config : class of the configuration, which the model keeps as ``config``
+    model : makes a model from its configuration and a floating-point type
+    absent : values of keys that folders of earlier versions lack, where they are not the defaults
     """
 
     def __init__(

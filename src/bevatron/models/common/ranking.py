@@ -47,12 +47,9 @@ def ranking_of_scores(
 
     Parameters
     ----------
-    scores
-        [n], in any order.
-    answers
-        1 or 0, [n].
-    weights
-        How often each counts, [n]; once by default.
+    scores : [n], in any order
+    answers : 1 or 0, [n]
+    weights : how often each counts, [n]; once by default
 
     Examples
     --------
@@ -71,10 +68,7 @@ class RankingSums:
 
     Parameters
     ----------
-    num_labels
-        Number of labels.
-    num_bins
-        Bins of a label's logits; scores in one bin count as equal.
+    num_bins : bins of a label's logits; scores in one bin count as equal
 
     Examples
     --------

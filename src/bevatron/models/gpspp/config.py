@@ -32,11 +32,11 @@ class Target:
     kind
         See `TargetKind`.
     mean, std
-        Of ``regression``: the network learns (label - mean) / std.
+        For ``regression``: the network learns (label - mean) / std.
     unit
-        For tables.
+        Unit, for tables.
     num_classes
-        Of ``multiclass``.
+        For ``multiclass``.
     """
 
     name: str
@@ -99,20 +99,20 @@ class DropoutConfig:
     Attributes
     ----------
     node
-        Of an atom's updates in message passing.
+        Rate for an atom's updates in message passing.
     edge
-        Of a directed edge's.
+        Rate for a directed edge's.
     global_
-        Of a molecule's.
+        Rate for a molecule's.
     encoder
-        Of the encoded positions and bond lengths.
+        Rate for the encoded positions and bond lengths.
     attention
-        Of single attention probabilities.
+        Rate for single attention probabilities.
     graph
-        Of what attention and FFN add to a whole molecule, in the last block; it rises linearly
-        with depth from 0 in the first.
+        Rate at which a whole molecule skips attention and FFN of the last block (stochastic depth);
+        it rises linearly with depth from 0 in the first.
     ffn
-        Of single hidden features of the FFN.
+        Rate for single hidden features of the FFN.
     """
 
     node: float = 0.3
@@ -138,7 +138,7 @@ class GPSPlusPlusConfig:
     feature_set
         Chemical features of atoms and bonds, see `bevatron.data.samples.FEATURE_SETS`.
     num_layers
-        Blocks.
+        Number of blocks.
     node_width
         Features of an atom.
     edge_width
@@ -146,23 +146,23 @@ class GPSPlusPlusConfig:
     global_width
         Features of a molecule.
     num_heads
-        Of attention; they share the node's features.
+        Attention heads, among which a node's features are divided.
     ffn_width
         Hidden features of the FFN.
     expansion
-        Hidden over output features of the MLPs of nodes, edges and globals.
+        Hidden features of the MLPs of nodes, edges and globals as a multiple of their outputs.
     embedding_width
-        Of the tables of chemical features and degrees.
+        Width of the embeddings of chemical features and degrees.
     encoder_width
-        Output of the MLPs of positional encodings.
+        Outputs of the MLPs of positional encodings.
     encoder_expansion
-        Hidden over output features of theirs.
+        Hidden features of these MLPs as a multiple of their outputs.
     encoder_norm
-        Whether their input is normalised.
+        Whether their inputs are normalised.
     decoder_width
-        Hidden features of the read-out; None = as many as a node has.
+        Hidden features of the readout; None = the width of a node.
     decoder
-        What it reads: the sum over atoms, or that and the global features.
+        Input of the readout: the sum over atoms, or that and the global features.
     mpnn
         Message passing in a block.
     attention
@@ -180,30 +180,30 @@ class GPSPlusPlusConfig:
     laplacian
         Eigenvectors of the graph's Laplacian as an encoding of an atom's position in it.
     num_laplacian
-        How many.
+        Number of eigenvectors.
     random_walk
-        Chances that a walk along bonds is back after 1, 2, ... steps, likewise.
+        Return probabilities of random walks of 1, 2, ... steps, as a positional encoding.
     num_walks
-        How many.
+        Number of steps.
     degree
-        Number of neighbours, likewise.
+        Number of neighbours, as a positional encoding.
     shortest_paths
-        Bias of attention by the number of bonds between two atoms.
+        Attention bias by the number of bonds between two atoms.
     distance_bias
-        Bias of attention by distance.
+        Attention bias by distance.
     distance_sum
         3D centrality: a node feature from the distances to all atoms.
     bond_lengths
-        An edge feature.
+        Bond lengths as an edge feature.
     unused_bias
         Keep the tables and networks of the bias without attention, as official checkpoints do.
     num_kernels
-        Gaussian kernels of a distance.
+        Gaussian kernels of the distance.
     max_path
         Last row of the table of shortest paths: b bonds read row min(b + 1, max_path); row 0 means
         no path.
     max_degree
-        Larger degrees count as this.
+        Larger degrees count as this one.
     noisy_nodes
         A head that reconstructs the features of atoms.
     noisy_edges

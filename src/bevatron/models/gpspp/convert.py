@@ -30,14 +30,10 @@ class Piece:
 
     Attributes
     ----------
-    theirs
-        Regular expression of the end of its name.
-    ours
-        Entry of our state dict.
-    transposed
-        Keras keeps the matrices of linear layers as [in, out].
-    start
-        First row in our entry; None = the whole of it.
+    theirs : regular expression of the end of its name
+    ours : entry of our state dict
+    transposed : keras keeps the matrices of linear layers as [in, out]
+    start : first row in our entry; None = the whole of it
     """
 
     theirs: str

@@ -30,10 +30,8 @@ class Tables(nn.Module):
 
     Parameters
     ----------
-    sizes
-        Values of each feature.
-    width
-        Of an embedding.
+    sizes : values of each feature
+    width : of an embedding
     """
 
     def __init__(self, sizes: tuple[int, ...], width: int) -> None:

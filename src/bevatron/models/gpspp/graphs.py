@@ -18,14 +18,10 @@ class Graphs:
 
     Attributes
     ----------
-    bonds
-        See `bevatron.kernels.molecule.bonds`.
-    graph, edge_graph
-        The molecule of each atom and directed edge.
-    graph_ptr, edge_ptr, pair_ptr
-        Where the atoms, edges and pairs of each molecule begin.
-    degree
-        Bonds of each atom.
+    bonds : see `bevatron.kernels.molecule.bonds`
+    graph, edge_graph : the molecule of each atom and directed edge
+    graph_ptr, edge_ptr, pair_ptr : where the atoms, edges and pairs of each molecule begin
+    degree : bonds of each atom
     """
 
     bonds: Bonds
@@ -58,12 +54,9 @@ class Drops:
 
     Attributes
     ----------
-    node, edge, global_
-        Of the updates of message passing.
-    attention, ffn
-        Of what these add, [N], one value for a whole molecule.
-    seed
-        Of the dropout of attention probabilities.
+    node, edge, global_ : of the updates of message passing
+    attention, ffn : of what these add, [N], one value for a whole molecule
+    seed : of the dropout of attention probabilities
     """
 
     node: Float[Tensor, " N"] | None = None

@@ -65,14 +65,10 @@ class MLP(nn.Module):
 
     Parameters
     ----------
-    width_in, hidden, width_out
-        Features.
-    activation
-        ``gelu`` (tanh form) or ``relu``.
-    input_norm
-        Normalise the input first.
-    norm
-        Normalise the hidden features.
+    width_in, hidden, width_out : features
+    activation : ``gelu`` (tanh form) or ``relu``
+    input_norm : normalise the input first
+    norm : normalise the hidden features
     """
 
     def __init__(
@@ -105,12 +101,9 @@ class MLP(nn.Module):
 
         Parameters
         ----------
-        x
-            A row per atom, if ``rows`` are given.
-        rows
-            Output of the first layer for the features of each molecule.
-        graphs
-            Goes with ``rows``.
+        x : a row per atom, if ``rows`` are given
+        rows : output of the first layer for the features of each molecule
+        graphs : goes with ``rows``
         """
         norm = self.norm
         hidden = norm_gelu(
@@ -253,10 +246,8 @@ class Stream(NamedTuple):
 
     Attributes
     ----------
-    wide
-        Accumulated in float32 if matmuls are in 16 bits.
-    narrow
-        The same in the dtype of matmuls, which read it.
+    wide : accumulated in float32 if matmuls are in 16 bits
+    narrow : the same in the dtype of matmuls, which read it
     """
 
     wide: Tensor

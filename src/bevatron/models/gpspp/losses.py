@@ -35,17 +35,17 @@ class LossConfig:
     Attributes
     ----------
     regression
-        Loss of numbers, see the table of this module.
+        Loss of numeric targets, see the table of this module.
     huber_delta
-        Where ``huber`` turns from square to absolute, in normalised units.
+        Error at which ``huber`` turns from squared to absolute, in normalised units.
     target_weight
-        Of the targets.
+        Weight of the targets.
     node_weight
-        Of noisy nodes, if the model has that head.
+        Weight of noisy nodes, if the model has that head.
     edge_weight
-        Of noisy edges, likewise.
+        Weight of noisy edges, likewise.
     denoising_weight
-        Of the directions of noise on positions, likewise.
+        Weight of the direction of the noise on positions, likewise.
     """
 
     regression: Literal["l1", "mse", "huber"] = "l1"

@@ -38,7 +38,7 @@ class GraphAttentionConfig:
         x + MLP(layer(norm(x))) repeated, a norm and a linear map, as in heterophilous-graphs
         (Platonov et al., arXiv 2302.11640).
     hidden
-        Width between layers; of gat and gatv2 in a plain stack that of one head.
+        Width between layers; for gat and gatv2 in a plain stack, of one head.
     heads
         Heads of the hidden layers, concatenated.
     out_heads
@@ -46,22 +46,23 @@ class GraphAttentionConfig:
     residual
         Add the input of each hidden layer of a plain stack, through a matrix where widths differ.
     norm
-        Of the hidden features: ``none``, ``layer`` or ``batch``.
+        Norm of the hidden features: ``none``, ``layer`` or ``batch``.
     activation
-        Between layers.
+        Activation between layers.
     dropout
-        Of features.
+        Dropout rate of features.
     attention_dropout
-        Of edges, gat and gatv2.
+        Dropout rate of edges; gat and gatv2.
     value_dropout
-        Of the projected features that attention sums, not of those that scores are made of; gat.
+        Dropout rate of the projected features that attention sums, not of those that scores are
+        made of; gat.
     head_masks
         Each head draws its own mask of a layer's inputs, as in the program of gat's authors;
         otherwise all heads of a layer share one. Plain stacks of gat.
     head_glorot
         Each head's weights begin as those of a layer by itself, as there; gat.
     slope
-        Of the leaky ReLU in scores.
+        Negative slope of the leaky ReLU in scores.
     mlp_factor
         Hidden width of a residual stack's MLP over ``hidden``; 0 = no MLP.
     self_loops

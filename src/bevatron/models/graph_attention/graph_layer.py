@@ -57,27 +57,19 @@ class GraphLayer(nn.Module):
 
     Parameters
     ----------
-    inputs, outputs
-        Widths of H and of one head's result.
-    learned
-        Shapes of what the scores learn, by name; the first axis is that of the heads.
-    initial
-        Where learned scalars start, by name.
+    inputs, outputs : widths of H and of one head's result
+    learned : shapes of what the scores learn, by name; the first axis is that of the heads
+    initial : where learned scalars start, by name
     phi
         ``"linear"``: a learned matrix for each head; a module from [n, inputs] to [n, outputs],
         used as it is; None: nothing.
-    activation
-        Applied to the result.
-    heads, combine
-        Heads with weights of their own, concatenated or averaged.
-    bias
-        Add a learned vector after the aggregation (not with a module as ``phi``).
-    inner_bias
-        Add a learned vector to X itself, before the aggregation.
+    activation : applied to the result
+    heads, combine : heads with weights of their own, concatenated or averaged
+    bias : add a learned vector after the aggregation (not with a module as ``phi``)
+    inner_bias : add a learned vector to X itself, before the aggregation
     input_dropout
         Probability that an element of H is dropped while training, drawn for each head separately.
-    own_glorot
-        Initialise each head as a layer of its own.
+    own_glorot : initialise each head as a layer of its own
     """
 
     def __init__(

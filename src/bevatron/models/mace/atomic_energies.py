@@ -37,8 +37,7 @@ class Change:
     Attributes
     ----------
     values : [Z] eV
-    rank
-        Number of independent combinations of elements that the compositions hold.
+    rank : number of independent combinations of elements that the compositions hold
     separate : [Z]
         Whether the compositions determine an element by itself.
     """

@@ -63,10 +63,8 @@ class EquivariantLinear(nn.Module):
 
     Parameters
     ----------
-    channels
-        K, of each degree of the result and of each block of the input.
-    blocks
-        Of the input, in the degrees 0, 1, ...
+    channels : K, of each degree of the result and of each block of the input
+    blocks : of the input, in the degrees 0, 1, ...
     """
 
     def __init__(self, channels: int, blocks: Sequence[int]) -> None:
@@ -88,12 +86,9 @@ class ElementLinear(nn.Module):
 
     Parameters
     ----------
-    num_elements
-        Z.
-    channels
-        K, the same before and after.
-    l_in, l_out
-        Highest degrees; degrees that are not in both are zero.
+    num_elements : Z
+    channels : K, the same before and after
+    l_in, l_out : highest degrees; degrees that are not in both are zero
     """
 
     def __init__(self, num_elements: int, channels: int, l_in: int, l_out: int) -> None:
@@ -180,10 +175,8 @@ class RadialFunctions:
 
     Parameters
     ----------
-    basis
-        Computes them [E, B] on first use.
-    cutoff
-        [E, 1], if it is not part of the basis; None if it is.
+    basis : computes them [E, B] on first use
+    cutoff : [E, 1], if it is not part of the basis; None if it is
     network
         Computes the hidden features [E, H] from the matrices of all hidden layers at once, where a
         fused operator does.

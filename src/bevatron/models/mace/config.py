@@ -61,13 +61,13 @@ class MaceConfig:
     l_max
         Highest degree of the spherical harmonics of an edge, 0 to 4.
     num_channels
-        Channels K of every degree.
+        Channels K of each degree.
     max_L
         Highest degree of the node features between layers, 0 to 3.
     correlation
         Number of neighbours that one layer's product correlates (body order - 1), 1 to 4.
     num_interactions
-        Layers.
+        Number of layers.
     readout_width
         Hidden width of the last layer's read-out, per head.
     interaction_first

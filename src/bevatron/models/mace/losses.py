@@ -41,13 +41,13 @@ class StageTwo:
         First epoch of the stage, counted from 0; None = no second stage. In a run it is the same as
         ``schedule.stage_two_start``, which also sets the learning rate.
     energy_weight
-        As in `LossConfig`.
+        Weight of the energy term.
     forces_weight
-        Likewise.
+        Weight of the forces term.
     stress_weight
-        Likewise; None = as in the first stage.
+        Weight of the stress term; None = as in the first stage.
     virials_weight
-        Likewise; None = as in the first stage.
+        Weight of the virials term; None = as in the first stage.
     """
 
     start_epoch: int | None = None
@@ -64,17 +64,17 @@ class LossConfig:
     Attributes
     ----------
     kind
-        See the table of this module.
+        Kind of loss, see the table of this module.
     energy_weight
-        Factor of the term; a term of weight 0 is not computed.
+        Weight of the energy term; a term of weight 0 is not computed.
     forces_weight
-        Likewise.
+        Weight of the forces term.
     stress_weight
-        Likewise.
+        Weight of the stress term.
     virials_weight
-        Likewise.
+        Weight of the virials term.
     huber_delta
-        d of ``huber`` and ``universal``.
+        Threshold of ``huber`` and ``universal``.
     stage_two
         The weights of the second stage; None = as `StageTwo` has them, without a second stage.
 

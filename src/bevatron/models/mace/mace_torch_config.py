@@ -80,18 +80,14 @@ class MaceTorchConfig:
 def parse_config(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> MaceConfig:
     """Read mace-torch's configuration.
 
+    Raises ConfigError for a missing key or an option that this model has not; it names key, value
+    and what is supported.
+
     Parameters
     ----------
     config
         Values as mace-torch's ``extract_config_mace_model`` gives them, or the same as plain JSON.
-    state
-        The state dict, which alone shows whether there are a scale and a shift.
-
-    Raises
-    ------
-    ConfigError
-        For a missing key or an option that this model has not; it names key, value and what is
-        supported.
+    state : the state dict, which alone shows whether there are a scale and a shift
     """
     given = _read(config)
     if given.num_interactions > 1 and given.readout_cls != "NonLinearReadoutBlock":

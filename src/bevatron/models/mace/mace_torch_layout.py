@@ -23,14 +23,10 @@ class Piece:
 
     Attributes
     ----------
-    ours, theirs
-        Names in the state dicts.
-    shape
-        Shape of the piece in their order of axes.
-    order
-        Their axes in our order; None if they are the same.
-    flat
-        Whether their tensor is the flat concatenation of its pieces; otherwise it is the piece.
+    ours, theirs : names in the state dicts
+    shape : shape of the piece in their order of axes
+    order : their axes in our order; None if they are the same
+    flat : whether their tensor is the flat concatenation of its pieces; otherwise it is the piece
     """
 
     ours: str
@@ -62,8 +58,6 @@ def pieces(config: MaceConfig, *, single_head_flat: bool = True) -> Iterator[Pie
 
     Parameters
     ----------
-    config
-        The model.
     single_head_flat
         Whether a single head's E0, scale and shift lack the head axis, as mace-torch writes them.
     """

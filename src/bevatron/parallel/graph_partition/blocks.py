@@ -38,12 +38,9 @@ class Numbering:
 
     Attributes
     ----------
-    split
-        The renumbered vertices in pieces.
-    row_pieces, col_pieces
-        Pieces that make up the block's rows and columns, in order.
-    order
-        Original vertex -> new number.
+    split : the renumbered vertices in pieces
+    row_pieces, col_pieces : pieces that make up the block's rows and columns, in order
+    order : original vertex -> new number
     """
 
     split: Split
@@ -82,12 +79,8 @@ def collect_entries(source: EdgeSource, numbering: Numbering, device: torch.devi
     """Walk through a source once, keep the entries of one block and apply the source's policy.
 
     All copies of an edge are entries of one block, and so are all copies of its reverse: what
-    `bevatron.data.graphs.normalise` does with a whole graph is decided here for each block.
-
-    Raises
-    ------
-    DataError
-        For a duplicate that the policy refuses.
+    `bevatron.data.graphs.normalise` does with a whole graph is decided here for each block. Raises
+    DataError for a duplicate that the policy refuses.
     """
     policy, block = source.policy, _Block(numbering, device)
     filled = torch.zeros(block.shape[0] if source.fill_empty_rows else 0, dtype=torch.bool)
@@ -256,10 +249,8 @@ class Prefixes:
 
     Attributes
     ----------
-    own
-        [length] place in the old order of each vertex of the rank's own piece.
-    prefix
-        Rows of each piece that are sent to the ranks of a column group.
+    own : [length] place in the old order of each vertex of the rank's own piece
+    prefix : rows of each piece that are sent to the ranks of a column group
     """
 
     own: Int64[Tensor, "T"]

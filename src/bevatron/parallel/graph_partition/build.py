@@ -40,10 +40,7 @@ def build_two_dimensional(
 ) -> Scheme:
     """Build block A_ij; see `two_dimensional`.
 
-    Raises
-    ------
-    ConfigError
-        If the grid does not have as many places as there are ranks.
+    Raises ConfigError if the grid does not have as many places as there are ranks.
     """
     if grid.size != mesh.world:
         raise ConfigError(
@@ -117,10 +114,7 @@ def build_rows(source: EdgeSource, mesh: Mesh, *, seed: int = 0) -> Scheme:
 def build_one_and_half_d(source: EdgeSource, mesh: Mesh, *, seed: int = 0) -> Scheme:
     """Build block A_ij of a square grid; see `one_and_half_d`.
 
-    Raises
-    ------
-    ConfigError
-        If the number of ranks is not a square.
+    Raises ConfigError if the number of ranks is not a square.
     """
     side = math.isqrt(mesh.world)
     if side * side != mesh.world:

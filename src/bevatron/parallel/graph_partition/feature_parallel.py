@@ -26,18 +26,11 @@ class FeatureParallel(Scheme):
 
     Parameters
     ----------
-    block
-        The whole matrix; rows are the padded pieces one after another, columns their prefixes.
-    vertices
-        Of the rank's own piece.
-    everyone
-        All ranks.
-    padded
-        Length of every piece with its padding.
-    prefix
-        Rows of each piece that any edge refers to: only these are sent.
-    wire
-        Type of features between ranks.
+    block : the whole matrix; rows are the padded pieces one after another, columns their prefixes
+    vertices : of the rank's own piece
+    padded : length of every piece with its padding
+    prefix : rows of each piece that any edge refers to: only these are sent
+    wire : type of features between ranks
     """
 
     name = "feature_parallel"

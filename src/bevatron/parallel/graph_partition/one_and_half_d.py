@@ -36,14 +36,10 @@ class OneAndHalfD(BlockScheme):
 
     Parameters
     ----------
-    block
-        A_ij.
-    vertices
-        Of row tile i.
-    everyone, row_group, column_group
-        All ranks; ranks (i, *); ranks (*, j).
-    padded
-        Length of every tile with its padding.
+    block : A_ij
+    vertices : of row tile i
+    everyone, row_group, column_group : all ranks; ranks (i, *); ranks (*, j)
+    padded : length of every tile with its padding
     """
 
     name = "one_and_half_d"

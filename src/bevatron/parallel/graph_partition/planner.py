@@ -141,13 +141,7 @@ class Plan:
 
 
 def check(scheme: str, attention: str) -> None:
-    """Refuse a scheme for what it does not compute.
-
-    Raises
-    ------
-    ConfigError
-        Naming those that do.
-    """
+    """Refuse a scheme for what it does not compute; ConfigError naming those that do."""
     if scheme not in ATTENDS:
         raise ConfigError(
             f"graph partition: scheme '{scheme}' is not known; choose one of {', '.join(SCHEMES)}"
@@ -164,17 +158,12 @@ def check(scheme: str, attention: str) -> None:
 def words_per_layer(scheme: str, grid: Grid, work: Workload) -> float:
     """Words that one rank sends for a layer, forward and backward.
 
+    Raises ConfigError for a scheme that is not known or cannot do this.
+
     Parameters
     ----------
-    scheme
-        One of `SCHEMES`.
-    grid
-        Px x Py; feature_parallel and rows use its size alone, one_and_half_d needs Px = Py.
-
-    Raises
-    ------
-    ConfigError
-        For a scheme that is not known or cannot do this.
+    scheme : one of `SCHEMES`
+    grid : px x Py; feature_parallel and rows use its size alone, one_and_half_d needs Px = Py
 
     Examples
     --------

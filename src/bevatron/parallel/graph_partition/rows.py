@@ -25,16 +25,10 @@ class Rows(Scheme):
 
     Parameters
     ----------
-    block
-        Own rows; columns are the places in the halo.
-    vertices
-        Of the own rows.
-    everyone
-        All ranks.
-    wanted
-        Positions of own vertices that are sent to each rank, concatenated by rank.
-    send, receive
-        Number of rows sent to and received from each rank.
+    block : own rows; columns are the places in the halo
+    vertices : of the own rows
+    wanted : positions of own vertices that are sent to each rank, concatenated by rank
+    send, receive : number of rows sent to and received from each rank
     """
 
     name = "rows"

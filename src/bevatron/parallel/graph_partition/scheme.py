@@ -17,16 +17,11 @@ class Scheme(ABC):
 
     Attributes
     ----------
-    name
-        As users choose it.
-    vertices
-        Original numbers of the vertices whose features this rank holds, in order.
-    replicas
-        Number of ranks that hold the same vertices.
-    block
-        The part of the matrix that this rank computes with.
-    everyone
-        The group of all ranks.
+    name : as users choose it
+    vertices : original numbers of the vertices whose features this rank holds, in order
+    replicas : number of ranks that hold the same vertices
+    block : the part of the matrix that this rank computes with
+    everyone : the group of all ranks
     """
 
     name: str
@@ -75,12 +70,9 @@ class BlockScheme(Scheme):
 
     Attributes
     ----------
-    row_group, column_group
-        Ranks (i, *); ranks (*, j).
-    padded
-        Length of every tile with its padding.
-    functions
-        Graph attention and dot attention over padded tiles.
+    row_group, column_group : ranks (i, *); ranks (*, j)
+    padded : length of every tile with its padding
+    functions : graph attention and dot attention over padded tiles
     """
 
     row_group: Group

@@ -139,13 +139,7 @@ class EdgeList:
 
 
 def check_ids(ids: Tensor, num_vertices: int, where: str, first: int = 0) -> None:
-    """Refuse an index outside the graph.
-
-    Raises
-    ------
-    DataError
-        Naming the place and the number.
-    """
+    """Refuse an index outside the graph; DataError naming the place and the number."""
     if ids.is_floating_point() or ids.dtype == torch.bool:
         raise DataError(f"{where}: expected whole numbers, found {ids.dtype}")
     bad = ((ids < 0) | (ids >= num_vertices)).nonzero()

@@ -44,20 +44,13 @@ class TwoDimensional(BlockScheme):
 
     Parameters
     ----------
-    block
-        A_ij: rows j * padded + t of pieces (i, *), columns i * prefix + t of pieces (*, j).
-    vertices
-        Of the rank's own piece.
-    everyone, row_group, column_group
-        All ranks; ranks (i, *); ranks (*, j).
-    padded
-        Length of every piece with its padding.
-    prefix
-        Rows of each piece that any block refers to.
-    chunks
-        Number of chunks the channels are sent in.
-    wire
-        Type of features between ranks.
+    block : A_ij: rows j * padded + t of pieces (i, *), columns i * prefix + t of pieces (*, j)
+    vertices : of the rank's own piece
+    everyone, row_group, column_group : all ranks; ranks (i, *); ranks (*, j)
+    padded : length of every piece with its padding
+    prefix : rows of each piece that any block refers to
+    chunks : number of chunks the channels are sent in
+    wire : type of features between ranks
     regather
         Gather the features of a column block again in the backward pass instead of keeping them:
         n k / Py (1 - 1/Px) more words for n k / Py less memory in every layer (gat).

@@ -22,15 +22,15 @@ def prepare(
     """Compute the features of protein chains once, in parallel, into a store.
 
     Start it again after a kill and it resumes. Processes started by srun or mpirun share the work.
-    Files that cannot be used are listed in OUT-rejects.csv, and the rest goes on.
+    Files that cannot be used are listed in OUT-rejects.csv.
 
     Parameters
     ----------
     files
-        Structures (.cif, .bcif, .pdb), alignments (.a3m, .sto, OpenFold's alignment_db.index),
-        template hits (.hhr, .m8, hmmsearch's .sto), all also .gz, .bz2, .xz or .zst, tars of them,
-        and folders at any depth. An alignment belongs to every chain of its first sequence;
-        templates are taken from the structures.
+        Structures (.cif, .bcif, .pdb), alignments (.a3m, .sto) and template hits (.hhr, .m8), or
+        folders of them. Alignments may also be OpenFold's alignment_db.index, hits hmmsearch's
+        .sto; all may be .gz, .bz2, .xz or .zst, in tars, and in folders at any depth. An alignment
+        belongs to every chain of its first sequence; templates are taken from the structures.
     out
         Folder of the store.
     strict
@@ -66,7 +66,7 @@ def evaluate(
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     most
-        Chains of each store at most.
+        Maximum number of chains of each store.
     out
         Also write the table to this JSON file.
     pictures
@@ -100,14 +100,13 @@ def predict(
         FASTA of chains, or a JSON or YAML of AlphaFold3, Protenix or Boltz, which may name
         alignments and templates.
     out
-        Folder: for each chain NAME.cif with pLDDT as B-factors and a page.
+        Folder for NAME.cif, with pLDDT as B-factors, and a page for each chain.
     seed
-        Of the rows of the alignment that are drawn.
+        Random seed of the rows drawn from the alignment.
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     searches
-        Files or folders of alignments, template hits and the structures that these name, as
-        prepare takes them.
+        Files or folders of alignments, template hits and their structures, as for prepare.
 
     Examples
     --------

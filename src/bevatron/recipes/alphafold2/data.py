@@ -39,15 +39,15 @@ class ChainDataConfig:
     train
         Stores, or folders of structures and alignments, which are prepared into the run's folder.
     valid
-        One more of them, for validation; none: a part of ``train``.
+        One more of them, for validation; by default a part of ``train``.
     valid_fraction
-        That part, of the clusters of similar sequences, drawn at random.
+        That part: a fraction of the clusters of similar sequences, drawn at random.
     valid_most
-        Largest number of chains that are validated.
+        Maximum number of chains for validation.
     valid_longest
-        Residues; longer chains are not validated, the others whole.
+        Maximum length of a chain for validation, in residues; chains are not cropped there.
     split_seed
-        Of the draw.
+        Seed of the random split.
     """
 
     train: tuple[Path, ...] = ()
@@ -121,16 +121,13 @@ class ChainDataset:
 
     Parameters
     ----------
-    path
-        A store of chains.
+    path : a store of chains
     units : int64 [n, 2]
         Entry and number of the chain of each sample.
     length : int64 [n]
         Residues of each.
-    sizes
-        How much a sample holds at most.
-    cycles
-        Recycling iterations, each with rows of its own.
+    sizes : how much a sample holds at most
+    cycles : recycling iterations, each with rows of its own
     """
 
     def __init__(
@@ -226,16 +223,11 @@ class ChainData:
 
     Attributes
     ----------
-    train
-        Stores, and of each the chains that are trained on.
-    valid
-        Whole chains for validation; None without any.
-    fingerprints
-        Of the stores.
-    report
-        Lines about what was found.
-    cycles
-        Recycling iterations of a sample.
+    train : stores, and of each the chains that are trained on
+    valid : whole chains for validation; None without any
+    fingerprints : of the stores
+    report : lines about what was found
+    cycles : recycling iterations of a sample
     """
 
     train: Sequence[tuple[Path, ChainTable]]
@@ -257,12 +249,8 @@ class ChainData:
 def load_chains(config: ChainDataConfig, valid_sizes: ChainSizes, cycles: int) -> ChainData:
     """Open the stores of a run and divide their chains.
 
-    Raises
-    ------
-    ConfigError
-        If there is nothing to train on, or there are several stores for validation.
-    DataError, StoreError
-        If a store cannot be used.
+    Raises ConfigError if there is nothing to train on, or there are several stores for validation;
+    DataError or StoreError if a store cannot be used.
     """
     if not config.train:
         raise ConfigError("data.train: expected a store of chains or a folder of structures")

@@ -31,31 +31,23 @@ def evaluate_stores(
 ) -> dict[str, Any]:
     """Predict the chains of stores, whole, and compare them with the known structures.
 
+    Raises ConfigError, StoreError or DataError if nothing is given, or what is given is neither
+    chains nor structures.
+
     Parameters
     ----------
-    model
-        A run, a model folder, or what was loaded of one.
+    model : a run, a model folder, or what was loaded of one
     files
         Stores of chains, or folders of structures and alignments, which are prepared into one that
         goes afterwards.
-    device
-        cpu, cuda, cuda:N or auto; for a model that is not loaded yet.
-    most
-        Chains of each store at most; None for all.
-    out
-        JSON file for the table.
-    pictures
-        Folder for one picture of each chain: lDDT by residue, and both structures superposed.
+    device : cpu, cuda, cuda:N or auto; for a model that is not loaded yet
+    most : chains of each store at most; None for all
+    pictures : folder for one picture of each chain: lDDT by residue, and both structures superposed
 
     Returns
     -------
     ``mean``: measure -> mean, see `bevatron.models.alphafold2.metrics.ChainMetrics`; ``chains``:
     the measures of each, with ``name``.
-
-    Raises
-    ------
-    ConfigError, StoreError, DataError
-        If nothing is given, or what is given is neither chains nor structures.
     """
     if not files:
         raise ConfigError("evaluate: expected at least one store of chains or folder")

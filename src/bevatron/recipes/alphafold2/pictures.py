@@ -18,10 +18,7 @@ def picture_of(name: str, batch: ChainBatch, outputs: Mapping[str, Tensor]) -> F
 
     Parameters
     ----------
-    name
-        The title.
-    batch, outputs
-        A chain and its prediction, as `ChainMetrics.update` takes them.
+    batch, outputs : a chain and its prediction, as `ChainMetrics.update` takes them
     """
     given = batch.tensors()
     known = given["all_atom_mask"][:, CA].bool() & given["seq_mask"]

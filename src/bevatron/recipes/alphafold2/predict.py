@@ -34,31 +34,23 @@ def predict_files(
 ) -> dict[str, Any]:
     """Predict the protein chains of a file; each gets ``NAME.cif`` and ``NAME.html`` in a folder.
 
+    Raises DataError, CheckpointError or ConfigError if the file holds no protein, or something
+    cannot be used.
+
     Parameters
     ----------
-    model
-        A run, a model folder, or what was loaded of one.
+    model : a run, a model folder, or what was loaded of one
     source
         See `bevatron.data.readers.proteins.inputs.read_inputs`: FASTA, or a JSON or YAML that also
         names alignments and templates. Equal chains are predicted once.
-    out
-        The folder.
-    seed
-        Of the rows that are drawn.
-    device
-        cpu, cuda, cuda:N or auto; for a model that is not loaded yet.
-    searches
-        Files or folders of alignments, template hits, and the structures that they name.
+    seed : of the rows that are drawn
+    device : cpu, cuda, cuda:N or auto; for a model that is not loaded yet
+    searches : files or folders of alignments, template hits, and the structures that they name
 
     Returns
     -------
     ``chains``: of each ``name``, ``file``, ``plddt`` (the mean), ``rows`` of its alignment and
     ``templates``.
-
-    Raises
-    ------
-    DataError, CheckpointError, ConfigError
-        If the file holds no protein, or something cannot be used.
     """
     given = read_inputs(source)
     if not any(entity.kind == "protein" for each in given for entity in each.entities):

@@ -54,19 +54,12 @@ class PredictedChain:
 
 
 class ChainPredictor:
-    """A model on a device.
+    """A model on a device; CheckpointError or ConfigError if there is no such model or device.
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     device
         cpu, cuda, cuda:N or auto. On a GPU alignment and pair are in bfloat16, as in training.
-
-    Raises
-    ------
-    CheckpointError, ConfigError
-        If there is no such model or device.
     """
 
     def __init__(self, model: str | Path, device: str = "auto") -> None:

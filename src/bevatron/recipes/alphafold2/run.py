@@ -48,11 +48,11 @@ class ChainStage(StageConfig):
     Attributes
     ----------
     crop
-        Residues of a crop at most.
+        Maximum number of residues of a crop.
     rows
-        Cluster centres of the alignment at most.
+        Maximum number of MSA cluster centres.
     extra_rows
-        Rows of the extra alignment at most.
+        Maximum number of extra MSA rows.
     loss
         Weights of the terms.
     """
@@ -73,8 +73,7 @@ def published_stages(tm: float = 0.0) -> dict[str, ChainStage]:
 
     Parameters
     ----------
-    tm
-        Weight of the aligned error in fine-tuning.
+    tm : weight of the aligned error in fine-tuning
     """
     sizes = FINE_TUNING_SIZES
     return {
@@ -151,7 +150,7 @@ class AlphaFold2Run(StagedRun):
         Weights to start from: a run, a model folder, a file of OpenFold, MLPerf HPC (its resumable
         checkpoint with Adam's moments) or DeepMind.
     stages
-        By name, in their order.
+        Stages by name, in their order.
     precision
         ``auto``: alignment and pair in bfloat16 on a GPU (weights, structure module, heads and
         losses stay float32), in float32 elsewhere; or ``bfloat16`` or ``float32`` anywhere.
@@ -204,10 +203,8 @@ class AlphaFold2Run(StagedRun):
 def build(config: AlphaFold2Run, *, resume: bool = False) -> Run:
     """Build a complete run: stores opened or prepared, model, task, stages.
 
-    Raises
-    ------
-    BevatronError
-        For data that must not be trained on and settings that contradict each other.
+    Raises BevatronError for data that must not be trained on and settings that contradict each
+    other.
     """
     use(config.kernels)
     first = next(iter(config.stages.values()))

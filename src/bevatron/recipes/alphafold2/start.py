@@ -27,8 +27,6 @@ class Started(NamedTuple):
 
     Attributes
     ----------
-    model
-        With its weights.
     optimizer_tensors
         Adam's moments as `bevatron.train.optim.optimizer_tensors` names them; none = zeros.
     """
@@ -41,18 +39,12 @@ def started_from(path: Path, config: AlphaFold2Config) -> Started:
     """Build a model with the weights of a run, a model folder or a file of others.
 
     A resumable checkpoint of MLPerf HPC also has Adam's moments, with which training goes on.
+    Raises CheckpointError if it cannot be read or is of a model of other sizes.
 
     Parameters
     ----------
-    path
-        A folder; ``params_model_*.npz`` of DeepMind; a file of torch of OpenFold or MLPerf HPC.
-    config
-        Sizes of the model.
-
-    Raises
-    ------
-    CheckpointError
-        If it cannot be read or is of a model of other sizes.
+    path : a folder; ``params_model_*.npz`` of DeepMind; a file of torch of OpenFold or MLPerf HPC
+    config : sizes of the model
     """
     if path.is_dir():
         return Started(_from_folder(path, config), {})

@@ -39,7 +39,7 @@ from bevatron.typing import Array, Arrays
 KIND = "chains"
 """Kind of these stores in their settings."""
 
-FEATURES_VERSION = 3
+FEATURES_VERSION = 4
 """Of what is stored of a chain; a store of another version is prepared again."""
 
 RESIDUE_FIELDS = tuple(field for field in CHAIN_FIELDS if field.ragged)
@@ -64,8 +64,7 @@ class ChainFeaturizer:
 
     Attributes
     ----------
-    strict
-        An unusable file is an error.
+    strict : an unusable file is an error
     """
 
     strict: bool = False
@@ -86,10 +85,7 @@ class ChainFeaturizer:
 def chains_of_file(path: str | Path) -> Arrays:
     """Return the protein chains of a structure, with all `FIELDS` but ``source``.
 
-    Raises
-    ------
-    DataError
-        If the file cannot be read, or no CA of any protein chain is resolved.
+    Raises DataError if the file cannot be read, or no CA of any protein chain is resolved.
     """
     structure = read_structure(path)
     chains, labels, reasons = [], [], []
@@ -146,26 +142,18 @@ def prepare_chains(
 ) -> list[str]:
     """Turn folders of structures and alignments into a store of chains; a kill loses nothing.
 
+    Raises DataError or StoreError if there is no structure, with ``strict`` if one is unusable, or
+    ``out`` holds something else.
+
     Parameters
     ----------
-    files
-        Structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth.
-    out
-        Folder of the store.
-    strict
-        See `ChainFeaturizer`.
-    samples_per_shard, workers, overwrite, progress
-        As in `bevatron.data.store.prepare.prepare`.
+    files : structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth
+    strict : see `ChainFeaturizer`
+    samples_per_shard, workers, overwrite, progress : as in `bevatron.data.store.prepare.prepare`
 
     Returns
     -------
     Lines for the user: what was found and what was left out.
-
-    Raises
-    ------
-    DataError, StoreError
-        If there is no structure, with ``strict`` if one is unusable, or ``out`` holds something
-        else.
     """
     found = find_structures(files)
     begin(out, overwrite=overwrite)
@@ -253,13 +241,8 @@ def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
 def open_chains(path: str | Path) -> Store:
     """Open the entries of a store of chains.
 
-    Raises
-    ------
-    DataError
-        If it is a store of something else, of features of another version, or one whose
-        preparation was stopped.
-    StoreError
-        If there is no finished store.
+    Raises DataError if it is a store of something else, of features of another version, or one
+    whose preparation was stopped; StoreError if there is no finished store.
     """
     return open_prepared(path, KIND, FEATURES_VERSION, "alphafold2")
 

@@ -26,15 +26,15 @@ def prepare(
     """Compute the features of complexes once, in parallel, into a store.
 
     Start it again after a kill and it resumes. Processes started by srun or mpirun share the work.
-    Files that cannot be used are listed in OUT-rejects.csv, and the rest goes on.
+    Files that cannot be used are listed in OUT-rejects.csv.
 
     Parameters
     ----------
     files
-        Structures (.cif, .bcif, .pdb), alignments (.a3m, .sto, OpenFold's alignment_db.index),
-        template hits (.hhr, .m8, hmmsearch's .sto), all also .gz, .bz2, .xz or .zst, tars of them,
-        and folders at any depth. An alignment belongs to every chain of its first sequence;
-        templates are taken from the structures.
+        Structures (.cif, .bcif, .pdb), alignments (.a3m, .sto) and template hits (.hhr, .m8), or
+        folders of them. Alignments may also be OpenFold's alignment_db.index, hits hmmsearch's
+        .sto; all may be .gz, .bz2, .xz or .zst, in tars, and in folders at any depth. An alignment
+        belongs to every chain of its first sequence; templates are taken from the structures.
     out
         Folder of the store.
     components
@@ -43,10 +43,10 @@ def prepare(
     assembly
         Name of the biological assembly that is read where a file has any.
     max_tokens
-        Complexes of more tokens are left out.
+        Leave out complexes of more tokens.
     keep_all
-        Keep the chains too that AlphaFold3 is not trained on: crystallization aids, clashing
-        chains, broken or unknown ones.
+        Keep what AlphaFold3 is not trained on: structures above 9 Å or of more than 300 polymers,
+        crystallization aids, and chains that clash, are broken, unknown or hardly observed.
     strict
         Stop at the first file that cannot be used.
     options
@@ -90,15 +90,15 @@ def evaluate(
     files
         Stores of complexes, or structures, alignments and folders of them, as prepare takes them.
     samples
-        Structures predicted for each complex, of which the best ranked counts.
+        Structures sampled for each complex; the best ranked counts.
     steps
-        Of the sampling.
+        Diffusion steps.
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     most
-        Complexes of each store that are evaluated at most.
+        Maximum number of complexes of each store.
     components
-        The chemical component dictionary for what is no store yet, see prepare.
+        The chemical component dictionary for files that are not prepared yet, see prepare.
     out
         Also write the table to this JSON file.
 
@@ -141,20 +141,19 @@ def predict(
     source
         FASTA of chains, or the JSON or YAML of AlphaFold3, AlphaFold Server, Protenix or Boltz.
     out
-        Folder: for each complex mmCIF files with pLDDT as B-factors, scores.json, and a page.
+        Folder; each complex gets mmCIF files with pLDDT as B-factors, scores.json and a page.
     samples
-        Structures of each seed.
+        Structures sampled for each seed.
     seeds
-        Of the random numbers; none: those that the file names, else 0.
+        Random seeds; by default those named in the file, else 0.
     steps
-        Of the sampling.
+        Diffusion steps.
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     components
         The chemical component dictionary, see prepare.
     searches
-        Files or folders of alignments, template hits and the structures that these name, as
-        prepare takes them.
+        Files or folders of alignments, template hits and their structures, as for prepare.
 
     Examples
     --------

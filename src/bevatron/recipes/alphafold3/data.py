@@ -30,13 +30,13 @@ class ComplexDataConfig:
     train
         Stores, or folders of structures and alignments, which are prepared into the run's folder.
     valid
-        More of them, for validation; none: a part of ``train``.
+        More of them, for validation; by default a part of ``train``.
     valid_fraction
-        That part, of the entries, drawn at random.
+        That part: a fraction of the entries, drawn at random.
     valid_most
-        Largest number of entries that are validated.
+        Maximum number of entries for validation.
     split_seed
-        Of the draw.
+        Seed of the random split.
     components
         The chemical component dictionary for folders that are prepared: a file, or ``biotite``.
     """
@@ -61,12 +61,10 @@ class ComplexDataset:
 
     Parameters
     ----------
-    path
-        A store of complexes.
+    path : a store of complexes
     units : int64 [n, 3]
         Of each sample the entry and the chains, ``asym_id``, that its crop is about; 0 for none.
-    sizes
-        How much a sample holds at most.
+    sizes : how much a sample holds at most
     """
 
     def __init__(self, path: Path, units: IntArray, sizes: SampleSizes) -> None:
@@ -126,14 +124,10 @@ class ComplexData:
 
     Attributes
     ----------
-    train
-        Stores, and of each the entries that are trained on.
-    valid
-        Entries for validation, in crops that are always the same; None without any.
-    fingerprints
-        Of the stores.
-    report
-        Lines about what was found.
+    train : stores, and of each the entries that are trained on
+    valid : entries for validation, in crops that are always the same; None without any
+    fingerprints : of the stores
+    report : lines about what was found
     """
 
     train: Sequence[tuple[Path, IntArray]]
@@ -154,12 +148,8 @@ class ComplexData:
 def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> ComplexData:
     """Open the stores of a run and divide their entries.
 
-    Raises
-    ------
-    ConfigError
-        If there is nothing to train on.
-    DataError, StoreError
-        If a store cannot be used.
+    Raises ConfigError if there is nothing to train on; DataError or StoreError if a store cannot be
+    used.
     """
     if not config.train:
         raise ConfigError("data.train: expected a store of complexes or a folder of structures")

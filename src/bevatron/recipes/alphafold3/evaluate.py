@@ -34,33 +34,24 @@ def evaluate_stores(
 ) -> dict[str, Any]:
     """Predict the complexes of stores and compare the best ranked structure with the known one.
 
+    Raises ConfigError, StoreError or DataError if nothing is given, or what is given is neither
+    complexes nor structures.
+
     Parameters
     ----------
-    model
-        A run, a model folder, or what was loaded of one.
+    model : a run, a model folder, or what was loaded of one
     files
         Stores of complexes, or folders of structures and alignments, which are prepared into one
         that goes afterwards; nothing is cropped.
-    samples, steps
-        Structures of each complex, and steps of the sampling.
-    device
-        cpu, cuda, cuda:N or auto; for a model that is not loaded yet.
-    most
-        Complexes of each store at most; None for all.
-    components
-        The chemical component dictionary for what is prepared: a file, or ``biotite``.
-    out
-        JSON file for the table.
+    samples, steps : structures of each complex, and steps of the sampling
+    device : cpu, cuda, cuda:N or auto; for a model that is not loaded yet
+    most : complexes of each store at most; None for all
+    components : the chemical component dictionary for what is prepared: a file, or ``biotite``
 
     Returns
     -------
     ``mean``: measure -> {``value``, ``structures``: of how many}; ``complexes``: the measures of
     each, see `bevatron.recipes.alphafold3.measures.measure`, with ``name`` and ``store``.
-
-    Raises
-    ------
-    ConfigError, StoreError, DataError
-        If nothing is given, or what is given is neither complexes nor structures.
     """
     if not files:
         raise ConfigError("evaluate: expected at least one store of complexes or folder")

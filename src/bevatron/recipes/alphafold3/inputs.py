@@ -28,12 +28,9 @@ class Prepared:
 
     Attributes
     ----------
-    entry
-        See `bevatron.data.proteins.complexes.ENTRY_FIELDS`.
-    components
-        The dictionary with the complex's own components.
-    sources
-        Poses, alignments and templates.
+    entry : see `bevatron.data.proteins.complexes.ENTRY_FIELDS`
+    components : the dictionary with the complex's own components
+    sources : poses, alignments and templates
     """
 
     entry: Arrays
@@ -56,17 +53,12 @@ def prepared_input(
 ) -> Iterator[Prepared]:
     """Prepare a complex; its alignments are read while the context lasts.
 
+    Raises DataError if a component is unknown, an alignment is not of its chain, or a file is
+    damaged.
+
     Parameters
     ----------
-    given, searches
-        See `bevatron.recipes.protein_inputs.known_of`.
-    components
-        The dictionary.
-
-    Raises
-    ------
-    DataError
-        If a component is unknown, an alignment is not of its chain, or a file is damaged.
+    given, searches : see `bevatron.recipes.protein_inputs.known_of`
     """
     entry, known_components = featurize_inputs(given, components)
     poses = make_pools(known_components[code] for code in describe(entry)["components"])

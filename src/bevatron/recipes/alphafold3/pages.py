@@ -23,16 +23,8 @@ def write_page(
 
     Parameters
     ----------
-    path
-        The HTML file.
-    entry
-        The complex.
-    best
-        Its best structure.
-    rows
-        Scores of all structures, the best first.
-    mmcif
-        Of the best.
+    rows : scores of all structures, the best first
+    mmcif : of the best
     """
     words = describe(entry)
     labels = [chain["label"] for chain in words["chains"]]

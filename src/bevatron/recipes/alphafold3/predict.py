@@ -36,38 +36,24 @@ def predict_files(
     """Predict the complexes of a file; each gets a folder, ``OUT/NAME``.
 
     In it ``rank1.cif`` and so on with pLDDT as B-factors, ``scores.json``, ``pae.npz`` (aligned
-    errors of the best, Å, and the probabilities of its contacts) and ``report.html``.
+    errors of the best, Å, and the probabilities of its contacts) and ``report.html``. Raises
+    DataError, CheckpointError or ConfigError if the file, the model or a setting cannot be used.
 
     Parameters
     ----------
-    model
-        A run, a model folder, or what was loaded of one.
-    source
-        See `bevatron.data.readers.proteins.inputs.read_inputs`.
-    out
-        The folder.
-    samples
-        Structures of each seed.
-    seeds
-        Of the random numbers; none: those that the file names, else 0.
-    steps
-        Of the sampling.
-    device
-        cpu, cuda, cuda:N or auto; for a model that is not loaded yet.
-    components
-        The chemical component dictionary: a file, or ``biotite``.
-    searches
-        Files or folders of alignments, template hits, and the structures that they name.
+    model : a run, a model folder, or what was loaded of one
+    source : see `bevatron.data.readers.proteins.inputs.read_inputs`
+    samples : structures of each seed
+    seeds : of the random numbers; none: those that the file names, else 0
+    steps : of the sampling
+    device : cpu, cuda, cuda:N or auto; for a model that is not loaded yet
+    components : the chemical component dictionary: a file, or ``biotite``
+    searches : files or folders of alignments, template hits, and the structures that they name
 
     Returns
     -------
     ``complexes``: of each ``name``, ``folder``, ``best`` (its mmCIF file) and ``structures``, the
     rows of ``scores.json``.
-
-    Raises
-    ------
-    DataError, CheckpointError, ConfigError
-        If the file, the model or a setting cannot be used.
     """
     given = read_inputs(source)
     names = [each.name for each in given]

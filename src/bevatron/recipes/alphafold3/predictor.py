@@ -39,8 +39,7 @@ class Predicted:
 
     Attributes
     ----------
-    seed, number
-        Of the random numbers, and of the sample among those of the seed.
+    seed, number : of the random numbers, and of the sample among those of the seed
     position : float32 [A, 3]
         Å.
     plddt : float32 [A]
@@ -67,19 +66,12 @@ class Predicted:
 
 
 class ComplexPredictor:
-    """A model on a device.
+    """A model on a device; CheckpointError or ConfigError if there is no such model or device.
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     device
         cpu, cuda, cuda:N or auto. On a GPU trunk and diffusion run in bfloat16, as in training.
-
-    Raises
-    ------
-    CheckpointError, ConfigError
-        If there is no such model or device.
     """
 
     def __init__(self, model: str | Path, device: str = "auto") -> None:

@@ -49,11 +49,11 @@ class ComplexStage(StageConfig):
     Attributes
     ----------
     crop
-        Tokens of a crop at most.
+        Maximum number of tokens of a crop.
     atoms
-        Atoms of a crop at most.
+        Maximum number of atoms of a crop.
     rows
-        Rows of the alignment at most.
+        Maximum number of MSA rows.
     step
         Noisy copies, confidences and weights of the loss.
     """
@@ -113,12 +113,12 @@ class AlphaFold3Run(StagedRun):
     model
         Sizes of the model.
     stages
-        By name, in their order.
+        Stages by name, in their order.
     precision
         ``auto``: activations in bfloat16 on a GPU (weights, coordinates, losses and confidences
         stay float32), in float32 elsewhere; or ``bfloat16`` or ``float32`` anywhere.
     validation_steps
-        Steps of the sampling in validation.
+        Diffusion steps in validation.
     parallel
         ``axial``: how many consecutive processes compute each sample together, or ``auto``.
     optim, schedule, batch, loader, checkpoint, train, kernels
@@ -181,10 +181,8 @@ class AlphaFold3Run(StagedRun):
 def build(config: AlphaFold3Run, *, resume: bool = False) -> Run:
     """Build a complete run: stores opened or prepared, model, task, stages.
 
-    Raises
-    ------
-    BevatronError
-        For data that must not be trained on and settings that contradict each other.
+    Raises BevatronError for data that must not be trained on and settings that contradict each
+    other.
     """
     use(config.kernels)
     first = next(iter(config.stages.values()))

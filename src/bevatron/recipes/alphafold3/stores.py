@@ -14,7 +14,7 @@ import numpy as np
 from bevatron.data.processes import own_cpus
 from bevatron.data.proteins.chain_index import INDEX_FIELDS, index_of, protein_sequences
 from bevatron.data.proteins.complexes import ENTRY_FIELDS, describe, featurize
-from bevatron.data.proteins.filters import FILTERS, filter_chains
+from bevatron.data.proteins.filters import FILTERS, check_structure, filter_chains
 from bevatron.data.proteins.hit_files import NamedChain, entry_code
 from bevatron.data.proteins.poses import prepare_poses
 from bevatron.data.proteins.sample import sequence_classes
@@ -43,7 +43,7 @@ from bevatron.typing import Arrays
 KIND = "complexes"
 """Kind of these stores in their settings."""
 
-FEATURES_VERSION = 2
+FEATURES_VERSION = 4
 """Of what is stored of a complex; a store of another version is prepared again."""
 
 FIELDS = (
@@ -63,16 +63,12 @@ class ComplexFeaturizer:
 
     Attributes
     ----------
-    components
-        See `bevatron.data.readers.proteins.open_components`.
-    assembly
-        Name of the biological assembly; a file without any is taken as it is.
-    max_tokens
-        Entries of more are left out; None for no limit.
-    keep_all
-        Keep the chains too that AlphaFold3 is not trained on, see `filter_chains`.
-    strict
-        An unusable file is an error.
+    components : see `bevatron.data.readers.proteins.open_components`
+    assembly : name of the biological assembly; a file without any is taken as it is
+    max_tokens : entries of more are left out; None for no limit
+    keep_all : keep the structures and chains too that AlphaFold3 is not trained on, see
+        `bevatron.data.proteins.filters`
+    strict : an unusable file is an error
     """
 
     components: str
@@ -100,6 +96,7 @@ class ComplexFeaturizer:
             structure = structure.assembly(self.assembly)
         removed = np.zeros(len(FILTERS), dtype=np.int32)
         if not self.keep_all:
+            check_structure(structure)
             structure, removed = filter_chains(structure)
         components = open_components(self.components)
         entry = featurize(structure, components, max_tokens=self.max_tokens)
@@ -122,26 +119,18 @@ def prepare_complexes(
 ) -> list[str]:
     """Turn folders of structures and alignments into a store of complexes; a kill loses nothing.
 
+    Raises DataError or StoreError if there is no structure, with ``strict`` if one is unusable, or
+    ``out`` holds something else.
+
     Parameters
     ----------
-    files
-        Structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth.
-    out
-        Folder of the store.
-    components, assembly, max_tokens, keep_all, strict
-        See `ComplexFeaturizer`.
-    samples_per_shard, workers, overwrite, progress
-        As in `bevatron.data.store.prepare.prepare`.
+    files : structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth
+    components, assembly, max_tokens, keep_all, strict : see `ComplexFeaturizer`
+    samples_per_shard, workers, overwrite, progress : as in `bevatron.data.store.prepare.prepare`
 
     Returns
     -------
     Lines for the user: what was found and what was left out.
-
-    Raises
-    ------
-    DataError, StoreError
-        If there is no structure, with ``strict`` if one is unusable, or ``out`` holds something
-        else.
     """
     found = find_structures(files)
     begin(out, overwrite=overwrite)
@@ -229,13 +218,8 @@ def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
 def open_complexes(path: str | Path) -> Store:
     """Open the entries of a store of complexes.
 
-    Raises
-    ------
-    DataError
-        If it is a store of something else, of features of another version, or one whose
-        preparation was stopped.
-    StoreError
-        If there is no finished store.
+    Raises DataError if it is a store of something else, of features of another version, or one
+    whose preparation was stopped; StoreError if there is no finished store.
     """
     return open_prepared(path, KIND, FEATURES_VERSION, "alphafold3")
 

@@ -81,7 +81,7 @@ class ModelOptions:
     capacity
         Maximum number of atoms per batch.
     workers
-        Processes that compute features; None = all usable cores.
+        Processes that compute features; all usable cores by default.
     """
 
     mode: Literal["2d", "3d", "both"] = "2d"
@@ -169,7 +169,7 @@ def predict(
     more
         More models: the mean and the standard deviation of all are written.
     committee
-        The same as an option.
+        More models, as an option.
     columns
         Where SMILES and 3D structures are.
     format

@@ -45,19 +45,19 @@ class MoleculeDataConfig:
     train
         Files of molecules or prepared stores (also ``--data``).
     valid
-        The same, for validation.
+        Files or stores for validation.
     test
-        The same, for the errors in the report.
+        Files or stores for the errors in the report.
     split
-        How ``train`` is split if there are no such files: ``random``; ``scaffold``, molecules
-        of one Bemis-Murcko scaffold stay together, rare scaffolds are set aside; ``given`` by the
-        file (a column ``split``, OGB's split file); ``auto``: given if available, else random.
+        How ``train`` is split if there are no such files: ``random``; ``scaffold`` (molecules of
+        one Bemis-Murcko scaffold stay together, rare scaffolds are held out); ``given`` by the file
+        (a column ``split``, OGB's split file); ``auto`` (given if available, else random).
     valid_size
         Size of the validation set: a fraction below 1, or a number of molecules.
     test_size
-        The same for tests.
+        Size of the test set, likewise.
     train_size
-        The same for training; 0 = all the rest.
+        Size of the training set, likewise; 0 = all that is left.
     split_seed
         Seed of the random split.
     feature_set
@@ -105,14 +105,10 @@ class MoleculeData:
     train, valid, test
         Usable molecules; ``valid`` and ``test`` are None where nothing was set aside. Those of
         ``train`` and ``valid`` have at least one label each.
-    targets
-        Names of the targets.
-    feature_set, features_version
-        Of the samples.
-    fingerprint
-        Hash of the training molecules and their split; a run is not resumed with others.
-    report
-        Lines for the log: what was found, left out and set aside.
+    targets : names of the targets
+    feature_set, features_version : of the samples
+    fingerprint : hash of the training molecules and their split; a run is not resumed with others
+    report : lines for the log: what was found, left out and set aside
     """
 
     train: Dataset
@@ -133,21 +129,15 @@ def load_molecules(
 ) -> MoleculeData:
     """Open or prepare all data of a run and split them.
 
+    Raises DataError or ConfigError for data that must not be trained on and configurations that
+    contradict each other.
+
     Parameters
     ----------
-    config
-        The files.
-    prepared
-        Where files are prepared unless the configuration names a folder.
-    stage_to
-        Node-local folder that stores are copied to and read from.
+    prepared : where files are prepared unless the configuration names a folder
+    stage_to : node-local folder that stores are copied to and read from
     features_version
         That of the model that the molecules are for; None = that of the stores that are given.
-
-    Raises
-    ------
-    DataError, ConfigError
-        For data that must not be trained on and configurations that contradict each other.
     """
     if not config.train:
         raise ConfigError("data.train: expected a file of molecules or a store (--data FILE)")

@@ -42,8 +42,7 @@ def run_demo(out: Path) -> Part:
 
     Parameters
     ----------
-    out
-        The demo's folder; a run in it is resumed.
+    out : the demo's folder; a run in it is resumed
 
     Raises
     ------
@@ -82,5 +81,5 @@ def _learned(config: GpsppRun) -> str:
     guess = abs(labels - labels_of(data.train).mean()).mean()
     return (
         f"gaps to {found['gap_mae']:.2f} eV in 2D, {found['3d/gap_mae']:.2f} eV in 3D "
-        f"(MAE; guessing the mean: {guess:.2f} eV)"
+        f"(MAE; by guessing: {guess:.2f} eV)"
     )

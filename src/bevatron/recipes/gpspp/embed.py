@@ -25,16 +25,11 @@ def embed_file(
 
     ``graph`` float32 [n, C], NaN for rows that are not molecules; ``smiles`` and ``reason`` [n];
     with ``atoms`` also ``nodes`` float32 [N, C] of the heavy atoms and their offsets ``atom_ptr``
-    [n + 1].
+    [n + 1]. Raises DataError if the file cannot be read or ``out`` cannot be written.
 
     Returns
     -------
     Number of rows.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read or ``out`` cannot be written.
     """
     if out.suffix != ".npz":
         raise DataError(f"{out}: expected a name that ends in .npz")

@@ -29,28 +29,19 @@ def evaluate_files(
     options: MoleculeOptions | None = None,
     out: Path | None = None,
 ) -> dict[str, dict[str, Errors]]:
-    """Compute errors on labelled molecules.
+    """Compute errors on labelled molecules; DataError for files without those targets.
 
     Parameters
     ----------
-    predictor
-        One model, or several whose mean is evaluated.
+    predictor : one model, or several whose mean is evaluated
     sources
         Tables, SDF, OGB's folder or prepared stores. Their targets have the names of the model's,
         or ``options.targets`` names them in the model's order.
-    options
-        Columns of SMILES and labels.
-    out
-        JSON file for the table.
+    options : columns of SMILES and labels
 
     Returns
     -------
     File -> target -> metric -> value; with several files also ``all``.
-
-    Raises
-    ------
-    DataError
-        For files without those targets.
     """
     if not sources:
         raise ConfigError("evaluate: expected at least one file of molecules with labels")

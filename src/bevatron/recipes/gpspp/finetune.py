@@ -47,10 +47,7 @@ class FinetuneConfig:
 def trained_model(path: Path | str, dtype: torch.dtype | None = None) -> GPSPlusPlus:
     """Read a model folder or a run folder; of an unfinished run, the best model so far.
 
-    Raises
-    ------
-    CheckpointError
-        If there is none, or one of another kind.
+    Raises CheckpointError if there is none, or one of another kind.
     """
     return load_model(newest_model(Path(path)), dtype)
 
@@ -63,25 +60,16 @@ def started_from(
 ) -> tuple[GPSPlusPlus, list[str]]:
     """Build the model to fine-tune.
 
+    Raises ConfigError if the run asks for another architecture than the source has.
+
     Parameters
     ----------
-    source
-        The trained model.
-    asked
-        The run's own hyper-parameters, with what the new data say.
-    preset
-        The hyper-parameters of the run's preset.
-    config
-        What is kept.
+    asked : the run's own hyper-parameters, with what the new data say
+    preset : the hyper-parameters of the run's preset
 
     Returns
     -------
     model, lines for the log
-
-    Raises
-    ------
-    ConfigError
-        If the run asks for another architecture than the source has.
     """
     old, plain, targets = to_dict(source.config), to_dict(preset), asked.targets
     for name, value in to_dict(asked).items():

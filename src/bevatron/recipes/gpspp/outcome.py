@@ -30,12 +30,9 @@ class WriteOutcome:
 
     Attributes
     ----------
-    data
-        The run's data sets; predictions are written of the test set, if there is one.
-    modes
-        In which the run was validated; tests are predicted in the first.
-    report
-        Writes the report, None for no report.
+    data : the run's data sets; predictions are written of the test set, if there is one
+    modes : in which the run was validated; tests are predicted in the first
+    report : writes the report, None for no report
     """
 
     data: MoleculeData

@@ -43,16 +43,11 @@ class Written:
 
     Attributes
     ----------
-    rows
-        Number of rows, equal to that of the input.
-    without
-        Rows without a prediction.
-    seen_in_2d
-        Rows seen in 2D although 3D was requested.
-    outside
-        Rows outside the data that a model was trained on.
-    renamed
-        New columns whose names the input has already, and what they are called instead.
+    rows : number of rows, equal to that of the input
+    without : rows without a prediction
+    seen_in_2d : rows seen in 2D although 3D was requested
+    outside : rows outside the data that a model was trained on
+    renamed : new columns whose names the input has already, and what they are called instead
     """
 
     rows: int
@@ -74,25 +69,15 @@ def predict_file(
     The columns of a table, the titles (as ``name``) and data items of an SDF are kept. Added are
     PREFIX + target, with several models ``..._std`` for their spread, ``..._p0``, ``..._p1`` ...
     for the classes of a multiclass target, and ``reason`` where there is no prediction or doubt
-    about it. Where the file has such a column already, the new one is called ``..._2``.
+    about it. Where the file has such a column already, the new one is called ``..._2``. Raises
+    DataError if the file cannot be read or ``out`` cannot be written.
 
     Parameters
     ----------
-    predictor
-        The models.
-    source
-        A table of SMILES, an SDF, OGB's folder or a prepared store.
-    out
-        ``.csv`` or ``.parquet``.
-    options
-        Where the SMILES and 3D structures are.
-    prefix
-        Prefix of the names of the results, so that labels in the input are kept.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read or ``out`` cannot be written.
+    source : a table of SMILES, an SDF, OGB's folder or a prepared store
+    out : ``.csv`` or ``.parquet``
+    options : where the SMILES and 3D structures are
+    prefix : prefix of the names of the results, so that labels in the input are kept
     """
     if out.suffix not in {".csv", ".parquet"}:
         raise DataError(f"{out}: expected a name that ends in .csv or .parquet")
@@ -203,31 +188,21 @@ def predict_ogb(
     """Write predictions as OGB's evaluator of PCQM4Mv2 takes them.
 
     A compressed npz with ``y_pred``, float32 [n], in the order of the split. Molecules without a
-    prediction get the mean of the labels that the model was trained on.
+    prediction get the mean of the labels that the model was trained on. Raises ConfigError for
+    models of several targets or of classes; DataError if the number of molecules is not that of the
+    split.
 
     Parameters
     ----------
-    predictor
-        Models of one numeric target.
-    source
-        OGB's folder, of which this split is predicted; or a file of just this split, in order.
-    out
-        A folder, in which the file gets OGB's name; or a name that ends in .npz.
-    split
-        test-dev or test-challenge.
-    options
-        Where the SMILES are.
+    predictor : models of one numeric target
+    source : OGB's folder, of which this split is predicted; or a file of just this split, in order
+    out : a folder, in which the file gets OGB's name; or a name that ends in .npz
+    split : test-dev or test-challenge
+    options : where the SMILES are
 
     Returns
     -------
     The file, and how many molecules had no prediction.
-
-    Raises
-    ------
-    ConfigError
-        For models of several targets or of classes.
-    DataError
-        If the number of molecules is not that of the split.
     """
     target = _single_number(predictor.targets)
     if split not in OGB_SIZES:

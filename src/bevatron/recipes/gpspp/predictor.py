@@ -54,8 +54,7 @@ class MoleculePredictions:
 
     Attributes
     ----------
-    targets
-        The predicted properties.
+    targets : the predicted properties
     values : [n, T]
         Numbers in the target's unit, the probability of a binary target, the most probable class
         of one with several; of several models their mean. NaN for rows that are not usable
@@ -63,10 +62,8 @@ class MoleculePredictions:
     spread : [n, T] or None
         Standard deviation over several models (of a multiclass target: of that class's
         probability).
-    probabilities
-        Of multiclass targets by name, [n, classes].
-    smiles
-        As given, or written by RDKit.
+    probabilities : of multiclass targets by name, [n, classes]
+    smiles : as given, or written by RDKit
     reason
         Why there is no prediction, what was left out of a molecule, and in what it is outside the
         data that a model was trained on; else empty.
@@ -348,10 +345,8 @@ class Samples:
 
     Parameters
     ----------
-    samples
-        With the fields of a store of molecules.
-    reader
-        Where they come from.
+    samples : with the fields of a store of molecules
+    reader : where they come from
     """
 
     def __init__(self, samples: Sequence[Arrays], reader: MoleculeReader) -> None:

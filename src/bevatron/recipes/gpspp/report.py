@@ -41,8 +41,7 @@ class Evaluated:
 
     Attributes
     ----------
-    metrics
-        By name, see `bevatron.models.gpspp.PropertyMetrics`.
+    metrics : by name, see `bevatron.models.gpspp.PropertyMetrics`
     labels, predictions : [n, T], NaN where there is no label
     num_atoms : [n]
     """
@@ -64,16 +63,8 @@ def evaluate_molecules(
 
     Parameters
     ----------
-    model
-        The model, in training or evaluation mode.
-    dataset
-        Molecules, all with atoms.
-    modes
-        Inputs: 2d, 3d.
-    device
-        Where the model is.
-    capacity
-        Maximum number of atoms per batch; a larger molecule is a batch of its own.
+    modes : inputs: 2d, 3d
+    capacity : maximum number of atoms per batch; a larger molecule is a batch of its own
     """
     task = GPSPlusPlusTask(model.config, modes=modes)
     metrics = task.metrics()
@@ -108,21 +99,7 @@ def report_of_run(
 
     Parameters
     ----------
-    folder
-        The run's folder, with model, config.yaml and metrics.jsonl.
-    data
-        The data sets of the run.
-    modes
-        The modes of validation.
-    batch
-        How batches were made.
-    result
-        Result of the training.
-
-    Returns
-    -------
-    Path
-        report.html
+    modes : the modes of validation
     """
     history = History.of_run(folder)
     model = trained_model(folder).to(history.device)

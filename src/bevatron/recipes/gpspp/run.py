@@ -143,17 +143,8 @@ class GpsppRun(RunConfig):
 def build(config: GpsppRun, *, resume: bool = False) -> Run:
     """Build a complete run: molecules read or prepared, labels normalised, model, task.
 
-    Parameters
-    ----------
-    config
-        The configuration.
-    resume
-        Whether to resume if the folder already holds a run.
-
-    Raises
-    ------
-    BevatronError
-        For data that must not be trained on and settings that contradict each other.
+    Raises BevatronError for data that must not be trained on and settings that contradict each
+    other.
     """
     use(config.kernels)
     source = None if config.start_from is None else trained_model(config.start_from)
@@ -376,10 +367,8 @@ def capacities(data: MoleculeData, molecules: int) -> dict[str, int]:
 
     Parameters
     ----------
-    data
-        The data sets; the training molecules are counted.
-    molecules
-        Their number in a batch.
+    data : the data sets; the training molecules are counted
+    molecules : their number in a batch
 
     Returns
     -------

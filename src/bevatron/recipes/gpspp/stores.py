@@ -38,28 +38,18 @@ def prepare_molecules(
     """Compute the features of molecules once, in parallel, into a store.
 
     Rows that cannot be used, and those whose 3D structure was left out, are listed in
-    ``NAME-rejects.csv`` next to the store, which is removed if there are none.
+    ``NAME-rejects.csv`` next to the store, which is removed if there are none. Raises DataError or
+    StoreError if a file cannot be read or ``out`` holds something else.
 
     Parameters
     ----------
-    source
-        Files of molecules, or a reader such as `molecules_in_memory` makes.
-    out
-        Folder of the store.
-    feature_set_name
-        See `MoleculeDataConfig.feature_set`.
-    options
-        Which columns; only with files.
-    samples_per_shard, workers, overwrite, progress
-        As in `bevatron.data.store.prepare.prepare`.
+    source : files of molecules, or a reader such as `molecules_in_memory` makes
+    feature_set_name : see `MoleculeDataConfig.feature_set`
+    options : which columns; only with files
+    samples_per_shard, workers, overwrite, progress : as in `bevatron.data.store.prepare.prepare`
     features_version
         See `bevatron.data.samples.FEATURES_VERSION`; by default that of the store that ``out``
         already holds, else the newest.
-
-    Raises
-    ------
-    DataError, StoreError
-        If a file cannot be read or ``out`` holds something else.
     """
     reader = source if isinstance(source, MoleculeReader) else open_molecules(list(source), options)
     version = _version_in(Path(out)) if features_version is None else features_version
@@ -94,14 +84,11 @@ def prepare_files(
 ) -> list[str]:
     """Prepare molecules as ``bevatron prepare`` does; options are those of `prepare_molecules`.
 
+    Raises ConfigError if there is no file.
+
     Returns
     -------
     Lines for the user: what was found, and how to train on it.
-
-    Raises
-    ------
-    ConfigError
-        If there is no file.
     """
     if not files:
         raise ConfigError("prepare: expected at least one file of molecules")
@@ -187,10 +174,7 @@ def _version_in(folder: Path) -> int:
 def check_molecules(store: Store, wanted: str, version: int | None = None) -> Store:
     """Return a store if it is one of molecules with that feature set, of that version if given.
 
-    Raises
-    ------
-    DataError
-        If it is not.
+    Raises DataError if it is not.
     """
     settings = store.manifest["settings"]
     if settings.get("kind") != KIND:

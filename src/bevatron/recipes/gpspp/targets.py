@@ -43,23 +43,16 @@ class TargetConfig:
 def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, ...], list[str]]:
     """Describe the targets by the training labels.
 
+    Raises ConfigError if there is no target of that name; DataError for a target without labels,
+    and for labels that are not class indices.
+
     Parameters
     ----------
-    config
-        Their kinds.
-    data
-        The data sets; mean and spread are those of the training labels.
+    data : the data sets; mean and spread are those of the training labels
 
     Returns
     -------
     targets, lines for the log
-
-    Raises
-    ------
-    ConfigError
-        If there is no target of that name.
-    DataError
-        For a target without labels, and for labels that are not class indices.
     """
     for name in (*config.binary, *config.multiclass, *config.units):
         if name not in data.targets:

@@ -14,10 +14,7 @@ class NodePredictor:
 
     Attributes
     ----------
-    folder
-        A run or a model folder.
-    device, dtype
-        Where and in which precision it runs.
+    device, dtype : where and in which precision it runs
     """
 
     folder: Path

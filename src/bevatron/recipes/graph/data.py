@@ -76,10 +76,7 @@ class GraphSet:
 
     Parameters
     ----------
-    samples
-        With the fields of `bevatron.data.samples.graphs.graph_fields`.
-    names
-        Of the files.
+    samples : with the fields of `bevatron.data.samples.graphs.graph_fields`
     """
 
     def __init__(self, samples: Sequence[Arrays], names: Sequence[str]) -> None:
@@ -112,18 +109,11 @@ class GraphData:
 
     Attributes
     ----------
-    train, valid, test
-        One sample each if all are splits of one graph; None where a split is empty.
-    inputs, outputs, questions
-        Width of the features, number of logits, kind of labels.
-    report
-        Lines for the log: what was found.
-    fingerprint
-        Hash of edges, features, labels and splits.
-    split
-        Roles of the vertices, which stay with the model.
-    generators
-        Random number generators that all processes share, by name.
+    train, valid, test : one sample each if all are splits of one graph; None where a split is empty
+    inputs, outputs, questions : width of the features, number of logits, kind of labels
+    fingerprint : hash of edges, features, labels and splits
+    split : roles of the vertices, which stay with the model
+    generators : random number generators that all processes share, by name
     """
 
     train: Dataset
@@ -141,12 +131,8 @@ class GraphData:
 def load_graphs(config: GraphDataConfig) -> GraphData:
     """Read all graphs of a run.
 
-    Raises
-    ------
-    ConfigError
-        If no file is given, or files of one graph are given with several.
-    DataError
-        For data that must not be trained on.
+    Raises ConfigError if no file is given, or files of one graph are given with several; DataError
+    for data that must not be trained on.
     """
     if not config.train:
         raise ConfigError("data.train: expected a graph to train on (--data FILE)")
@@ -188,10 +174,7 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
 def describe_vertices(vertices: GraphArrays, config: GraphDataConfig) -> GraphData:
     """Describe inputs and outputs of a graph whose edges are read elsewhere.
 
-    Raises
-    ------
-    ConfigError, DataError
-        As for `load_graphs`.
+    Raises ConfigError or DataError as for `load_graphs`.
     """
     _check_learnable(vertices, Path(vertices.name))
     questions = _questions(config, [vertices])
@@ -231,12 +214,8 @@ def _check_learnable(graph: GraphArrays, path: Path) -> None:
 def read_one(path: Path, config: GraphDataConfig, *, several: bool) -> GraphArrays:
     """Read a graph, with the files of features, labels and splits of an edge list.
 
-    Raises
-    ------
-    ConfigError
-        If files of features, labels or splits are given for several graphs.
-    DataError
-        If the graph has no features or labels to learn from.
+    Raises ConfigError if files of features, labels or splits are given for several graphs;
+    DataError if the graph has no features or labels to learn from.
     """
     more_files = {"features": config.features, "labels": config.labels, "splits": config.splits}
     given = [name for name, value in more_files.items() if value is not None]

@@ -25,8 +25,7 @@ def run_demo(out: Path) -> Part:
 
     Parameters
     ----------
-    out
-        The demo's folder; a run in it is resumed.
+    out : the demo's folder; a run in it is resumed
     """
     folder, source = out / "graph", bundled(DATA, out)
     values = {**SETTINGS, "output": str(folder)}

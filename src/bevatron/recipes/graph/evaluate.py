@@ -37,32 +37,23 @@ def evaluate_graphs(
 
     Of a graph of the training, train, valid and test are the vertices of then: the split is kept
     with the model, so the test holds no label that was trained on. Several processes (torchrun) cut
-    the graph as training does; all have the result.
+    the graph as training does; all have the result. Raises ConfigError for no graph, or one file of
+    features, labels or splits for several graphs; DataError for a graph without labels, or
+    ``splits`` that test what was trained on.
 
     Parameters
     ----------
-    model, device, dtype, partition
-        As for `predict_graph`.
-    sources
-        Graphs or files.
+    model, device, dtype, partition : as for `predict_graph`
+    sources : graphs or files
     features, labels, splits
         Files that belong to an edge list, if that is the only graph; see `read_graph`.
-    out
-        Also write the table to this JSON file.
-    tell
-        Is given a line on the split of each graph.
+    out : also write the table to this JSON file
+    tell : is given a line on the split of each graph
 
     Returns
     -------
     By part (``train``, ``valid``, ``test``, ``all labelled``): loss, accuracy and for yes-or-no
     questions ROC-AUC and average precision. With several graphs, prefixed by the graph's name.
-
-    Raises
-    ------
-    ConfigError
-        For no graph, or one file of features, labels or splits for several graphs.
-    DataError
-        For a graph without labels, or ``splits`` that test what was trained on.
     """
     if not sources:
         raise ConfigError("evaluate: expected at least one graph")

@@ -64,10 +64,8 @@ def open_graph(
 
     Parameters
     ----------
-    graph, options, more_files
-        As of `bevatron.data.graphs.read_graph`.
-    self_loops
-        Whether the model adds one where there is none.
+    graph, options, more_files : as of `bevatron.data.graphs.read_graph`
+    self_loops : whether the model adds one where there is none
 
     Returns
     -------
@@ -131,28 +129,18 @@ class PartSample(WholeGraph):
 class PartedGraph:
     """A graph over all processes, partitioned when the first batch is made.
 
+    Raises ConfigError if the model does not run on this partition.
+
     Parameters
     ----------
-    edges, vertices
-        See `open_graph`.
-    model
-        Configuration of the model that works on it.
-    scheme
-        How the graph is partitioned.
-    device
-        Of the run.
-    seed
-        Of the order of vertices and of masks of dropout.
+    edges, vertices : see `open_graph`
+    model : configuration of the model that works on it
+    scheme : how the graph is partitioned
+    seed : of the order of vertices and of masks of dropout
 
     Attributes
     ----------
-    generator
-        Draws the seeds of attention dropout, in the same state on all processes.
-
-    Raises
-    ------
-    ConfigError
-        If the model does not run on this partition.
+    generator : draws the seeds of attention dropout, in the same state on all processes
     """
 
     def __init__(
@@ -223,10 +211,7 @@ class PartSet:
 
     Parameters
     ----------
-    graph
-        The graph.
-    role
-        train, valid or test.
+    role : train, valid or test
     """
 
     def __init__(self, graph: PartedGraph, role: str) -> None:

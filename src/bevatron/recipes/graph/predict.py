@@ -90,25 +90,15 @@ def predict_graph(
     """Classify every vertex of a graph.
 
     Several processes (torchrun) cut the graph as training does; the first has the result, that of
-    the others is empty.
+    the others is empty. Raises DataError if the graph does not have the features of the model.
 
     Parameters
     ----------
-    model
-        A model, a run or a model folder.
-    graph
-        A graph or a file; files are read with the options of the model's training data.
-    features
-        .npy file for an edge list, one row per vertex.
-    device, dtype
-        Where and in which precision to compute.
-    partition
-        How several processes cut the graph; see `bevatron.recipes.graph.run.GraphRun`.
-
-    Raises
-    ------
-    DataError
-        If the graph does not have the features of the model.
+    model : a model, a run or a model folder
+    graph : a graph or a file; files are read with the options of the model's training data
+    features : .npy file for an edge list, one row per vertex
+    device, dtype : where and in which precision to compute
+    partition : how several processes cut the graph; see `bevatron.recipes.graph.run.GraphRun`
     """
     with processes(device) as mesh:
         opened = open_for(model, graph, mesh, dtype, features=features)
@@ -136,16 +126,12 @@ def predict_file(
 ) -> int:
     """Write the predictions for every vertex: ``.csv`` (vertex, class, p0, ...) or ``.npz``.
 
-    Of several processes the first writes.
+    Of several processes the first writes. Raises DataError if the graph cannot be read or ``out``
+    cannot be written.
 
     Returns
     -------
     Number of vertices written by this process.
-
-    Raises
-    ------
-    DataError
-        If the graph cannot be read or ``out`` cannot be written.
     """
     if out.suffix not in {".csv", ".npz"}:
         raise DataError(f"{out}: expected a name that ends in .csv or .npz")
@@ -204,10 +190,7 @@ def open_for(
 ) -> Opened:
     """Read a graph with the options of a model's training data; see `read_graph`.
 
-    Raises
-    ------
-    DataError
-        If features or classes are not those of the model.
+    Raises DataError if features or classes are not those of the model.
     """
     # A given model is copied: moving it would change it for the caller.
     module = copy.deepcopy(model) if isinstance(model, NodeClassifier) else load_model(model, dtype)
@@ -240,10 +223,8 @@ class Computed:
 
     Attributes
     ----------
-    task, batch, outputs
-        Of these vertices.
-    whole
-        The graph that is cut; None of a whole one.
+    task, batch, outputs : of these vertices
+    whole : the graph that is cut; None of a whole one
     """
 
     task: NodeTask
@@ -275,12 +256,8 @@ class Computed:
 def run_model(opened: Opened, mesh: Mesh, dtype: str, partition: Scheme = "auto") -> Computed:
     """Run a model on one graph.
 
-    Raises
-    ------
-    OutOfMemoryError
-        If the graph does not fit on the device.
-    DivergenceError
-        If a prediction is not finite.
+    Raises OutOfMemoryError if the graph does not fit on the device; DivergenceError if a prediction
+    is not finite.
     """
     module, graph = opened.model, opened.graph
     config, place = module.config, mesh.device

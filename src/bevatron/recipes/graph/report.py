@@ -50,8 +50,6 @@ class Measured:
 
     Attributes
     ----------
-    metrics
-        By name.
     confused : [classes, classes]
         Confusion matrix: rows are true classes; empty for yes-or-no questions.
     """
@@ -67,12 +65,8 @@ def measure(
 
     Parameters
     ----------
-    model
-        With its final weights, on the device of the run.
-    data, settings
-        Of the run.
-    mesh
-        The processes over which the graph is cut, all of which call this; None = not cut.
+    model : with its final weights, on the device of the run
+    mesh : the processes over which the graph is cut, all of which call this; None = not cut
     """
     sets = {"train": data.train, "valid": data.valid, "test": data.test}
     return {
@@ -94,21 +88,7 @@ def report_of_run(
 
     Parameters
     ----------
-    folder
-        The run's folder, with config.yaml and metrics.jsonl.
-    model
-        Of the run.
-    measured
-        Its metrics, see `measure`; None = it is evaluated here.
-    data, settings
-        Of the run.
-    result
-        Result of the training.
-
-    Returns
-    -------
-    Path
-        report.html
+    measured : its metrics, see `measure`; None = it is evaluated here
     """
     history = History.of_run(folder)
     config = history.config

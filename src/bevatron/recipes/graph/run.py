@@ -153,17 +153,8 @@ class GraphRun(RunConfig):
 def build(config: GraphRun, *, resume: bool = False) -> Run:
     """Build a complete run: graphs read and checked, model, task.
 
-    Parameters
-    ----------
-    config
-        The configuration.
-    resume
-        Whether to resume if the folder already holds a run.
-
-    Raises
-    ------
-    BevatronError
-        For data that must not be trained on and settings that contradict each other.
+    Raises BevatronError for data that must not be trained on and settings that contradict each
+    other.
     """
     use(config.kernels)
     ranks = ranks_from_environment(os.environ)[1]
@@ -203,10 +194,8 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
 def load_parts(config: GraphRun) -> GraphData:
     """Build data sets of which each process holds a part, see `bevatron.recipes.graph.partition`.
 
-    Raises
-    ------
-    BevatronError
-        For data that must not be trained on, or models that do not run on several processes.
+    Raises BevatronError for data that must not be trained on, or models that do not run on several
+    processes.
     """
     if len(config.data.train) != 1:
         raise ConfigError("data.train: expected a graph to train on (--data FILE)")

@@ -40,10 +40,8 @@ class TrainedSplit:
 
     Attributes
     ----------
-    origin
-        Where the split comes from.
-    graphs
-        All graphs of the run.
+    origin : where the split comes from
+    graphs : all graphs of the run
     """
 
     origin: str
@@ -122,14 +120,13 @@ def with_trained_split(
     """Give a graph the split of a model's training, as far as the model was trained on it.
 
     Where the training had no validation or no test, that part is the graph's own, as far as its
-    vertices had no role in training: their labels may have been added later.
+    vertices had no role in training: their labels may have been added later. Raises DataError if
+    ``splits`` has vertices for validation or test that were trained on.
 
     Parameters
     ----------
-    graph
-        As it was read.
-    trained
-        Of the model; None if it has none.
+    graph : as it was read
+    trained : of the model; None if it has none
     splits
         The file from which the graph's split was read; it is used if it asks for no test on what
         was trained on.
@@ -137,11 +134,6 @@ def with_trained_split(
     Returns
     -------
     The graph, and a sentence that says which split it has.
-
-    Raises
-    ------
-    DataError
-        If ``splits`` has vertices for validation or test that were trained on.
     """
     own = "no split" if graph.roles is None else f"its own split ({_sizes(graph.roles)})"
     known = None if trained is None else trained.roles(graph)

@@ -55,14 +55,10 @@ def capacity_of_run(
 
     Parameters
     ----------
-    path
-        File in the run's folder that stores it.
-    config
-        Names the device.
-    make
-        Makes a rank's meter on its device.
-    accumulate
-        Batches per rank and step.
+    path : file in the run's folder that stores it
+    config : names the device
+    make : makes a rank's meter on its device
+    accumulate : batches per rank and step
 
     Returns
     -------
@@ -89,21 +85,15 @@ def _batches_of(capacity: dict[str, int]) -> str:
 def choose_capacity(meter: StepMeter, batches_per_step: int) -> tuple[dict[str, int], str]:
     """Choose the smallest batch that trains at nearly the highest rate, and measure that it fits.
 
+    Raises OutOfMemoryError if not even the largest structure fits.
+
     Parameters
     ----------
-    meter
-        Measures the steps.
-    batches_per_step
-        Batches of all ranks in an optimiser step.
+    batches_per_step : batches of all ranks in an optimiser step
 
     Returns
     -------
     The capacity by name, and the reasons, which follow "batches of 3,000 atoms".
-
-    Raises
-    ------
-    OutOfMemoryError
-        If not even the largest structure fits.
     """
     atoms = meter.sizes["atoms"]
     total, largest = int(atoms.sum()), int(atoms.max())
@@ -218,25 +208,18 @@ def find_capacity(meter: StepMeter, most: int = 1 << 20) -> dict[str, int]:
 
     The ratio of edges to atoms is that of the whole data set, so that batches can fill both.
     Batches with few and with many edges per atom give the memory of an atom and of an edge; the
-    predicted capacity is then tried with a batch that fills both, and reduced until it fits.
+    predicted capacity is then tried with a batch that fills both, and reduced until it fits. Raises
+    ConfigError on a CPU, whose memory is shared with everything else; OutOfMemoryError if not even
+    the largest structure fits.
 
     Parameters
     ----------
-    meter
-        Of steps on a GPU.
-    most
-        Maximum number of atoms.
+    meter : of steps on a GPU
+    most : maximum number of atoms
 
     Returns
     -------
     ``atoms`` and ``edges``, as `bevatron.train.settings.BatchConfig.capacity` takes them.
-
-    Raises
-    ------
-    ConfigError
-        On a CPU, whose memory is shared with everything else.
-    OutOfMemoryError
-        If not even the largest structure fits.
     """
     if meter.device.type != "cuda":
         raise ConfigError("the largest batch that fits is measured on a GPU only")
@@ -246,24 +229,17 @@ def find_capacity(meter: StepMeter, most: int = 1 << 20) -> dict[str, int]:
 def largest_capacity(meter: StepMeter, available: float, most: int) -> dict[str, int]:
     """Find the largest batches for which training fits into a number of bytes.
 
+    Raises OutOfMemoryError if not even the largest structure fits.
+
     Parameters
     ----------
-    meter
-        Measures the steps.
-    available
-        Bytes.
-    most
-        Maximum number of atoms.
+    available : bytes
+    most : maximum number of atoms
 
     Returns
     -------
     dict
         ``atoms`` and ``edges``, at least those of the largest structure.
-
-    Raises
-    ------
-    OutOfMemoryError
-        If not even the largest structure fits.
     """
     atoms, edges = meter.sizes["atoms"], meter.sizes["edges"]
     largest = {"atoms": int(atoms.max()), "edges": int(edges.max())}

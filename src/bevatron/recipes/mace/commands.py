@@ -37,7 +37,7 @@ def prepare(
     out
         Folder of the store.
     cutoff
-        Of the neighbours, Å; that of the model to be trained.
+        Neighbour cutoff in Å, that of the model to be trained.
     labels
         Names of the labels in the files.
     options
@@ -183,7 +183,7 @@ def relax(
     out
         Extended XYZ to write.
     fmax
-        Converged once no force is larger, eV/Å.
+        Largest force at convergence, eV/Å.
     steps
         Maximum number of steps.
     cell

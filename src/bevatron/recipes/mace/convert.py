@@ -25,23 +25,15 @@ def from_mace_torch_file(
 ) -> str:
     """Convert a mace-torch checkpoint to a model folder and describe it in one line.
 
+    Raises TrustError or MissingPackageError for a ``.model`` file without ``trust`` or without
+    mace-torch; CheckpointError or ConfigError if a file has the wrong content, or ``out`` exists.
+
     Parameters
     ----------
-    file
-        A ``.model`` file, or with ``config`` a state dict (``.pt``, ``.safetensors``).
-    out
-        The model folder.
-    trust
-        Unpickle a ``.model`` file.
-    config
-        JSON file of mace-torch's configuration.
-
-    Raises
-    ------
-    TrustError, MissingPackageError
-        For a ``.model`` file without ``trust`` or without mace-torch.
-    CheckpointError, ConfigError
-        If a file has the wrong content, or ``out`` exists.
+    file : a ``.model`` file, or with ``config`` a state dict (``.pt``, ``.safetensors``)
+    out : the model folder
+    trust : unpickle a ``.model`` file
+    config : JSON file of mace-torch's configuration
     """
     if not file.is_file():
         raise CheckpointError(f"{file}: the file does not exist")
@@ -75,17 +67,11 @@ def from_mace_torch_file(
 def to_mace_torch_file(model: Path, out: Path) -> str:
     """Write a run or a model folder as a mace-torch checkpoint; return a line that names the file.
 
+    Raises MissingPackageError for ``NAME.model`` without mace-torch.
+
     Parameters
     ----------
-    model
-        A run or a model folder.
-    out
-        ``NAME.model`` (needs mace-torch) or ``NAME.pt`` (a state dict, with ``NAME.json``).
-
-    Raises
-    ------
-    MissingPackageError
-        For ``NAME.model`` without mace-torch.
+    out : ``NAME.model`` (needs mace-torch) or ``NAME.pt`` (a state dict, with ``NAME.json``)
     """
     found = trained_model(model)
     if out.suffix == ".model":

@@ -48,13 +48,13 @@ class SourceConfig:
     train
         Files of structures or prepared stores (also ``--data``).
     valid
-        The same, for validation.
+        Files or stores for validation.
     test
-        The same, for the errors in the report.
+        Files or stores for the errors in the report.
     valid_fraction
-        Fraction of ``train`` set aside for validation if there are no such files.
+        Fraction of ``train`` held out for validation if there are no such files.
     test_fraction
-        The same for tests.
+        Fraction of ``train`` held out for tests, likewise.
     labels
         Names of the labels in the files.
     e0
@@ -92,7 +92,7 @@ class DataConfig(SourceConfig):
     Attributes
     ----------
     heads
-        Head name -> its files. Without it there is one head, named ``default``.
+        Files by the name of their head. Without it there is one head, named ``default``.
     split_seed
         Seed of the random split.
     prepared
@@ -109,10 +109,7 @@ class DataConfig(SourceConfig):
     def sources(self) -> dict[str, SourceConfig]:
         """Head name -> its files.
 
-        Raises
-        ------
-        ConfigError
-            If there is nothing to train on, or both ``train`` and ``heads``.
+        Raises ConfigError if there is nothing to train on, or both ``train`` and ``heads``.
         """
         if self.heads and self.train:
             raise ConfigError("data: give either 'train' or 'heads', each of which has 'train'")
@@ -136,16 +133,11 @@ class StructureData:
 
     Attributes
     ----------
-    train, valid, test
-        ``valid`` and ``test`` are None where nothing was set aside.
-    heads
-        Names; a sample's ``head`` is an index into them.
-    e0
-        For each head with data: how E0 is found, given energies by atomic number.
-    fingerprint
-        Hash of the training structures and their split; a run is not resumed with others.
-    report
-        Lines for the log: what the readers found.
+    train, valid, test : ``valid`` and ``test`` are None where nothing was set aside
+    heads : names; a sample's ``head`` is an index into them
+    e0 : for each head with data: how E0 is found, given energies by atomic number
+    fingerprint : hash of the training structures and their split; a run is not resumed with others
+    report : lines for the log: what the readers found
     """
 
     train: Dataset
@@ -166,25 +158,16 @@ def load_structures(
 ) -> StructureData:
     """Open or prepare all data of a run and split them.
 
-    Isolated atoms (group ``IsolatedAtom``) stay in the training set: they only determine E0.
+    Isolated atoms (group ``IsolatedAtom``) stay in the training set: they only determine E0. Raises
+    DataError or ConfigError for data that must not be trained on and configurations that contradict
+    each other.
 
     Parameters
     ----------
-    config
-        The files.
-    cutoff
-        Of the neighbours, Å.
-    prepared
-        Where files are prepared unless the configuration names a folder.
-    first_heads
-        Heads that a model already has; new heads of the data follow.
-    stage_to
-        Node-local folder that stores are copied to and read from.
-
-    Raises
-    ------
-    DataError, ConfigError
-        For data that must not be trained on and configurations that contradict each other.
+    cutoff : of the neighbours, Å
+    prepared : where files are prepared unless the configuration names a folder
+    first_heads : heads that a model already has; new heads of the data follow
+    stage_to : node-local folder that stores are copied to and read from
     """
     sources = _named_sources(config, first_heads)
     own = _heads_of(sources)

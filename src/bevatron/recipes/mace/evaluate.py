@@ -45,8 +45,7 @@ class Predictions:
     forces, predicted_forces : [A, 3] eV/Å, all atoms one after another
     atomic_numbers : [A]
     stress, predicted_stress : [S, 3, 3] eV/Å^3
-    group, file, head
-        Names, one for each structure.
+    group, file, head : names, one for each structure
     """
 
     num_atoms: IntArray
@@ -69,12 +68,8 @@ class Evaluation:
 
     Attributes
     ----------
-    total
-        Errors over all structures.
     tables
         ``group``, ``file``, ``head``, ``element`` -> name -> errors; only where there are several.
-    predictions
-        All values.
     """
 
     total: Errors
@@ -99,28 +94,18 @@ def evaluate_files(
 ) -> Evaluation:
     """Evaluate a model, a model folder or a run on files or stores of labelled structures.
 
+    Raises DataError for structures without labels, or with elements that the model does not know.
+
     Parameters
     ----------
-    model
-        The potential.
-    paths
-        Files of structures or prepared stores.
-    labels
-        Names of the labels in the files.
+    paths : files of structures or prepared stores
+    labels : names of the labels in the files
     head
         Readout for all structures; by default the one that each structure names, and the model's
         default head for those that name none.
-    device, dtype
-        Where and in which precision to compute.
-    capacity
-        Maximum number of atoms per batch.
-    out
-        JSON file for the tables.
-
-    Raises
-    ------
-    DataError
-        For structures without labels, or with elements that the model does not know.
+    device, dtype : where and in which precision to compute
+    capacity : maximum number of atoms per batch
+    out : JSON file for the tables
     """
     if not paths:
         raise ConfigError("evaluate: expected at least one file of labelled structures or store")
@@ -307,10 +292,7 @@ class _Renumbered:
 
     Parameters
     ----------
-    store
-        The samples.
-    heads
-        The model's head for each of the store's.
+    heads : the model's head for each of the store's
     """
 
     def __init__(self, store: Store, heads: Sequence[int]) -> None:

@@ -48,7 +48,7 @@ class FinetuneConfig:
         train a new head, ``default`` or, if that exists, ``finetuned``; data for an old head, given
         under its name in data.heads, continue to train it.
     new_heads
-        A new head begins as a ``copy`` of `head`, or ``random``.
+        Initial weights of a new head: a ``copy`` of `head`, or ``random``.
     frozen
         Names of parameters that are not trained, with wildcards: ``embedding.*``,
         ``interactions.0.*``.
@@ -65,21 +65,13 @@ class FinetuneConfig:
 class FineTuning:
     """Heads, elements and E0 of a model that starts from another.
 
+    Raises ConfigError if the old model has no head of the name that is asked for.
+
     Parameters
     ----------
-    source
-        The model to start from.
-    config
-        What is kept.
-    data_config
-        Paths of the new data.
-    data
-        The new data; the heads of the new model are `StructureData.heads`.
-
-    Raises
-    ------
-    ConfigError
-        If the old model has no head of the name that is asked for.
+    source : the model to start from
+    data_config : paths of the new data
+    data : the new data; the heads of the new model are `StructureData.heads`
     """
 
     def __init__(
@@ -120,21 +112,16 @@ class FineTuning:
     ) -> tuple[MACE, tuple[AtomicEnergies, ...], list[TransferRow]]:
         """Make the model to fine-tune.
 
+        Raises CheckpointError if the models have no element in common; ConfigError if the old E0
+        are to be kept but the data have further elements.
+
         Parameters
         ----------
-        found
-            Statistics of the training data, with E0 as `e0_choices` says.
+        found : statistics of the training data, with E0 as `e0_choices` says
 
         Returns
         -------
         The model, E0 of its heads and the origin of every tensor.
-
-        Raises
-        ------
-        CheckpointError
-            If the models have no element in common.
-        ConfigError
-            If the old E0 are to be kept but the data have further elements.
         """
         numbers = set(found.atomic_numbers)
         if self.config.e0 == "keep":

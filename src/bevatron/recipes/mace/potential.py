@@ -43,6 +43,9 @@ _said: set[str] = set()
 class Potential:
     """A model on a device, in a precision, with frozen weights.
 
+    Raises BevatronError if there is no such model, dtype, head or device; with ``capture=True``
+    also, here or on evaluation, if nothing can be captured.
+
     Parameters
     ----------
     model
@@ -51,21 +54,13 @@ class Potential:
     device
         Where torch computes: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``,
         ``"cuda:1"``.
-    dtype
-        ``"float64"`` or ``"float32"``.
-    head
-        Which readout of a multi-head model; its default head if not given.
+    dtype : ``"float64"`` or ``"float32"``
+    head : which readout of a multi-head model; its default head if not given
     capture
         Whether evaluations are captured as CUDA graphs over padded shapes, which saves launching
         some hundreds of kernels: None = on a GPU, shapes that recur; the log says why if it is
         not possible; True = at once, and an error if it is not possible. The
         numbers are the same. Weights must then stay where they are.
-
-    Raises
-    ------
-    BevatronError
-        If there is no such model, dtype, head or device;
-        with ``capture=True`` also, here or on evaluation, if nothing can be captured.
     """
 
     def __init__(
@@ -102,17 +97,12 @@ class Potential:
     def head_of(self, info: Mapping[str, Any], where: str) -> int:
         """Return the head for a structure: the one chosen for all, the one it names, the default.
 
+        Raises DataError if the model has several heads and none of that name.
+
         Parameters
         ----------
-        info
-            Of the structure, as ASE has it; it may name a ``head``.
-        where
-            What the structure is called in messages.
-
-        Raises
-        ------
-        DataError
-            If the model has several heads and none of that name.
+        info : of the structure, as ASE has it; it may name a ``head``
+        where : what the structure is called in messages
         """
         name = info.get(LabelOptions.head_key)
         if self.chosen_head is not None or name is None or str(name) == self.heads[self.head]:
@@ -142,10 +132,7 @@ class Potential:
     def check_elements(self, atomic_numbers: npt.ArrayLike, name: str = "the structure") -> None:
         """Reject an element that the model was not trained on.
 
-        Raises
-        ------
-        DataError
-            Naming the elements and those that are known.
+        Raises DataError naming the elements and those that are known.
         """
         unknown = sorted(
             set(np.unique(np.asarray(atomic_numbers)).tolist()) - set(self.atomic_numbers)
@@ -249,10 +236,7 @@ def committee(
 ) -> list[Potential]:
     """Open one or several different models; ``given`` and ``options`` as of `Potential`.
 
-    Raises
-    ------
-    ConfigError
-        If one is given twice.
+    Raises ConfigError if one is given twice.
     """
     check_distinct(models)
     return [Potential(model, *given, **options) for model in models]
@@ -285,10 +269,7 @@ def _results(batch: StructureBatch, read: Callable[[], Outputs]) -> Iterator[Res
 def trained_model(path: Path | str) -> MACE:
     """Read a model folder or a run folder; of an unfinished run, the best model so far.
 
-    Raises
-    ------
-    CheckpointError
-        If there is none, or a file is given, which has to be converted first.
+    Raises CheckpointError if there is none, or a file is given, which has to be converted first.
     """
     convert = f"bevatron convert mace-torch {path} FOLDER --trust"
     hint = f"; `{convert}` makes one of a mace-torch model"
@@ -316,8 +297,7 @@ def head_of_unnamed(config: MaceConfig, choose: str) -> str:
     ----------
     config
         Of the model. Folders of bevatron 0.1 with several heads have no default.
-    choose
-        The option that chooses another.
+    choose : the option that chooses another
     """
     names = ", ".join(config.heads)
     if config.default_head is None and config.num_heads > 1 and names not in _said:

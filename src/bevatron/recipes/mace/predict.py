@@ -45,36 +45,25 @@ def predict_file(
 
     ``PREFIX + energy`` (eV), ``forces`` (eV/Å), ``energies`` (eV per atom) and, with a cell,
     ``stress`` (eV/Å^3) are added; with several models their mean, and ``energy_std`` and
-    ``forces_std`` for the spread.
+    ``forces_std`` for the spread. Raises DataError for a frame that cannot be read or has unknown
+    elements; names file and frame.
 
     Parameters
     ----------
-    models
-        Potentials, one or a committee.
-    source
-        Any format that ASE reads; read in pieces.
-    out
-        Extended XYZ; appears only when it is complete.
-    prefix
-        Prefix of the names of the results, so that labels in the input are kept.
+    models : potentials, one or a committee
+    source : any format that ASE reads; read in pieces
+    out : extended XYZ; appears only when it is complete
+    prefix : prefix of the names of the results, so that labels in the input are kept
     head
         Readout for all structures; by default the one that a structure names as ``head``, and the
         model's default head for those that name none.
-    device, dtype
-        Where and in which precision to compute.
-    capacity
-        Maximum number of atoms per batch.
-    progress
-        Called with the number of structures done.
+    device, dtype : where and in which precision to compute
+    capacity : maximum number of atoms per batch
+    progress : called with the number of structures done
 
     Returns
     -------
     Number of structures.
-
-    Raises
-    ------
-    DataError
-        For a frame that cannot be read or has unknown elements; names file and frame.
     """
     import ase.io
 
@@ -116,19 +105,13 @@ def predict_structures(
     """Predict structures in batches and return copies that hold the results.
 
     ``atoms.get_potential_energy()`` and so on give the results; of several models their mean, and
-    ``atoms.calc.results`` has the spread too, as of `BevatronCalculator`.
+    ``atoms.calc.results`` has the spread too, as of `BevatronCalculator`. Raises DataError naming
+    the structure, for what cannot be read or has elements unknown to the model.
 
     Parameters
     ----------
-    models, head, device, dtype, capacity
-        As of `predict_file`.
-    source
-        A file that ASE reads, a structure, or several.
-
-    Raises
-    ------
-    DataError
-        Naming the structure, for what cannot be read or has elements unknown to the model.
+    models, head, device, dtype, capacity : as of `predict_file`
+    source : a file that ASE reads, a structure, or several
     """
     if isinstance(source, str | Path):
         where, structures = Path(source), list(_read(Path(source)))
@@ -169,31 +152,20 @@ def relax_file(
 
     See `bevatron.recipes.mace.relax.relax`; ``relax_converged`` and ``relax_steps`` are added.
     Labels that the input has under common names (``REF_energy``, ``forces``) are left out: they
-    belong to the structures before relaxation and must not be trained on by mistake.
+    belong to the structures before relaxation and must not be trained on by mistake. Raises
+    DataError for a frame that cannot be read or has unknown elements; names file and frame.
 
     Parameters
     ----------
-    model
-        A model, a model folder or a run.
-    source
-        Structures in any format that ASE reads.
-    out
-        Extended XYZ to write.
+    model : a model, a model folder or a run
+    source : structures in any format that ASE reads
+    out : extended XYZ to write
     fmax : eV/Å
         Converged once no force is larger.
-    steps
-        Maximum number of steps.
-    cell
-        Relax the cells too.
-    head
-        Readout for all structures, as in `predict_file`.
-    device, dtype
-        Where and in which precision to compute.
-
-    Raises
-    ------
-    DataError
-        For a frame that cannot be read or has unknown elements; names file and frame.
+    steps : maximum number of steps
+    cell : relax the cells too
+    head : readout for all structures, as in `predict_file`
+    device, dtype : where and in which precision to compute
     """
     import ase.io
 

@@ -68,37 +68,26 @@ def relax(
     Constraints of the structures (``FixAtoms`` and others of ASE) are obeyed. With ``cell=True``
     the cell relaxes together with the atoms, as ASE's ``UnitCellFilter`` does it (Tadmor et al.,
     PRB 59, 235): the deformation gradient times the number of atoms acts as three more atoms.
+    Raises DataError if the model does not know an element, or there is no cell to relax;
+    DivergenceError if a prediction is not finite.
 
     Parameters
     ----------
-    model
-        A potential, a model, a model folder or a run folder.
-    structures
-        Not changed.
+    model : a potential, a model, a model folder or a run folder
+    structures : not changed
     fmax : eV/Å
         Converged when no force is larger.
-    steps
-        Maximum number of steps; unconverged structures are returned as they are.
-    cell
-        Whether cells relax too; all structures must then be periodic in three directions.
+    steps : maximum number of steps; unconverged structures are returned as they are
+    cell : whether cells relax too; all structures must then be periodic in three directions
     head
         Readout for all structures; by default the one that a structure names as ``head``, and the
         model's default head for those that name none.
     device, dtype
         As for `bevatron.recipes.mace.potential.Potential`, which is made with them and `head`.
-    max_atoms
-        Maximum number of atoms in an evaluation of the model.
+    max_atoms : maximum number of atoms in an evaluation of the model
     skin : Å
         Of the neighbour lists, see `bevatron.data.verlet.VerletList`.
-    progress
-        Called after each step with the numbers of converged and of all structures.
-
-    Raises
-    ------
-    DataError
-        If the model does not know an element, or there is no cell to relax.
-    DivergenceError
-        If a prediction is not finite.
+    progress : called after each step with the numbers of converged and of all structures
 
     Examples
     --------

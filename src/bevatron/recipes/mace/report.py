@@ -55,24 +55,7 @@ def report_of_run(
     batch: BatchConfig,
     result: FitResult,
 ) -> Path:
-    """Evaluate the model of a finished run and write its report.
-
-    Parameters
-    ----------
-    folder
-        The run's folder, with model, config.yaml and metrics.jsonl.
-    data
-        The data sets of the run.
-    batch
-        How batches were made.
-    result
-        Result of the training.
-
-    Returns
-    -------
-    Path
-        report.html
-    """
+    """Evaluate the model of a finished run and write its report."""
     history = History.of_run(folder)
     model = load_model(folder)
     dtype = str(history.config["train"].get("dtype", "float64"))
@@ -120,25 +103,13 @@ def write_report(
 
     Parameters
     ----------
-    folder
-        With metrics.jsonl and config.yaml.
-    evaluations
-        Name of a data set -> errors and predictions; the first one is shown in detail.
-    plan, batch
-        An epoch's batches and how they were made.
-    energies
-        Head -> atomic number -> E0 in eV, subtracted where energies are drawn.
-    figures
-        More numbers for the top of the page.
-    notes
-        Warnings at the top; resumes are added from metrics.jsonl.
-    found
-        What the readers found in the files.
-
-    Returns
-    -------
-    Path
-        report.html
+    folder : with metrics.jsonl and config.yaml
+    evaluations : name of a data set -> errors and predictions; the first one is shown in detail
+    plan, batch : an epoch's batches and how they were made
+    energies : head -> atomic number -> E0 in eV, subtracted where energies are drawn
+    figures : more numbers for the top of the page
+    notes : warnings at the top; resumes are added from metrics.jsonl
+    found : what the readers found in the files
     """
     history = History.of_run(folder)
     report = Report(f"MACE: {folder.resolve().name}", str(folder), figures=folder / "plots")

@@ -147,17 +147,8 @@ class MaceRun(RunConfig):
 def build(config: MaceRun, *, resume: bool = False) -> Run:
     """Build a complete run: data read or prepared, statistics, model, task.
 
-    Parameters
-    ----------
-    config
-        The configuration.
-    resume
-        Whether to resume if the folder already holds a run.
-
-    Raises
-    ------
-    BevatronError
-        For data that must not be trained on and settings that contradict each other.
+    Raises BevatronError for data that must not be trained on and settings that contradict each
+    other.
     """
     use(config.kernels)
     source = None if config.start_from is None else trained_model(config.start_from)

@@ -46,14 +46,10 @@ class StepCost:
 
     Attributes
     ----------
-    sizes
-        atoms, edges, graphs of the batch.
-    seconds
-        Median over repeats.
-    peak_bytes
-        Peak memory of a step; 0 on a CPU, where it is not measured.
-    kept_bytes
-        Memory held by the captured graph of the step; 0 if it is not captured.
+    sizes : atoms, edges, graphs of the batch
+    seconds : median over repeats
+    peak_bytes : peak memory of a step; 0 on a CPU, where it is not measured
+    kept_bytes : memory held by the captured graph of the step; 0 if it is not captured
     """
 
     sizes: dict[str, int]
@@ -72,21 +68,15 @@ class StepMeter:
 
     Parameters
     ----------
-    model
-        Moved to the device; its weights change.
-    task
-        The loss; the ``sizes`` of its batches have the names in `TERMS`.
-    dataset
-        Where batches come from.
-    device, dtype
-        Where and in which precision.
-    sizes
-        ``atoms`` and ``edges`` of every sample, [n] each; those of structures if not given.
+    model : moved to the device; its weights change
+    task : the loss; the ``sizes`` of its batches have the names in `TERMS`
+    dataset : where batches come from
+    device, dtype : where and in which precision
+    sizes : ``atoms`` and ``edges`` of every sample, [n] each; those of structures if not given
 
     Attributes
     ----------
-    captured
-        Whether steps are captured as CUDA graphs, as in training where that is possible.
+    captured : whether steps are captured as CUDA graphs, as in training where that is possible
     """
 
     def __init__(
@@ -111,10 +101,7 @@ class StepMeter:
     def measure(self, indices: IntArray, repeats: int = 5) -> StepCost:
         """Time steps over some samples, one after the other as in training.
 
-        Raises
-        ------
-        OutOfMemoryError
-            If they do not fit.
+        Raises OutOfMemoryError if they do not fit.
         """
         samples = [self.dataset[int(i)] for i in indices]
         batch = self._run.task.collate(samples, indices, [1.0] * len(samples))
@@ -133,10 +120,7 @@ class StepMeter:
     def planned(self, indices: IntArray) -> tuple[int, int]:
         """Plan what of `StepCost.needed_bytes` stays, and what steps over some samples add to it.
 
-        Raises
-        ------
-        NotPlannableError
-            If it depends on values of the batch.
+        Raises NotPlannableError if it depends on values of the batch.
         """
         run = self._run
         batch = run.task.collate(
@@ -263,12 +247,8 @@ def saturation(
 
     Parameters
     ----------
-    meter
-        Measures the steps.
-    first, most
-        Atoms of the smallest and of the largest batch.
-    seconds_at_most
-        Stop when eight steps take longer.
+    first, most : atoms of the smallest and of the largest batch
+    seconds_at_most : stop when eight steps take longer
     """
     capacity = smallest_measured(meter, first)
     while capacity <= most:
@@ -285,14 +265,11 @@ def saturation(
 def fit_cost(costs: Sequence[StepCost]) -> tuple[dict[str, float], float]:
     """Fit seconds = a*atoms + b*edges + c*graphs + d by non-negative least squares.
 
+    Raises ConfigError if there are fewer measurements than coefficients.
+
     Returns
     -------
     The coefficients by name (``constant`` for d), and the RMS of the relative error.
-
-    Raises
-    ------
-    ConfigError
-        If there are fewer measurements than coefficients.
     """
     if len(costs) < len(TERMS) + 1:
         raise ConfigError(f"the cost model needs {len(TERMS) + 1} measurements, got {len(costs)}")

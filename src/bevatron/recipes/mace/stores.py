@@ -27,25 +27,16 @@ def open_structures(
 ) -> list[Store]:
     """Open stores and prepare files.
 
+    Raises DataError if a store was prepared with another cutoff, or a file cannot be trained on.
+
     Parameters
     ----------
-    paths
-        Stores and files of structures; the files become one store in ``prepared``.
-    cutoff
-        Of the neighbours, Å.
-    labels
-        Names of the labels in the files.
-    prepared
-        Folder of the prepared store; an existing one is used if its inputs are the same.
-    workers
-        Processes; None = all usable cores.
-    overwrite
-        Replace a store of other files or settings there.
-
-    Raises
-    ------
-    DataError
-        If a store was prepared with another cutoff, or a file cannot be trained on.
+    paths : stores and files of structures; the files become one store in ``prepared``
+    cutoff : of the neighbours, Å
+    labels : names of the labels in the files
+    prepared : folder of the prepared store; an existing one is used if its inputs are the same
+    workers : processes; None = all usable cores
+    overwrite : replace a store of other files or settings there
     """
     stores, files = [], []
     for path in map(Path, paths):
@@ -79,25 +70,16 @@ def prepare_structures(
 ) -> Store:
     """Check the labels of structures and find their neighbours once, in parallel, into a store.
 
+    Raises ConfigError for a cutoff that is not a positive length; DataError or StoreError if a file
+    holds what must not be trained on, or ``out`` holds something else.
+
     Parameters
     ----------
-    files
-        What the readers of structures read.
-    out
-        Folder of the store.
+    files : what the readers of structures read
     cutoff : Å
         Of the neighbours.
-    labels
-        Names of the labels in the files.
-    samples_per_shard, workers, overwrite
-        As in `bevatron.data.store.prepare.prepare`.
-
-    Raises
-    ------
-    ConfigError
-        For a cutoff that is not a positive length.
-    DataError, StoreError
-        If a file holds what must not be trained on, or ``out`` holds something else.
+    labels : names of the labels in the files
+    samples_per_shard, workers, overwrite : as in `bevatron.data.store.prepare.prepare`
     """
     if not cutoff > 0:
         raise ConfigError(f"cutoff: expected a length above 0 Å, got {cutoff}")
@@ -124,14 +106,11 @@ def prepare_files(
 ) -> list[str]:
     """Prepare structures as ``bevatron prepare`` does; options are those of `prepare_structures`.
 
+    Raises ConfigError if there is no file or no cutoff.
+
     Returns
     -------
     Lines for the user: what was found, and how to train on it.
-
-    Raises
-    ------
-    ConfigError
-        If there is no file or no cutoff.
     """
     if not files:
         raise ConfigError("prepare: expected at least one file of structures or molecules")

@@ -32,15 +32,9 @@ class GraphPool:
     They can share it because they are replayed one after the other and pass data to each other only
     through memory from outside of it. On a CPU nothing is captured: to replay work is to run it.
 
-    Parameters
-    ----------
-    device
-        Where the work runs.
-
     Attributes
     ----------
-    grown
-        Bytes of the GPU that captures have taken so far, for the pool and for the graphs.
+    grown : bytes of the GPU that captures have taken so far, for the pool and for the graphs
 
     Examples
     --------
@@ -70,22 +64,17 @@ class GraphPool:
     def capture(self, work: Work, warm_up: Work | None = None) -> Work:
         """Warm up twice, then capture work without running it; the random state does not change.
 
+        Raises NotCapturableError if the work waits for the device; the message says where.
+
         Parameters
         ----------
-        work
-            Without arguments or results.
-        warm_up
-            What runs twice to warm up if the work itself must not: the same kernels.
+        work : without arguments or results
+        warm_up : what runs twice to warm up if the work itself must not: the same kernels
 
         Returns
         -------
         Callable
             Replays the work on the current stream.
-
-        Raises
-        ------
-        NotCapturableError
-            If the work waits for the device; the message says where.
         """
         if not self._on_gpu:
             return work

@@ -22,10 +22,8 @@ class GradientBuckets:
 
     Parameters
     ----------
-    update
-        Whose gradient.
-    mesh
-        All ranks do the same.
+    update : whose gradient
+    mesh : all ranks do the same
     """
 
     def __init__(self, update: FusedAdamEMA, mesh: Mesh) -> None:

@@ -54,20 +54,16 @@ class CapturedInference:
     model
         Called as ``model(batch, **options)``, returns tensors by name: a module with frozen
         weights, or a function such as ``partial(task.predict, module)``.
-    device, dtype
-        Of the model.
+    device, dtype : of the model
     rows
         Name of an output -> name of the batch's axis that its rows run along; all others have one
         row per sample.
-    patience
-        Launches of a shape before it is captured.
-    max_graphs
-        If there are more, the least recently used one is dropped.
+    patience : launches of a shape before it is captured
+    max_graphs : if there are more, the least recently used one is dropped
 
     Attributes
     ----------
-    num_captured
-        How often a shape was captured.
+    num_captured : how often a shape was captured
     """
 
     def __init__(
@@ -100,26 +96,17 @@ class CapturedInference:
     def launch(self, batch: Paddable, **options: Hashable) -> Callable[[], Outputs]:
         """Launch the evaluation of a batch, which is on the CPU and not empty.
 
+        Raises DataError if the model refuses the batch; NotCapturableError if the model waits for
+        the GPU somewhere; torch.OutOfMemoryError if the GPU has too little memory.
+
         Parameters
         ----------
-        batch
-            What is evaluated.
-        **options
-            Options of the model; each set of options is captured separately.
+        **options : options of the model; each set of options is captured separately
 
         Returns
         -------
         Callable
             Waits and returns the outputs on the CPU. Any number may be waiting.
-
-        Raises
-        ------
-        DataError
-            If the model refuses the batch.
-        NotCapturableError
-            If the model waits for the GPU somewhere.
-        torch.OutOfMemoryError
-            If the GPU has too little memory.
         """
         if isinstance(self._model, ChecksBatches):
             self._model.check(batch)
@@ -172,8 +159,7 @@ class _Evaluation:
 
     Attributes
     ----------
-    uses
-        How often it was launched.
+    uses : how often it was launched
     """
 
     def __init__(self, model: Callable[..., Outputs], feed: BatchFeed, options: Options) -> None:

@@ -16,10 +16,8 @@ class CapturedPrediction:
 
     Parameters
     ----------
-    task
-        Whose ``predict`` it is.
-    device
-        Where model and batches are.
+    task : whose ``predict`` it is
+    device : where model and batches are
     """
 
     def __init__(self, task: Task[Any], device: torch.device) -> None:

@@ -115,10 +115,7 @@ def captured_step(
 ) -> "CapturedStep | None":
     """Build a captured step if ``train.cuda_graphs`` wants one, else log why not and return None.
 
-    Raises
-    ------
-    ConfigError
-        If it was asked for and cannot be.
+    Raises ConfigError if it was asked for and cannot be.
     """
     wanted = run.settings.train.cuda_graphs
     if wanted is False:
@@ -144,17 +141,13 @@ class CapturedStep:
 
     Parameters
     ----------
-    run, state, mesh
-        As in `bevatron.train.step.train_step`.
-    say
-        Takes lines for the log.
+    run, state, mesh : as in `bevatron.train.step.train_step`
+    say : takes lines for the log
 
     Attributes
     ----------
-    buckets
-        The shapes in use and what they waste.
-    predict
-        The task's predictions; for one unchanging batch captured too.
+    buckets : the shapes in use and what they waste
+    predict : the task's predictions; for one unchanging batch captured too
     """
 
     def __init__(
@@ -230,25 +223,19 @@ class CapturedStep:
     ) -> LaunchedStep:
         """Launch a step over this rank's batches, which are on the CPU.
 
+        Raises OutOfMemoryError if the GPU has too little memory to capture the step;
+        NotCapturableError if the step waits for the GPU somewhere; nothing has changed.
+
         Parameters
         ----------
-        batches, lr, notes
-            As in `bevatron.train.step.train_step`.
-        choice
-            What the task has chosen for the step; each has graphs of its own.
+        batches, lr, notes : as in `bevatron.train.step.train_step`
+        choice : what the task has chosen for the step; each has graphs of its own
 
         Returns
         -------
         LaunchedStep
             Its ``result`` waits for the step, and raises DivergenceError as
             `bevatron.train.step.train_step` does.
-
-        Raises
-        ------
-        OutOfMemoryError
-            If the GPU has too little memory to capture the step.
-        NotCapturableError
-            If the step waits for the GPU somewhere; nothing has changed.
         """
         run, state, mesh = self.run, self.state, self.mesh
         if self._checks is not None:

@@ -59,14 +59,10 @@ class _Graph:
 
     Attributes
     ----------
-    work, warm_up
-        As `GraphPool.capture` takes them.
-    run
-        The work, or what replays it.
-    size
-        Bytes by which it has grown the pool; None = it is not captured.
-    last
-        Number of the batch that it was last used for.
+    work, warm_up : as `GraphPool.capture` takes them
+    run : the work, or what replays it
+    size : bytes by which it has grown the pool; None = it is not captured
+    last : number of the batch that it was last used for
     """
 
     work: Work
@@ -81,19 +77,15 @@ class StepGraphs:
 
     Parameters
     ----------
-    patience
-        How often a batch of one kind is launched before that kind is captured.
+    patience : how often a batch of one kind is launched before that kind is captured
 
     Attributes
     ----------
-    counts
-        What the losses are divided by.
+    counts : what the losses are divided by
     num_launched, num_replayed
         Batches whose gradients were launched kernel by kernel, and replayed.
-    rows
-        Most batches of this rank in a step.
-    whole_steps
-        Whether the graph of a batch is a whole step: one batch, one rank.
+    rows : most batches of this rank in a step
+    whole_steps : whether the graph of a batch is a whole step: one batch, one rank
     """
 
     counts: NumberFeed

@@ -31,8 +31,7 @@ class Reading:
 
     Parameters
     ----------
-    source
-        What is copied; its address is fixed.
+    source : what is copied; its address is fixed
     """
 
     def __init__(self, source: Tensor) -> None:
@@ -58,8 +57,7 @@ class NumberFeed:
 
     Attributes
     ----------
-    values
-        On the device.
+    values : on the device
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -94,8 +92,7 @@ class StandingFeed:
 
     Attributes
     ----------
-    batch
-        On the device.
+    batch : on the device
     """
 
     def __init__(self, batch: Any, dtype: torch.dtype, device: torch.device) -> None:
@@ -115,13 +112,11 @@ class BatchFeed:
 
     Parameters
     ----------
-    shape, dtype, device, like
-        As of `StaticBatch`.
+    shape, dtype, device, like : as of `StaticBatch`
 
     Attributes
     ----------
-    batch
-        On the device.
+    batch : on the device
     """
 
     def __init__(

@@ -18,10 +18,8 @@ class SavedBytes:
 
     Attributes
     ----------
-    forward
-        Of its forward pass.
-    gradient
-        Of a gradient through it that is itself part of the loss, as forces are.
+    forward : of its forward pass
+    gradient : of a gradient through it that is itself part of the loss, as forces are
     """
 
     forward: int = 0
@@ -44,12 +42,9 @@ def saved_bytes_by_module(
 
     Parameters
     ----------
-    model
-        Whose modules.
-    compute
-        Calls the model and returns the loss.
-    excluded
-        Tensors that do not count: the weights.
+    model : whose modules
+    compute : calls the model and returns the loss
+    excluded : tensors that do not count: the weights
 
     Examples
     --------

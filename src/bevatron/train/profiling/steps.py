@@ -73,28 +73,15 @@ class Profile:
 
     Attributes
     ----------
-    mesh
-        Which rank, on which device.
-    steps
-        That were traced, and as many were timed before.
-    window
-        Of the traced steps.
-    spans
-        What ran on the device: kernels and copies, or on a CPU the innermost operators.
-    calls
-        What is counted: the same on a GPU, all operators on a CPU.
-    data, ranks
-        When the host waited for a batch, and for other ranks.
-    launches
-        Asked by the host in the window.
-    untraced
-        Nanoseconds of a step that is not traced.
-    captured
-        Whether the steps were replayed CUDA graphs.
-    sizes
-        Mean sizes of this rank's traced steps, as its batches name them.
-    memory
-        See there.
+    steps : that were traced, and as many were timed before
+    window : of the traced steps
+    spans : what ran on the device: kernels and copies, or on a CPU the innermost operators
+    calls : what is counted: the same on a GPU, all operators on a CPU
+    data, ranks : when the host waited for a batch, and for other ranks
+    launches : asked by the host in the window
+    untraced : nanoseconds of a step that is not traced
+    captured : whether the steps were replayed CUDA graphs
+    sizes : mean sizes of this rank's traced steps, as its batches name them
     """
 
     mesh: Mesh = field(default_factory=Mesh)
@@ -115,20 +102,13 @@ def profile_steps(run: Run, steps: int = 50, warm: int = 10) -> Profile:
     """Run some steps under the profiler; nothing is written to the run's folder.
 
     All steps are of one epoch, for which the data are repeated if need be; none is validated.
+    Raises BevatronError if it was stopped on the way, or whatever training itself raises.
 
     Parameters
     ----------
-    run
-        What to profile, from new weights; under torchrun every process calls this.
-    steps
-        Number to time, and then to trace.
-    warm
-        Warm-up steps; the first captures all shapes of batches where steps are CUDA graphs.
-
-    Raises
-    ------
-    BevatronError
-        If it was stopped on the way, or whatever training itself raises.
+    run : what to profile, from new weights; under torchrun every process calls this
+    steps : number to time, and then to trace
+    warm : warm-up steps; the first captures all shapes of batches where steps are CUDA graphs
     """
     found = Profile(steps=steps)
     with TemporaryDirectory(prefix="bevatron-profile-") as folder:
@@ -183,10 +163,8 @@ class ProfiledTrainer(Trainer):
 
     Parameters
     ----------
-    found
-        Is filled in.
-    warm
-        Warm-up steps.
+    found : is filled in
+    warm : warm-up steps
     """
 
     def __init__(self, found: Profile, warm: int, *parts: Any) -> None:

@@ -47,12 +47,9 @@ class Span:
 
     Attributes
     ----------
-    name
-        Of the kernel or operator.
-    start, duration
-        Nanoseconds.
-    stream
-        Of the GPU, or the thread.
+    name : of the kernel or operator
+    start, duration : nanoseconds
+    stream : of the GPU, or the thread
     """
 
     name: str
@@ -197,12 +194,9 @@ class Occupation:
 
     Attributes
     ----------
-    computing, communicating
-        Only one of both.
-    overlapped
-        Both at once.
-    idle
-        Neither: the window less the union of all spans.
+    computing, communicating : only one of both
+    overlapped : both at once
+    idle : neither: the window less the union of all spans
     """
 
     computing: int
@@ -246,10 +240,8 @@ class Total:
 
     Attributes
     ----------
-    time
-        Nanoseconds.
-    count
-        How often it was launched or called.
+    time : nanoseconds
+    count : how often it was launched or called
     """
 
     time: int
@@ -261,10 +253,8 @@ def by_name(spans: Iterable[Span], calls: Iterable[Span] | None = None) -> dict[
 
     Parameters
     ----------
-    spans
-        Whose times count.
-    calls
-        What is counted, if ``spans`` are pieces of it.
+    spans : whose times count
+    calls : what is counted, if ``spans`` are pieces of it
     """
     spans = list(spans)
     times: dict[str, int] = {}
@@ -294,8 +284,7 @@ def waiting_shares(durations: Sequence[Sequence[int]]) -> list[float]:
 
     Parameters
     ----------
-    durations
-        By rank those of its collectives, in the same order.
+    durations : by rank those of its collectives, in the same order
 
     Examples
     --------
@@ -317,14 +306,10 @@ class Gains:
 
     Attributes
     ----------
-    host
-        Launching, Python and everything else that leaves the device idle.
-    data
-        Batches that are not ready.
-    ranks
-        Waiting for slower ranks.
-    communication
-        Moving data between ranks while the device computes nothing.
+    host : launching, Python and everything else that leaves the device idle
+    data : batches that are not ready
+    ranks : waiting for slower ranks
+    communication : moving data between ranks while the device computes nothing
     """
 
     host: float
@@ -347,16 +332,11 @@ def gains(
 
     Parameters
     ----------
-    spans
-        Of the device.
-    window, steps
-        The steps that were traced.
-    step
-        Nanoseconds of a step that is not traced; tracing slows the host, not the device.
-    data, ranks
-        When the host waited for a batch, and for other ranks.
-    waiting_share
-        See `waiting_shares`.
+    spans : of the device
+    window, steps : the steps that were traced
+    step : nanoseconds of a step that is not traced; tracing slows the host, not the device
+    data, ranks : when the host waited for a batch, and for other ranks
+    waiting_share : see `waiting_shares`
 
     Examples
     --------

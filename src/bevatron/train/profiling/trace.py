@@ -20,14 +20,10 @@ class Trace:
 
     Attributes
     ----------
-    window
-        Beginning and end of the steps that count.
-    device, operators
-        Work of the device by stream, and operators of the host by thread.
-    data, ranks
-        Waiting for batches, and work of gloo, through which ranks wait for each other.
-    launches
-        When the host launched work.
+    window : beginning and end of the steps that count
+    device, operators : work of the device by stream, and operators of the host by thread
+    data, ranks : waiting for batches, and work of gloo, through which ranks wait for each other
+    launches : when the host launched work
     """
 
     window: tuple[int, int] = (0, 0)

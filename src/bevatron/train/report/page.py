@@ -28,12 +28,7 @@ class Report:
 
     Parameters
     ----------
-    title
-        Heading of the page.
-    subtitle
-        One line below it.
-    figures
-        A folder where every figure is also written as PNG; None = only embedded.
+    figures : a folder where every figure is also written as PNG; None = only embedded
 
     Examples
     --------

@@ -31,8 +31,7 @@ class History:
 
     Attributes
     ----------
-    config
-        The values of config.yaml.
+    config : the values of config.yaml
     records, epochs
         Lines of metrics.jsonl, and those of finished epochs; in a run of stages an epoch is what
         lies between two validations.
@@ -75,14 +74,10 @@ class Metric:
 
     Attributes
     ----------
-    title, ylabel
-        Of the panel, the latter with the unit.
-    keys
-        Label of each curve -> name of the validation metric.
-    factor
-        From the unit of the metric to that of the panel.
-    logarithmic
-        Whether the vertical axis is.
+    title, ylabel : of the panel, the latter with the unit
+    keys : label of each curve -> name of the validation metric
+    factor : from the unit of the metric to that of the panel
+    logarithmic : whether the vertical axis is
     """
 
     title: str
@@ -112,12 +107,7 @@ def show_learning_curves(
 
     Parameters
     ----------
-    report, history
-        Of the run.
-    metrics
-        One panel each; those without values are left out.
-    caption
-        Text below the figure.
+    metrics : one panel each; those without values are left out
     """
     epochs = history.epochs
     if not epochs:
@@ -164,10 +154,7 @@ def first_epoch(sizes: Mapping[str, IntArray], batch: BatchConfig, history: Hist
 
     Parameters
     ----------
-    sizes
-        Name -> size of each sample, that by which samples are measured first.
-    batch, history
-        Of the run.
+    sizes : name -> size of each sample, that by which samples are measured first
     """
     num_ranks = distributed.get_world_size() if distributed.is_initialized() else 1
     seed = int(history.config["train"].get("seed", 0))
@@ -179,12 +166,8 @@ def show_balance(report: Report, plan: Plan, batch: BatchConfig, sizes: Iterable
 
     Parameters
     ----------
-    report
-        The report.
-    plan, batch
-        Batches of the first epoch and how they were made.
-    sizes
-        Names of what is counted of a sample, that by which it is measured first.
+    plan, batch : batches of the first epoch and how they were made
+    sizes : names of what is counted of a sample, that by which it is measured first
     """
     costs = batch.costs(sizes)
     unit = next(iter(costs)) if list(costs.values()) == [1.0] else None

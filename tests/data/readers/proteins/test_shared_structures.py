@@ -10,7 +10,6 @@ import pytest
 from bevatron.data.readers.proteins.components import expected_atoms, open_components
 from bevatron.data.readers.proteins.structure import POLYMERS
 from bevatron.data.readers.proteins.structures import read_structure
-from bevatron.errors import DataError
 
 pytestmark = pytest.mark.shared
 read = cache(read_structure)
@@ -126,24 +125,6 @@ def test_the_assembly_files_of_alphafold3_pytorch_are_parted_into_ligands(shared
 
 
 @pytest.mark.slow
-def test_every_shared_entry_is_read(shared):
-    data = shared / "data"
-    files = [*data.glob("*/mmcif/*.gz"), *data.glob("complexes/prot_dna/*/*.pdb.gz")]
-    files += data.glob("complexes/bm5/*/*.pdb.gz")
-    for file in files:
-        if file.name == "1HMA.pdb.gz":  # cut off within its last model
-            with pytest.raises(DataError, match="line 23161: has no three numbers"):
-                read_structure(file)
-            continue
-        entry = read_structure(file)
-        assert len(entry.atoms.name) == entry.residues.atom_ptr[-1] > 0, file
-        assert np.isfinite(entry.atoms.position).all()
-        assert len(set(entry.chains.label.tolist())) == len(entry.chains.label)
-        pairs = np.stack([entry.atoms.residue.astype("U8"), entry.atoms.name], axis=1)
-        assert len(np.unique(np.char.add(np.char.add(pairs[:, 0], " "), pairs[:, 1]))) == len(pairs)
-    assert len(files) == 272 + 836
-
-
 def test_atoms_that_a_file_names_as_before_2007_are_found(shared, tmp_path):
     entry = read(shared / "data/complexes/mmcif/6lu7.cif.gz")
     components = shared / "data/complexes/ccd_subset.cif.gz"

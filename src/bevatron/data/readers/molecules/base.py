@@ -74,18 +74,13 @@ LARGEST_LABEL = float(np.finfo(np.float32).max)
 def check_labels(values: FloatArray, name: str, where: Callable[[int], str]) -> None:
     """Refuse labels that float32 cannot hold; NaN = no label is fine.
 
+    Raises DataError naming the first.
+
     Parameters
     ----------
     values : [n]
-    name
-        Of the target.
-    where
-        Names the place of a row in the file.
-
-    Raises
-    ------
-    DataError
-        Naming the first.
+    name : of the target
+    where : names the place of a row in the file
     """
     wrong = np.flatnonzero(np.abs(values) > LARGEST_LABEL)
     if len(wrong):

@@ -22,8 +22,6 @@ class GivenMolecules:
         missing entry, are no molecules and keep their places.
     targets : [n, T] or [n]
         NaN = no label; None for molecules to predict.
-    names
-        Of the targets.
     """
 
     name = "molecules"

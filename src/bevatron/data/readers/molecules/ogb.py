@@ -29,18 +29,13 @@ class OgbFolder(TableFile):
 
     ``pcqm4m-v2-train.sdf`` is looked for in the folder, in ``raw`` and in the parent folder;
     without it there are no structures. Its entry k is the k-th molecule of the training part.
+    Raises DataError if a file is missing or they do not agree.
 
     Parameters
     ----------
-    path
-        The folder with ``raw/data.csv.gz`` and ``split_dict.pt``.
+    path : the folder with ``raw/data.csv.gz`` and ``split_dict.pt``
     options
         ``targets`` is the gap unless given; ``geometry`` is the path of the SDF if it is elsewhere.
-
-    Raises
-    ------
-    DataError
-        If a file is missing or they do not agree.
     """
 
     def __init__(self, path: Path, options: MoleculeOptions) -> None:
@@ -86,12 +81,7 @@ class OgbFolder(TableFile):
 def read_split(path: Path) -> dict[str, IntArray]:
     """Read OGB's split file, a dictionary of index arrays, without running any code in it.
 
-    Raises
-    ------
-    TrustError
-        If it holds anything but arrays and tensors.
-    DataError
-        If it cannot be read.
+    Raises TrustError if it holds anything but arrays and tensors; DataError if it cannot be read.
     """
     import torch
 

@@ -21,15 +21,11 @@ _ITEM = re.compile(r">[^<]*<([^>]+)>")
 class SdfEntries:
     """Random access to the entries of an SDF as text.
 
+    Raises DataError if it cannot be read or holds no entry.
+
     Parameters
     ----------
-    path
-        The file; one ending in .gz is unpacked into memory.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read or holds no entry.
+    path : the file; one ending in .gz is unpacked into memory
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,21 +81,12 @@ class SdfEntries:
 
 
 class SdfGeometry:
-    """Structures of an SDF for the rows of a table.
+    """Structures of an SDF for the rows of a table; DataError if the counts differ.
 
     Parameters
     ----------
-    path
-        The SDF.
     rows : [number of entries] or None
         The row that each entry belongs to; None = the entries are the rows.
-    num_rows
-        Of the table.
-
-    Raises
-    ------
-    DataError
-        If the counts differ.
     """
 
     def __init__(self, path: Path, num_rows: int, rows: IntArray | None = None) -> None:
@@ -129,21 +116,13 @@ class NpzGeometry:
 
     The file holds per molecule ``n_atoms``, ``n_heavy``, ``map_status`` (0 = structure and SMILES
     disagree: no positions) and optionally ``idx``; per atom ``pos_e4`` (1e-4 Å); per heavy atom
-    ``heavy_perm``, which atom of the molecule is atom k of the parsed SMILES.
+    ``heavy_perm``, which atom of the molecule is atom k of the parsed SMILES. Raises DataError if
+    the file lacks something or the two do not agree.
 
     Parameters
     ----------
-    path
-        The file.
-    num_rows
-        Of the table.
     identifiers : [num_rows] or None
         The table's ``idx``, to check that both have the same order.
-
-    Raises
-    ------
-    DataError
-        If the file lacks something or the two do not agree.
     """
 
     def __init__(self, path: Path, num_rows: int, identifiers: Array | None = None) -> None:
@@ -215,10 +194,7 @@ class SdfFile:
 
     Parameters
     ----------
-    path
-        The file.
-    targets
-        Names of the data items that are targets.
+    targets : names of the data items that are targets
     """
 
     def __init__(self, path: Path, targets: tuple[str, ...]) -> None:

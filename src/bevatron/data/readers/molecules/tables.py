@@ -38,20 +38,13 @@ _SPLITS[""] = -1
 class TableFile:
     """A table with a column of SMILES.
 
+    Raises DataError if the file cannot be read, a column is missing or unclear, or a target is not
+    a number; the message names it.
+
     Parameters
     ----------
-    path
-        .csv, .tsv, .txt, .smi (also .gz) or .parquet.
-    options
-        Which columns.
-    geometry
-        Its 3D structures, if any.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read, a column is missing or unclear, or a target is not a number;
-        the message names it.
+    path : .csv, .tsv, .txt, .smi (also .gz) or .parquet
+    geometry : its 3D structures, if any
     """
 
     def __init__(
@@ -112,10 +105,7 @@ class TableFile:
     def splits(self) -> Array | None:
         """Return the split of each row, see `SPLITS`; None without a split column.
 
-        Raises
-        ------
-        DataError
-            If a row names anything but train, valid or test.
+        Raises DataError if a row names anything but train, valid or test.
         """
         if self.split is None:
             return None

@@ -31,8 +31,7 @@ class Sites:
     chain, number, author_number, insertion, component : [R]
         ``number`` is 0 where the file has no ``label_seq_id``.
     atom_ptr : [R + 1]
-    columns
-        Those of `structure.Atoms` but ``residue``.
+    columns : those of `structure.Atoms` but ``residue``
     """
 
     labels: list[str]
@@ -52,16 +51,14 @@ def read_sites(block: Any, name: str, model: int | None) -> tuple[Sites, int, tu
 
     Of the components that share a residue, and then of its alternative locations, the one of
     highest mean occupancy is kept, the first in the file at ties. An atom that has only other
-    locations keeps that of highest occupancy, the first at ties; so do atoms of equal name.
+    locations keeps that of highest occupancy, the first at ties; so do atoms of equal name. Raises
+    DataError if there are no atoms, no such model, or a position is not finite or not below
+    `FARTHEST`.
 
     Parameters
     ----------
-    block
-        gemmi's block.
-    name
-        The file, for messages.
-    model
-        Number of the model; None for the first.
+    block : gemmi's block
+    model : number of the model; None for the first
 
     Returns
     -------
@@ -71,11 +68,6 @@ def read_sites(block: Any, name: str, model: int | None) -> tuple[Sites, int, tu
         Number of the model that was read.
     models
         Numbers of all models.
-
-    Raises
-    ------
-    DataError
-        If there are no atoms, no such model, or a position is not finite or not below `FARTHEST`.
     """
     table = Table(block, "_atom_site", name)
     rows = len(table.texts("Cartn_x"))
@@ -158,10 +150,9 @@ class _Rows:
 
 def _codes(texts: Strings) -> tuple[IntArray, list[str]]:
     """Give distinct texts codes in order of appearance."""
-    table: dict[str, int] = {}
     listed = texts.tolist()
-    codes = np.fromiter((table.setdefault(t, len(table)) for t in listed), np.int64, len(listed))
-    return codes, list(table)
+    table = {text: code for code, text in enumerate(dict.fromkeys(listed))}
+    return np.fromiter(map(table.__getitem__, listed), np.int64, len(listed)), list(table)
 
 
 def _grouped(rows: _Rows) -> Sites:

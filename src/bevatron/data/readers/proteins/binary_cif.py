@@ -36,13 +36,7 @@ def is_binary_cif(data: bytes) -> bool:
 
 
 def parse_binary_cif(data: bytes, name: str) -> "BinaryBlock":
-    """Read the first data block.
-
-    Raises
-    ------
-    DataError
-        If the file is damaged or cut off.
-    """
+    """Read the first data block; DataError if the file is damaged or cut off."""
     try:
         blocks = _MessagePack(data).value()["dataBlocks"]
         return BinaryBlock(blocks[0], name)
@@ -62,10 +56,8 @@ class BinaryBlock:
 
     Parameters
     ----------
-    block
-        Of the file.
-    name
-        Of the file, for messages.
+    block : of the file
+    name : of the file, for messages
     """
 
     def __init__(self, block: dict[str, Any], name: str) -> None:

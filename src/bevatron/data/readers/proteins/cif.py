@@ -9,6 +9,7 @@ import numpy.typing as npt
 from bevatron.errors import DataError, require
 
 _NOTHING = {"?", "."}
+_QUOTES = {"'", '"', ";"}
 _T = TypeVar("_T")
 
 
@@ -20,10 +21,7 @@ def gemmi() -> Any:
 def parse_cif(data: bytes, name: str) -> list[Any]:
     """Parse mmCIF text into gemmi's data blocks.
 
-    Raises
-    ------
-    DataError
-        If it is no CIF, is cut off within a value or row, or names a tag twice.
+    Raises DataError if it is no CIF, is cut off within a value or row, or names a tag twice.
     """
     try:
         return list(gemmi().cif.read_string(data))
@@ -44,12 +42,8 @@ class Table:
 
     Parameters
     ----------
-    block
-        gemmi's block.
-    category
-        ``_atom_site``.
-    name
-        The file, for messages.
+    block : gemmi's block
+    category : ``_atom_site``
     """
 
     def __init__(self, block: Any, category: str, name: str) -> None:
@@ -64,10 +58,8 @@ class Table:
 
         Parameters
         ----------
-        tag
-            Its name in the category.
-        length
-            How many values to return, empty, if there is no such column.
+        tag : its name in the category
+        length : how many values to return, empty, if there is no such column
         """
         column = self._column(tag, length)
         if not column and length:
@@ -136,7 +128,7 @@ class Table:
 
 def _unquoted(value: str) -> str:
     # gemmi does not take a quote alone, which PDB files may have as a letter.
-    if len(value) == 1:
+    if len(value) == 1 or value[:1] not in _QUOTES:
         return "" if value in _NOTHING else value
     text: str = gemmi().cif.as_string(value)
     return text

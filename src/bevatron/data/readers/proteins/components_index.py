@@ -56,17 +56,11 @@ Columns: TypeAlias = dict[str, dict[str, list[str]]]
 def read_columns(path: Path, *, binary: bool) -> Columns:
     """Read the texts of all components by category and column.
 
+    Raises DataError if it is damaged or holds no component.
+
     Parameters
     ----------
-    path
-        The dictionary.
-    binary
-        Whether it is BinaryCIF, which biotite reads.
-
-    Raises
-    ------
-    DataError
-        If it is damaged or holds no component.
+    binary : whether it is BinaryCIF, which biotite reads
     """
     columns: Columns = {
         category: {name: [] for name in tags} for category, tags in _CATEGORIES.items()
@@ -128,11 +122,8 @@ def _add_binary(columns: Columns, path: Path) -> None:
 def write_index(path: Path, columns: Columns, key: str, source: Path) -> None:
     """Write the index of a source, which messages name; it is there only when complete.
 
-    Raises
-    ------
-    DataError
-        If a component is listed twice, a number is none, a bond names an atom that is not there, or
-        the file cannot be written.
+    Raises DataError if a component is listed twice, a number is none, a bond names an atom that is
+    not there, or the file cannot be written.
     """
     name = str(source)
     components, atoms, bonds = (columns[category] for category in _CATEGORIES)

@@ -109,10 +109,7 @@ class _Finder:
 def read_assemblies(block: Any, name: str) -> tuple[Assembly, ...]:
     """Read the biological assemblies.
 
-    Raises
-    ------
-    DataError
-        If an assembly names an operator that the file lacks.
+    Raises DataError if an assembly names an operator that the file lacks.
     """
     table = Table(block, "_pdbx_struct_assembly_gen", name)
     names = table.texts("assembly_id")

@@ -32,10 +32,7 @@ class Entities:
 
     Parameters
     ----------
-    block
-        gemmi's block.
-    name
-        The file, for messages.
+    block : gemmi's block
     """
 
     def __init__(self, block: Any, name: str) -> None:
@@ -106,12 +103,8 @@ class Entities:
     ) -> tuple[IntArray, list[str], str]:
         """Return numbers and components of a polymer, and its entity.
 
-        Where several components share a place it is the one seen in the chain.
-
-        Raises
-        ------
-        DataError
-            If the chain has a residue that its sequence lacks.
+        Where several components share a place it is the one seen in the chain. Raises DataError if
+        the chain has a residue that its sequence lacks.
         """
         seen = dict(zip(sites.number[rows].tolist(), sites.component[rows].tolist(), strict=True))
         listed = self._of_entity.get(entity) or self._of_chain.get(label)

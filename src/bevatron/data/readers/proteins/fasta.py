@@ -16,14 +16,9 @@ class Records:
 
     Attributes
     ----------
-    name
-        The file, for messages.
-    headers
-        The lines that begin with ``>``, without it.
-    sequences
-        The lines that follow each, joined.
-    lines
-        Number of the header's line, counted from 1.
+    headers : the lines that begin with ``>``, without it
+    sequences : the lines that follow each, joined
+    lines : number of the header's line, counted from 1
     """
 
     name: str
@@ -64,10 +59,7 @@ def _checked(data: bytes, name: str) -> bytes:
 def split_records(data: bytes, name: str) -> Records:
     """Split a FASTA or a3m file into records; comments (``#``) before the first are skipped.
 
-    Raises
-    ------
-    DataError
-        If it is empty, does not begin with a record, or is UTF-16 or binary.
+    Raises DataError if it is empty, does not begin with a record, or is UTF-16 or binary.
     """
     data = _checked(data, name)
     if not data.strip():

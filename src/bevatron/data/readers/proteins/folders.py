@@ -35,18 +35,13 @@ class ProteinFiles:
 
     Attributes
     ----------
-    structures
-        mmCIF and PDB files.
-    alignments
-        a3m and Stockholm files.
-    hits
-        hhr, m8 and hmmsearch's output.
+    structures : mmCIF and PDB files
+    alignments : a3m and Stockholm files
+    hits : hhr, m8 and hmmsearch's output
     duplicates, obsolete
         OpenFold's groups of chains of equal sequence, and the archive's list of obsolete entries.
-    refused
-        (path, reason) of what archives hold and is not read, and of archives that are damaged.
-    others
-        How many files are none of these.
+    refused : (path, reason) of what archives hold and is not read, and of archives that are damaged
+    others : how many files are none of these
     """
 
     structures: tuple[Path, ...]
@@ -62,12 +57,8 @@ def find_protein_files(paths: Sequence[str | Path]) -> ProteinFiles:
     """List the files of proteins among paths and, at any depth, in folders and archives.
 
     Archives are tar files and OpenFold's alignment databases, by their index; what is in them has
-    paths through them. A hidden file or folder is passed over.
-
-    Raises
-    ------
-    DataError
-        If a path does not exist.
+    paths through them. A hidden file or folder is passed over. Raises DataError if a path does not
+    exist.
     """
     found: dict[str, dict[Path, tuple[str, int]]] = {name: {} for name in _KINDS}
     refused: list[tuple[str, str]] = []
@@ -161,8 +152,7 @@ class StructureFiles:
 
     Parameters
     ----------
-    paths
-        Files of structures, in this order.
+    paths : files of structures, in this order
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

@@ -78,15 +78,11 @@ def read_release_dates(path: str | Path) -> dict[str, dt.date]:
 def read_obsolete(path: str | Path) -> dict[str, str]:
     """Read which entry took the place of an obsolete one, by code in lower case.
 
+    Raises DataError if a line is none of these.
+
     Parameters
     ----------
-    path
-        The archive's ``obsolete.dat``: lines ``OBSLTE    31-JUL-94 116L     216L``.
-
-    Raises
-    ------
-    DataError
-        If a line is none of these.
+    path : the archive's ``obsolete.dat``: lines ``OBSLTE    31-JUL-94 116L     216L``
     """
     name = str(path)
     found: dict[str, str] = {}

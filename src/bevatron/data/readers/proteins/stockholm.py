@@ -12,14 +12,9 @@ class Stockholm:
 
     Attributes
     ----------
-    name
-        The file, for messages.
-    names
-        Name of each row, ``A0A0K0ME10/1-51``.
-    descriptions
-        Text of ``#=GS NAME DE`` by name.
-    rows
-        Row by row; all of the same length.
+    names : name of each row, ``A0A0K0ME10/1-51``
+    descriptions : text of ``#=GS NAME DE`` by name
+    rows : row by row; all of the same length
     """
 
     name: str
@@ -40,11 +35,8 @@ class Stockholm:
 def parse_stockholm(data: bytes, name: str) -> Stockholm:
     """Read one alignment, in one block or several.
 
-    Raises
-    ------
-    DataError
-        If it is not a Stockholm file, is cut off, its blocks or rows do not fit together, or it
-        holds a second alignment.
+    Raises DataError if it is not a Stockholm file, is cut off, its blocks or rows do not fit
+    together, or it holds a second alignment.
     """
     lines = as_text(data, name).split("\n")
     if not lines[0].startswith("# STOCKHOLM"):

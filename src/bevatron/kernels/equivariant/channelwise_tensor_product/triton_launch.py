@@ -95,10 +95,8 @@ def run(
 
     Parameters
     ----------
-    kind
-        Of `Variant`.
-    tensors
-        x, y, w and what else the kind reads, by the names of `Variant`, contiguous.
+    kind : of `Variant`
+    tensors : x, y, w and what else the kind reads, by the names of `Variant`, contiguous
     into
         Where the results go, by name; only those are computed. ``out`` and ``dg`` [N, D_mid] and
         the gradients of x [N, D_in] are added to and must be zero before the first chunk.

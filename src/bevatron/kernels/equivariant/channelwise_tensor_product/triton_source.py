@@ -36,19 +36,14 @@ class Variant:
 
     Attributes
     ----------
-    kind
-        ``forward``, ``backward`` or ``double_backward``.
-    given
-        The gradients among ax, ay, aw that a double backward receives.
+    kind : ``forward``, ``backward`` or ``double_backward``
+    given : the gradients among ax, ay, aw that a double backward receives
     wanted
         The results: ``out`` of a forward, any of gx, gy, gw of a backward, any of dg, dx, dy, dw,
         gw of a double backward.
-    dtype
-        ``float32`` or ``float64``.
-    block, edges
-        Channels of a program and number of edges it computes at once; powers of two.
-    pieces
-        Number of programs that share the edges of a receiver; 1 if the kernel sums over edges.
+    dtype : ``float32`` or ``float64``
+    block, edges : channels of a program and number of edges it computes at once; powers of two
+    pieces : number of programs that share the edges of a receiver; 1 if the kernel sums over edges
     permuted
         Whether rows of the edges' tensors are gathered through a permutation; otherwise they are
         sorted by receiver.

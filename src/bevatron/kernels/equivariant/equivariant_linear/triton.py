@@ -47,14 +47,10 @@ class Side(NamedTuple):
 
     Attributes
     ----------
-    width
-        Channels of all blocks of the degree.
-    block
-        Channels of one block.
-    start
-        Of the degree in a row.
-    row
-        Length of a row.
+    width : channels of all blocks of the degree
+    block : channels of one block
+    start : of the degree in a row
+    row : length of a row
     """
 
     width: tuple[int, ...]

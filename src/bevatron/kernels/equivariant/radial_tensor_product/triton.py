@@ -248,12 +248,9 @@ class _Weights:
 
     Parameters
     ----------
-    hidden, last_weight
-        Contiguous.
-    size
-        Edges of a chunk.
-    kept
-        The weights of the edges in the first chunks, or room for them.
+    hidden, last_weight : contiguous
+    size : edges of a chunk
+    kept : the weights of the edges in the first chunks, or room for them
     """
 
     def __init__(self, hidden: Tensor, last_weight: Tensor, size: int, kept: Tensor) -> None:

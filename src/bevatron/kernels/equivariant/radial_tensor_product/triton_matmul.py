@@ -87,8 +87,7 @@ class OuterSum:
 
     Parameters
     ----------
-    out
-        [H, W] zeros; complete after `finish`.
+    out : [H, W] zeros; complete after `finish`
     """
 
     def __init__(self, out: Tensor) -> None:

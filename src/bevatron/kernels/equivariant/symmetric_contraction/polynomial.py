@@ -30,10 +30,8 @@ class Node:
 
     Attributes
     ----------
-    terms
-        M -> number of the term.
-    children
-        Component -> this product times it.
+    terms : M -> number of the term
+    children : component -> this product times it
     """
 
     terms: dict[int, int] = field(default_factory=dict)
@@ -54,16 +52,12 @@ class Polynomial:
 
     Attributes
     ----------
-    size
-        S, the components of A.
-    degrees
-        L of each block of the result.
+    size : S, the components of A
+    degrees : L of each block of the result
     terms
         (M, sorted components) of each term; M counts over all blocks. Depth first in the tree.
-    mixing
-        [terms, paths of all degrees and orders], float64.
-    layout
-        Of a block of the result.
+    mixing : [terms, paths of all degrees and orders], float64
+    layout : of a block of the result
     """
 
     size: int

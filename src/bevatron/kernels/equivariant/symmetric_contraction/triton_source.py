@@ -65,14 +65,10 @@ def write_source(polynomial: Polynomial, kind: str, chunk: int = 64, layouts: bo
 
     Parameters
     ----------
-    polynomial
-        The polynomial to evaluate.
-    kind
-        One of `KINDS`.
+    kind : one of `KINDS`
     chunk
         Number of terms that a program of the kinds ``weights`` sums at a time, one register each.
-    layouts
-        Whether to write the layouts that Gluon requires and Triton does not accept.
+    layouts : whether to write the layouts that Gluon requires and Triton does not accept
     """
     writer = _Writer(polynomial, kind, _LAYOUTS if layouts else dict.fromkeys(_LAYOUTS, ""))
     if kind == "forward":

@@ -19,12 +19,9 @@ class Tile:
 
     Attributes
     ----------
-    numbers
-        Fetched features of a step: entries times channels.
-    channels
-        Most channels of a program; more are shared out, and scores computed for each share.
-    num_warps
-        Of a program.
+    numbers : fetched features of a step: entries times channels
+    channels : most channels of a program; more are shared out, and scores computed for each share
+    num_warps : of a program
     """
 
     numbers: int = 1024
@@ -94,12 +91,9 @@ def buckets(numbers: list[int], channels: int, tile: Tile) -> list[Bucket]:
 
     Parameters
     ----------
-    numbers
-        As `rows_of` gives them.
-    channels
-        Of a program, a power of two.
-    tile
-        Size of a program.
+    numbers : as `rows_of` gives them
+    channels : of a program, a power of two
+    tile : size of a program
     """
     total = numbers[1]
     most = max(4, tile.numbers // channels)

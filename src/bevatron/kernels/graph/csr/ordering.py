@@ -32,10 +32,7 @@ def expand(ptr: Tensor, dtype: torch.dtype) -> Tensor:
 def check_indices(name: str, index: Tensor, count: int) -> None:
     """Refuse an index that is no whole number or outside 0..count-1.
 
-    Raises
-    ------
-    DataError
-        Naming the first entry that is wrong, or the type.
+    Raises DataError naming the first entry that is wrong, or the type.
     """
     if index.dtype not in {torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8}:
         raise DataError(
@@ -61,23 +58,17 @@ def check_indices(name: str, index: Tensor, count: int) -> None:
 def order_entries(
     major: Tensor, minor: Tensor, num_major: int, num_minor: int, *, unique: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort entries by major, then minor index.
+    """Sort entries by major, then minor index; DataError if an entry is there twice.
 
     Parameters
     ----------
-    unique
-        Refuse an entry that is there twice.
+    unique : refuse an entry that is there twice
 
     Returns
     -------
     tuple
         Where each major index begins (int64, one more at the end), the minor indices in order, and
         the number of the entry at each place (int64).
-
-    Raises
-    ------
-    DataError
-        If an entry is there twice.
     """
     ptr = torch.zeros(num_major + 1, dtype=torch.int64, device=major.device)
     for start in range(0, len(major), PIECE):

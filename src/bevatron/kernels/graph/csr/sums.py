@@ -97,14 +97,10 @@ def by_pieces(
 
     Parameters
     ----------
-    function
-        Of some entries, [entries, ...].
-    tensors
-        The inputs with gradients.
-    entries
-        [E] of any kind.
-    like
-        [n, ...] whose rows are as wide as what is computed for an entry on the way.
+    function : of some entries, [entries, ...]
+    tensors : the inputs with gradients
+    entries : [E] of any kind
+    like : [n, ...] whose rows are as wide as what is computed for an entry on the way
     """
     pieces = _pieces(entries, like)
     if len(pieces) < 2:

@@ -37,16 +37,11 @@ class Scores:
 
     Attributes
     ----------
-    query
-        [rows, H, C].
-    key
-        [columns, H, C].
-    value
-        [columns, H, D]; None: the key, fetched once for both.
-    row_scale, col_scale
-        [rows, H] and [columns, H], s and c; None: ones.
-    softmax
-        Whether the scores of each row are normalised.
+    query : [rows, H, C]
+    key : [columns, H, C]
+    value : [columns, H, D]; None: the key, fetched once for both
+    row_scale, col_scale : [rows, H] and [columns, H], s and c; None: ones
+    softmax : whether the scores of each row are normalised
     """
 
     query: Tensor
@@ -63,8 +58,7 @@ class Sums:
 
     Attributes
     ----------
-    z
-        [rows, H, D].
+    z : [rows, H, D]
     largest, total
         [rows, H], with a softmax: the largest score (-inf for a row without entries), and the sum
         of exponentials relative to it. None without.

@@ -28,16 +28,11 @@ class Problem:
 
     Attributes
     ----------
-    query, key, value
-        [rows or columns, H, C or D]; value None: the key.
-    row_scale, col_scale
-        [rows, H], [columns, H] or None.
-    vector
-        GATv2's w, [H, C]; None: the score is a scalar product.
-    softmax
-        Whether scores are normalised.
-    ids, seed, slope, dropout
-        Of a random mask and of GATv2's LeakyReLU.
+    query, key, value : [rows or columns, H, C or D]; value None: the key
+    row_scale, col_scale : [rows, H], [columns, H] or None
+    vector : GATv2's w, [H, C]; None: the score is a scalar product
+    softmax : whether scores are normalised
+    ids, seed, slope, dropout : of a random mask and of GATv2's LeakyReLU
     """
 
     query: Tensor

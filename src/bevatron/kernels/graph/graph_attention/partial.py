@@ -49,10 +49,8 @@ class Sums:
 
     Attributes
     ----------
-    largest
-        [rows, H], m; -inf for a row without entries.
-    total, positive
-        [rows, H], s over all entries and over those with a positive sum of scores.
+    largest : [rows, H], m; -inf for a row without entries
+    total, positive : [rows, H], s over all entries and over those with a positive sum of scores
     z, z_positive
         [rows, H, C], Z over the same. ``positive`` and ``z_positive`` are empty where no backward
         pass follows.
@@ -130,12 +128,9 @@ def backward(
 
     Parameters
     ----------
-    grad
-        G, the gradient of the whole rows' result.
-    lse
-        L of the whole rows.
-    delta
-        <G, z> of the whole rows.
+    grad : G, the gradient of the whole rows' result
+    lse : L of the whole rows
+    delta : <G, z> of the whole rows
     """
     mask_seed = _mask_seed(seed, dropout, x)
     run = _gradients.dispatch(x)

@@ -27,10 +27,8 @@ def pieces(csr: Csr, width: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
 
     Parameters
     ----------
-    csr
-        The matrix.
-    width
-        Numbers per entry that the caller makes.
+    csr : the matrix
+    width : numbers per entry that the caller makes
     """
     length = max(1, _elements // max(width, 1))
     row = csr.row_index

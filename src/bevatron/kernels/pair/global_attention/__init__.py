@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import check_shapes
 
 __all__ = ["global_attention"]
 
@@ -96,12 +97,7 @@ def global_attention(
         "out_weight": (out_weight, (Z, HD)),
         "out_bias": (out_bias, (Z,)),
     }
-    for name, (tensor, shape) in wanted.items():
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"global_attention: {name} has shape {tuple(tensor.shape)}, expected {shape} to go "
-                f"with m {tuple(m.shape)} and heads of {D}"
-            )
+    check_shapes("global_attention", wanted, f"m {tuple(m.shape)} and heads of {D}")
     run = _operator.dispatch(m)
     result: Tensor = run(m, *(tensor for tensor, _ in wanted.values()), eps, mask_eps)
     return result

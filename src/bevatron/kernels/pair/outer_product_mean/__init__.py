@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import check_shapes
 
 __all__ = ["layer_of_products", "outer_product_mean"]
 
@@ -89,12 +90,7 @@ def outer_product_mean(
         "b_bias": (b_bias, (H,)),
         "out_bias": (out_bias, (Z,)),
     }
-    for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"outer_product_mean: {name} has shape {tuple(tensor.shape)}, expected {shape} to "
-                f"go with m {tuple(m.shape)} and {H} hidden channels"
-            )
+    check_shapes("outer_product_mean", wanted, f"m {tuple(m.shape)} and {H} hidden channels")
     run = _operator.dispatch(m)
     result: Tensor = run(m, *(tensor for tensor, _ in wanted.values()), eps, mask_eps)
     return result
@@ -133,11 +129,6 @@ def layer_of_products(
     (*batch, S, R, H), N = a.shape, b.shape[-2]
     wanted = {"b": (b, (*batch, S, N, H)), "count": (count, (*batch, R, N))}
     wanted |= {"out_weight": (out_weight, (len(out_weight), H * H))}
-    for name, (tensor, shape) in wanted.items():
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"layer_of_products: {name} has shape {tuple(tensor.shape)}, expected {shape} to "
-                f"go with a {tuple(a.shape)}"
-            )
+    check_shapes("layer_of_products", wanted, f"a {tuple(a.shape)}")
     result: Tensor = _layer.dispatch(a)(a, b, count, out_weight, out_bias)
     return result

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import check_shapes
 
 __all__ = ["qkvg"]
 
@@ -84,12 +85,7 @@ def qkvg(
         "norm weight": (norm_weight, (C,)),
         "norm bias": (norm_bias, (C,)),
     }
-    for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"qkvg: {name} has shape {tuple(tensor.shape)}, expected {shape} to go with "
-                f"x {tuple(x.shape)}"
-            )
+    check_shapes("qkvg", wanted, f"x {tuple(x.shape)}")
     run = _operator.dispatch(x)
     given = (q_weight, k_weight, v_weight, gate_weight, gate_bias, q_bias)
     q, k, v, gate = run(x, *given, norm is not None, norm_weight, norm_bias, eps)

@@ -6,6 +6,7 @@ from torch import Tensor
 from bevatron.kernels import registry
 from bevatron.kernels.pair.triangle_multiply.contraction import Contraction
 from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import check_shapes
 
 __all__ = ["Contraction", "triangle_multiply"]
 
@@ -121,12 +122,7 @@ def triangle_multiply(
         "out_bias": (out_bias, (C,)),
         "out_gate_bias": (out_gate_bias, (C,)),
     }
-    for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"triangle_multiply: {name} has shape {tuple(tensor.shape)}, expected {shape} to "
-                f"go with z {tuple(z.shape)} and {H} hidden channels"
-            )
+    check_shapes("triangle_multiply", wanted, f"z {tuple(z.shape)} and {H} hidden channels")
     run = _operator.dispatch(z)
     result: Tensor = run(*(tensor for tensor, _ in wanted.values()), outgoing, eps, contraction)
     return result

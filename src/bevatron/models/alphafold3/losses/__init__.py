@@ -48,17 +48,17 @@ class LossWeights:
     Attributes
     ----------
     confidence
-        Of pLDDT, PDE and resolved.
+        Weight of pLDDT, PDE and experimentally resolved.
     pae
-        Of PAE, relative to the other confidences; 1 in the last stage only.
+        Weight of PAE relative to the other confidences; 1 in the last stage only.
     diffusion
-        Of the squared error and what is relative to it.
+        Weight of the diffusion loss: squared error, bonds and smooth lDDT.
     bond
-        Of bonds, relative to the squared error; 1 while fine-tuning.
+        Weight of bonds relative to the squared error; 1 in fine-tuning.
     smooth_lddt
-        Relative to the squared error, at every noise alike.
+        Weight of smooth lDDT relative to the squared error, independent of the noise level.
     distogram
-        Of the distogram.
+        Weight of the distogram.
     """
 
     confidence: float = 1e-4
@@ -97,10 +97,8 @@ class Term:
 
     Attributes
     ----------
-    sum
-        Sum over structures, weighted: scalar to differentiate.
-    count
-        Number of structures, those of weight 0 left out: float64 scalar.
+    sum : sum over structures, weighted: scalar to differentiate
+    count : number of structures, those of weight 0 left out: float64 scalar
     """
 
     sum: Float[Tensor, ""]
@@ -119,13 +117,10 @@ def total_loss(
 
     Parameters
     ----------
-    outputs
-        What the model gives, as this module says.
+    outputs : what the model gives, as this module says
     batch
         A sample, or several with a leading axis; its ``weight`` is 0 of a structure that must not
         count, and 1 otherwise.
-    weights
-        Of the stage.
 
     Returns
     -------

@@ -22,12 +22,9 @@ class SeededNormal:
 
     Parameters
     ----------
-    seed
-        int64 on the device.
-    dtype
-        Of the numbers.
-    calls
-        Calls before this one; streams of one seed begin far apart.
+    seed : int64 on the device
+    dtype : of the numbers
+    calls : calls before this one; streams of one seed begin far apart
 
     Examples
     --------

@@ -47,10 +47,8 @@ class Rule:
 
     Attributes
     ----------
-    read
-        From (molecule, its atoms or bonds) to whole numbers.
-    index
-        From these, of many molecules, to indices of the vocabulary.
+    read : from (molecule, its atoms or bonds) to whole numbers
+    index : from these, of many molecules, to indices of the vocabulary
     """
 
     read: Callable[[Any, Sequence[Any]], Values]
@@ -64,10 +62,7 @@ def atom_columns(
 
     Parameters
     ----------
-    molecules, atoms
-        RDKit molecules and the list of atoms of each.
-    chosen
-        Which features.
+    molecules, atoms : RDKit molecules and the list of atoms of each
 
     Returns
     -------

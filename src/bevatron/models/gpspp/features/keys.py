@@ -25,8 +25,7 @@ def graph_keys(
 
     Parameters
     ----------
-    columns
-        Features of the atoms of all molecules, [N] each.
+    columns : features of the atoms of all molecules, [N] each
     num_atoms, num_bonds : [B]
     ends : [M, 2] atoms of each bond within its molecule
 

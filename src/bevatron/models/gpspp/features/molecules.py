@@ -29,13 +29,10 @@ class Molecule:
 
     Attributes
     ----------
-    graph
-        RDKit molecule; None if it cannot be used.
-    smiles
-        As given, or written by RDKit where no SMILES was given.
+    graph : RDKit molecule; None if it cannot be used
+    smiles : as given, or written by RDKit where no SMILES was given
     positions : [N, 3] Å or no rows
-    reason
-        Why ``graph`` is None, or what was left out; empty if all is well.
+    reason : why ``graph`` is None, or what was left out; empty if all is well
     """
 
     graph: Any

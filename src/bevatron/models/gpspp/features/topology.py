@@ -251,8 +251,7 @@ def environments(distances: npt.NDArray[np.uint8], largest: IntArray, radius: in
     ----------
     distances : [B, n, n] of `shortest_paths`
     largest : [B, n] of `outermost_shells`
-    radius
-        In bonds.
+    radius : in bonds
 
     Returns
     -------

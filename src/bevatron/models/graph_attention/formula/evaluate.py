@@ -36,22 +36,13 @@ class Evaluator:
 
     Parameters
     ----------
-    matrix
-        The graph; of one that is cut, values are of this rank's vertices and rows.
-    psi
-        The formula.
-    features
-        H, [n, 1, in]; called when a node needs it.
-    projected
-        X, [n, H, out]; called when a node needs it, unless ``fold`` is given.
-    parameters
-        Learned tensors by name, each with a first axis of heads.
-    fold
-        Phi's matrix [H, in, out], where the aggregation comes first: X @ a is then H @ (Phi a).
-    training
-        Whether attention is dropped.
-    dtype
-        Of numbers on the edges that come from the graph alone.
+    matrix : the graph; of one that is cut, values are of this rank's vertices and rows
+    features : H, [n, 1, in]; called when a node needs it
+    projected : X, [n, H, out]; called when a node needs it, unless ``fold`` is given
+    parameters : learned tensors by name, each with a first axis of heads
+    fold : phi's matrix [H, in, out], where the aggregation comes first: X @ a is then H @ (Phi a)
+    training : whether attention is dropped
+    dtype : of numbers on the edges that come from the graph alone
     """
 
     def __init__(

@@ -44,14 +44,9 @@ class Expression:
 
     Attributes
     ----------
-    op
-        Name of the operation: ``product``, ``multiply``, ``softmax``, ...
-    operands
-        What it acts on.
-    kind
-        What its result is.
-    options
-        Plain values that belong to it: a slope, a name, a shape.
+    op : name of the operation: ``product``, ``multiply``, ``softmax``, ...
+    kind : what its result is
+    options : plain values that belong to it: a slope, a name, a shape
     """
 
     op: str
@@ -150,10 +145,8 @@ def weight(name: str, *shape: int | str) -> Expression:
 
     Parameters
     ----------
-    name
-        Its name among the layer's parameters.
-    shape
-        Sizes; ``"in"`` and ``"out"`` mean the widths of H and X.
+    name : its name among the layer's parameters
+    shape : sizes; ``"in"`` and ``"out"`` mean the widths of H and X
 
     Examples
     --------

@@ -382,10 +382,8 @@ def leaves(region: Expression, others: Collection[Expression] = ()) -> list[Expr
 
     Parameters
     ----------
-    region
-        Root of the pass.
-    others
-        Sparse nodes that have passes of their own.
+    region : root of the pass
+    others : sparse nodes that have passes of their own
     """
     found: dict[Expression, None] = {}
 

@@ -26,10 +26,8 @@ class GatV2(NamedLayer):
     ----------
     inputs, outputs, options
         See `LayerOptions`; ``inner_bias`` adds vectors to q and x, as PyTorch Geometric does.
-    slope, attention_dropout
-        See `bevatron.models.graph_attention.gat`.
-    share_weights
-        q = x.
+    slope, attention_dropout : see `bevatron.models.graph_attention.gat`
+    share_weights : q = x
     """
 
     order = "project"

@@ -22,16 +22,12 @@ class LayerOptions(TypedDict, total=False):
     heads, combine
         Heads with weights of their own, 1 by default, and whether they are concatenated (the
         default) or averaged.
-    bias
-        Add a learned vector after the aggregation.
-    inner_bias
-        Add a learned vector to X itself, before the aggregation.
-    activation
-        Applied to the result.
+    bias : add a learned vector after the aggregation
+    inner_bias : add a learned vector to X itself, before the aggregation
+    activation : applied to the result
     input_dropout
         Probability that an element of H is dropped while training, drawn for each head separately.
-    own_glorot
-        Initialise each head as a layer of its own.
+    own_glorot : initialise each head as a layer of its own
     """
 
     heads: int
@@ -48,12 +44,10 @@ class NamedLayer(GraphLayer):
 
     Parameters
     ----------
-    inputs, outputs, phi
-        See `GraphLayer`.
+    inputs, outputs, phi : see `GraphLayer`
     learned, initial
         Shapes of what each head's scores learn, and where learned scalars start, by name.
-    options
-        See `LayerOptions`.
+    options : see `LayerOptions`
     """
 
     order: Order | Literal["auto"] = "auto"
@@ -116,13 +110,7 @@ class NamedLayer(GraphLayer):
 
 
 def check_attention(slope: float, dropout: float) -> None:
-    """Check what kernels of additive scores take.
-
-    Raises
-    ------
-    ConfigError
-        If a number is out of its range.
-    """
+    """Check what kernels of additive scores take; ConfigError if a number is out of its range."""
     if not 0.0 <= slope <= 1.0:
         raise ConfigError(f"slope: expected 0 to 1, got {slope}")
     if not 0.0 <= dropout < 1.0:

@@ -27,8 +27,7 @@ class Va(NamedLayer):
         ``plain`` is the paper's, whose values grow with degree x width x square in every layer and
         overflow in the third; ``scaled`` divides by degree x width; ``softmax`` is a transformer's
         softmax(H H^T / sqrt(width)).
-    inputs, outputs, options
-        See `LayerOptions`; without a bias by default.
+    inputs, outputs, options : see `LayerOptions`; without a bias by default
     """
 
     def __init__(

@@ -38,10 +38,7 @@ def structure_view(mmcif: str, caption: str = "") -> str:
 
     Parameters
     ----------
-    mmcif
-        The structure as text.
-    caption
-        A line below.
+    mmcif : the structure as text
     """
     library = files(__name__).joinpath("3Dmol-min.js").read_text(encoding="utf-8")
     data = json.dumps({"text": mmcif}).replace("</", "<\\/")

@@ -27,10 +27,8 @@ _FEWER = re.compile(r"^Command .* -[Bb] ", re.MULTILINE)
 def parse_hhr(data: bytes, name: str) -> list[Hit]:
     """Read the alignments of all hits.
 
-    Raises
-    ------
-    DataError
-        Naming the hit that is damaged, or a run that is cut off: it lists more hits than follow.
+    Raises DataError naming the hit that is damaged, or a run that is cut off: it lists more hits
+    than follow.
     """
     runs = [run for run in _RUN.split(as_text(data, name)) if run.strip()]
     hits = []

@@ -19,12 +19,8 @@ def parse_hmmsearch(data: bytes, name: str, format_: str) -> list[Hit]:
     """Read a3m or Stockholm; upper case and ``-`` are match columns, lower case insertions.
 
     The format holds neither e-values nor the query's name. A first record without a range, the
-    query itself, is skipped.
-
-    Raises
-    ------
-    DataError
-        Naming the record whose name has no range or whose row does not fit the others.
+    query itself, is skipped. Raises DataError naming the record whose name has no range or whose
+    row does not fit the others.
     """
     if format_ == "a3m":
         records = split_records(data, name)

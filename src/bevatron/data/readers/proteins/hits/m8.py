@@ -29,11 +29,8 @@ _NO_COLUMNS = np.zeros(0, dtype=np.bool_)
 def parse_m8(data: bytes, name: str) -> list[Hit]:
     """Read the lines of a table.
 
-    Raises
-    ------
-    DataError
-        Naming the line that has other columns, no number where one is expected, or an alignment
-        that does not fit its ranges.
+    Raises DataError naming the line that has other columns, no number where one is expected, or an
+    alignment that does not fit its ranges.
     """
     lines = [
         (number, line.split("\t"))

@@ -220,10 +220,7 @@ def residues(row: bytes) -> str:
 def residue_number(text: str, what: str, where: str) -> int:
     """Read the number of a residue, or how many there are.
 
-    Raises
-    ------
-    DataError
-        If it is no whole number, or larger than any protein.
+    Raises DataError if it is no whole number, or larger than any protein.
     """
     try:
         number = int(text)
@@ -237,10 +234,7 @@ def residue_number(text: str, what: str, where: str) -> int:
 def checked(hit: Hit, where: str) -> Hit:
     """Return the hit if its ranges and its alignment agree.
 
-    Raises
-    ------
-    DataError
-        Naming ``where`` and what does not fit.
+    Raises DataError naming ``where`` and what does not fit.
     """
     sides = (
         ("query", hit.query_range, hit.in_query),

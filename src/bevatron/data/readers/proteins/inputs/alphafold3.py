@@ -21,13 +21,7 @@ _VERSIONS = (1, 2, 3, 4)
 
 
 def read_alphafold3(job: Keyed, path: Path, stem: str) -> Complex:
-    """Read one job.
-
-    Raises
-    ------
-    DataError
-        Naming the key that is missing, unknown or contradicts another.
-    """
+    """Read one job; DataError naming the key that is missing, unknown or contradicts another."""
     if job.text("dialect") != "alphafold3":
         raise job.at("dialect").error(
             f"is '{job.text('dialect')}'; expected 'alphafold3', or a list of jobs as the "

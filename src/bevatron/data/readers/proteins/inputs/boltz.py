@@ -21,10 +21,7 @@ _CONSTRAINTS = ("bond", "pocket", "contact")
 def read_boltz(job: Keyed, path: Path, stem: str) -> Complex:
     """Read one complex.
 
-    Raises
-    ------
-    DataError
-        Naming the key that is missing, unknown or contradicts another.
+    Raises DataError naming the key that is missing, unknown or contradicts another.
     """
     job.has("version")
     entities = [_entity(part, path.parent) for part in job.at("sequences").items()]

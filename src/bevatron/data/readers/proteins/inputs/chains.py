@@ -30,14 +30,9 @@ def read_chains(data: bytes, path: Path, stem: str) -> Complex:
     A header may say what a chain is: ``>A|protein``, ``>B|dna``, ``>C|rna``, ``>D|smiles``,
     ``>E|ccd``, with an alignment in a third field (Boltz); ``>protein|name=...`` (Chai);
     ``mol:protein``, ``mol:na`` (PDB). Without it a chain is a protein; one whose letters are all
-    those of nucleotides is refused. Colons in a sequence separate chains (ColabFold);
-    ``Chains A, B`` (RCSB) are copies.
-
-    Raises
-    ------
-    DataError
-        Naming the record that is empty, unclear, of an unknown kind or holds a letter that is no
-        residue.
+    those of nucleotides is refused. Colons in a sequence separate chains (ColabFold); ``Chains A,
+    B`` (RCSB) are copies. Raises DataError naming the record that is empty, unclear, of an unknown
+    kind or holds a letter that is no residue.
     """
     records = split_records(data, str(path))
     entities, copies = [], []

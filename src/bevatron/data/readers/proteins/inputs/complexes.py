@@ -169,10 +169,7 @@ def named_chains(entities: Sequence[Entity], copies: Sequence[int]) -> tuple[Ent
 def checked_sequence(kind: Polymer, text: str, where: str) -> str:
     """Return a sequence without blanks, in upper case.
 
-    Raises
-    ------
-    DataError
-        If it is empty or holds a letter that is no residue.
+    Raises DataError if it is empty or holds a letter that is no residue.
     """
     sequence = "".join(text.split()).upper()
     if not sequence:
@@ -189,10 +186,7 @@ def checked_sequence(kind: Polymer, text: str, where: str) -> str:
 def checked_complex(made: Complex, where: str) -> Complex:
     """Return a complex whose chains, modifications and bonds fit together.
 
-    Raises
-    ------
-    DataError
-        If a chain occurs twice, or a modification or bond names what is not there.
+    Raises DataError if a chain occurs twice, or a modification or bond names what is not there.
     """
     if not made.entities:
         raise DataError(f"{where}: holds no chain or ligand")

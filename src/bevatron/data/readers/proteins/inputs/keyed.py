@@ -129,10 +129,7 @@ def _shown(value: object) -> str:
 def parse_json(text: str, name: str) -> Keyed:
     """Parse JSON; a key that occurs twice is refused.
 
-    Raises
-    ------
-    DataError
-        Naming line and column of what is not valid JSON.
+    Raises DataError naming line and column of what is not valid JSON.
     """
 
     def no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -184,10 +181,7 @@ _TextLoader.add_constructor("tag:yaml.org,2002:str", _plain_text)
 def parse_yaml(text: str, name: str) -> Keyed:
     """Parse YAML, all scalars as text.
 
-    Raises
-    ------
-    DataError
-        Naming line and column of what is not valid YAML.
+    Raises DataError naming line and column of what is not valid YAML.
     """
     try:
         return Keyed(name, "", yaml.load(text, _TextLoader))  # noqa: S506

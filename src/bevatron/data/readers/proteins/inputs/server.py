@@ -32,10 +32,7 @@ _IGNORED_OF_CHAIN = ("useStructureTemplate", "maxTemplateDate", "templatesPath")
 def read_server(job: Keyed, path: Path, stem: str) -> Complex:
     """Read one job of a list.
 
-    Raises
-    ------
-    DataError
-        Naming the key that is missing, unknown or contradicts another.
+    Raises DataError naming the key that is missing, unknown or contradicts another.
     """
     for key in ("dialect", "version"):
         job.has(key)
