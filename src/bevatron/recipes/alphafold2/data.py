@@ -103,7 +103,8 @@ def chain_table(store: Store) -> ChainTable:
     resolution = _column(store, "resolution")[entry]
     # An unknown resolution, as of NMR, is no reason to leave a chain out.
     usable = ~np.greater_equal(resolution, MAX_RESOLUTION) & np.less_equal(most, MOST_OF_ONE)
-    sure = (resolution >= BEST_RESOLUTION) & (resolution <= WORST_RESOLUTION)
+    sure = np.greater_equal(resolution, BEST_RESOLUTION)
+    sure &= np.less_equal(resolution, WORST_RESOLUTION)
     units = np.column_stack([entry, number]).astype(np.int64)
     return ChainTable(units, length.astype(np.int64), _clusters(store, key), usable, sure)
 
@@ -275,7 +276,7 @@ def load_chains(config: ChainDataConfig, valid_sizes: ChainSizes, cycles: int) -
             f"{left} left out (resolution of {MAX_RESOLUTION:g} Å or worse, or more than "
             f"{MOST_OF_ONE:.0%} of one residue type)"
         )
-        if unsure := int((~table.sure).sum()):
+        if unsure := int(np.logical_not(table.sure).sum()):
             report.append(
                 f"{path}: pLDDT does not learn from {unsure:,} of them, whose resolution is "
                 f"unknown or not {BEST_RESOLUTION:g} to {WORST_RESOLUTION:g} Å"
