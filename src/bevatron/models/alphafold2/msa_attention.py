@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bevatron.kernels import global_attention
 from bevatron.models.common.folding import GatedAttention, LayerNorm, Linear, PairBias, add_dropped
-from bevatron.parallel.axial import all_of, own, sample_group, transposed
+from bevatron.parallel.axial import gathered, own, sample_group, transposed
 
 COUNT_EPS = 1e-8
 """Added to the number of rows of a column's mean."""
@@ -35,7 +35,7 @@ class MSARowAttention(nn.Module):
         # Nothing that is valid reads a row that is masked as a whole, such as that of a template
         # which is not there: it sees all keys, where the operator would search it for any.
         mask = mask | ~mask.any(-1, keepdim=True)
-        bias = all_of(self.bias(z), -2, z.shape[-2])
+        bias = gathered(self.bias(z), -2, z.shape[-2])
         update: Tensor = self.attention(m, bias, own(mask, -2))
         return update
 
