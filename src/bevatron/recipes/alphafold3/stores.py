@@ -43,7 +43,7 @@ from bevatron.typing import Arrays
 KIND = "complexes"
 """Kind of these stores in their settings."""
 
-FEATURES_VERSION = 3
+FEATURES_VERSION = 4
 """Of what is stored of a complex; a store of another version is prepared again."""
 
 FIELDS = (
