@@ -487,6 +487,8 @@ table's pairs. What differs, and why we keep it:
 - Two components at one place of a sequence are one residue, the more occupied one; OpenFold counts
   both (length of chain B of 1pfe, N2C and NCY).
 - Two residues at one place of a sequence (3jqh): the first of the file; OpenFold mixes their atoms.
+- Two copies under one name and number (3BP8, unbound): both are kept; OpenFold keeps one.
+- 1HMA, with a header among its atoms, is refused by line.
 - A release date of 1900-01-01 is none.
 """
 
