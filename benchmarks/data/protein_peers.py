@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,9 @@ import numpy as np
 
 SECONDS = 300
 """Of one file at most."""
+
+BONDED = 2.4
+"""Å, at most, between residues that follow each other."""
 
 
 @contextmanager
@@ -302,6 +306,20 @@ def with_assembly(path: Path) -> None:
     file.write(path)
 
 
+def with_unknown(residues: list[Any]) -> list[str]:
+    """Return the names of observed residues and, in gaps, of as many unknown ones as are missing.
+
+    Entities are of one chain each here, or of copies with the same gaps.
+    """
+    names = [residues[0].name]
+    for before, after in pairwise(residues):
+        step = after.seqid.num - before.seqid.num
+        apart = min(a.pos.dist(b.pos) for a in before for b in after) > BONDED
+        missing = max(step - 1, int(step < 0)) if apart else 0
+        names += ["UNK"] * missing + [after.name]
+    return names
+
+
 def plain(path: Path, folder: Path) -> Path:
     """Copy a file, unpacked and as mmCIF."""
     unpacked = folder / path.name.removesuffix(".gz")
@@ -315,7 +333,7 @@ def plain(path: Path, folder: Path) -> Path:
     for entity in structure.entities:
         if entity.entity_type == gemmi.EntityType.Polymer and not entity.full_sequence:
             chain = structure[0].get_subchain(entity.subchains[0])
-            entity.full_sequence = [residue.name for residue in chain]
+            entity.full_sequence = with_unknown(list(chain))
     structure.assign_label_seq_id()
     rewritten, document = unpacked.with_suffix(".cif"), structure.make_mmcif_document()
     for row in document.sole_block().find(["_pdbx_struct_assembly.oligomeric_count"]):
