@@ -146,8 +146,8 @@ def measure(given: argparse.Namespace) -> None:
             )
             if given.planned is not None:
                 notes += (
-                    f" Planned for a GPU of {given.planned:g} GiB, not run, {ATOMS} atoms a token; "
-                    "lengths of more than fit were tried too. The longest that fit: "
+                    f" Planned for a GPU of {given.planned:g} GiB, not run, {ATOMS} atoms a token, "
+                    "at lengths to which crops are padded. The longest that fit: "
                     + ", ".join(f"{arm} {length}" for arm, length in longest.items())
                     + "."
                 )
