@@ -1,4 +1,4 @@
-# make demo       train, evaluate and use a small potential on bundled data (about 3 minutes)
+# make demo       train, evaluate and use small models on bundled data (about 4 minutes)
 # make check      format, lint, types, import rules and the tests of what changed since BASE (main)
 # make test       format, lint, types, import rules and all tests
 # make test-long  all tests in random order, with ten times the examples, drawn anew (SEED=...)
@@ -33,7 +33,7 @@ $(BIN)/python:
 
 $(VENV)/.run-ready: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing bevatron into $(VENV) ..."
-	@$(INSTALL) -e ".[molecules]"
+	@$(INSTALL) -e ".[molecules,proteins]"
 	@touch $@
 
 $(VENV)/.test-ready: pyproject.toml constraints.txt | $(BIN)/python

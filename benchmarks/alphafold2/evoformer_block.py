@@ -1,16 +1,19 @@
 """Times one Evoformer block of AlphaFold2 on one GPU, beside the same block in plain PyTorch.
 
-    python -m benchmarks.alphafold2.evoformer_block [--peers eager torch.compile]
+    python -m benchmarks.alphafold2.evoformer_block [--peers "eager PyTorch" torch.compile OpenFold]
 
 Forward and backward with all gradients of 128 rows and 256 residues, dropout, activations in
 bfloat16 and weights in float32, everything kept for the backward pass; replays of CUDA graphs, for
 us and the peers alike. Values and gradients are compared with those of the reference operators in
-float32.
+float32. OpenFold's block is its own source with our weights, under autocast as it trains; it draws
+its dropout by itself, so it is compared without and timed with it.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,6 +28,7 @@ from bevatron import kernels
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.evoformer import EvoformerBlock
 from bevatron.models.alphafold2.msa_attention import MSAColumnAttention
+from bevatron.models.alphafold2.openfold_layout import openfold_name
 from bevatron.models.common.folding import Checkpointing, keep_masks
 
 Call = Callable[[], tuple[Tensor, ...]]
@@ -44,7 +48,7 @@ class Case:
     """
 
     def __init__(self, preset: str, rows: int, residues: int, device: str) -> None:
-        config = AlphaFold2Config.preset(preset)
+        self.config = config = AlphaFold2Config.preset(preset)
         torch.manual_seed(0)
         self.device = device
         with torch.device(device):
@@ -66,19 +70,64 @@ class Case:
             for call, x, count, rate in zip((1, 2), (self.m, self.z), (1, 4), rates, strict=True)
         ]
 
-    def call(self, dtype: torch.dtype) -> Call:
+    def call(self, dtype: torch.dtype, *, dropped: bool = True) -> Call:
         """Return what computes the block's results and all gradients."""
-        state = tuple(x.to(dtype, copy=True).requires_grad_() for x in (self.m, self.z))
         drops = [each.to(dtype) for each in self.drops]
+        chosen = (drops[0][0], list(drops[1])) if dropped else ()
+        return self._call(dtype, lambda *state: self.block(state, *self.masks, *chosen),
+                          [*self.block.parameters()])  # fmt: skip
+
+    def call_openfold(self, block: torch.nn.Module) -> Call:
+        """Return the same of OpenFold's block."""
+        theirs, masks = dict(block.named_parameters()), [mask.float() for mask in self.masks]
+        weights = [theirs[openfold_name(name)] for name, _ in self.block.named_parameters()]
+        return self._call(torch.bfloat16, lambda *state: block(*state, *masks), weights)
+
+    def _call(
+        self,
+        dtype: torch.dtype,
+        block: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        weights: Sequence[Tensor],
+    ) -> Call:
+        state = tuple(x.to(dtype, copy=True).requires_grad_() for x in (self.m, self.z))
         cotangents = [each.to(dtype) for each in self.cotangents]
-        wanted = [*state, *self.block.parameters()]
 
         def run() -> tuple[Tensor, ...]:
             with torch.autocast(self.device, torch.bfloat16, dtype != torch.float32):
-                found = self.block(state, *self.masks, drops[0][0], list(drops[1]))
-            return (*found, *torch.autograd.grad(found, wanted, cotangents))
+                found = block(*state)
+            return (*found, *torch.autograd.grad(found, [*state, *weights], cotangents))
 
         return run
+
+
+def openfold_block(case: Case) -> torch.nn.Module:
+    """Return OpenFold's block with the weights of ours; its package is wherever it is installed."""
+    # Its compiled attention serves inference; the module that binds it is imported all the same.
+    sys.modules.setdefault("attn_core_inplace_cuda", ModuleType("attn_core_inplace_cuda"))
+    from openfold.model.evoformer import EvoformerBlock as OpenFoldBlock
+
+    sizes = case.config.evoformer
+    with torch.device(case.device):
+        block = OpenFoldBlock(
+            c_m=case.config.c_m,
+            c_z=case.config.c_z,
+            c_hidden_msa_att=sizes.head_width,
+            c_hidden_opm=sizes.outer_width,
+            c_hidden_mul=sizes.triangles.hidden,
+            c_hidden_pair_att=sizes.triangles.head_width,
+            no_heads_msa=sizes.num_heads,
+            no_heads_pair=sizes.triangles.num_heads,
+            transition_n=sizes.transition_factor,
+            msa_dropout=sizes.dropout,
+            pair_dropout=sizes.triangles.dropout,
+            no_column_attention=False,
+            opm_first=False,
+            fuse_projection_weights=False,
+            inf=1e9,
+            eps=1e-8,
+        )
+    block.load_state_dict({openfold_name(k): v for k, v in case.block.state_dict().items()})
+    return block
 
 
 def errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> dict[str, float]:
@@ -95,18 +144,23 @@ def errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> dict[str, float]
     return {"results off by": results, "gradients off by": gradients}
 
 
-def measured(case: Case, who: str, exact: Sequence[Tensor], repeats: int) -> dict[str, Any]:
+def measured(case: Case, who: str, repeats: int) -> dict[str, Any]:
     """Check and time one implementation."""
     free()
-    row: dict[str, Any] = {"who": who}
-    compiled = who == "torch.compile"
+    theirs = openfold_block(case).eval() if who == "OpenFold" else None
+    with kernels.use("reference"):
+        exact = [x.detach() for x in case.call(torch.float32, dropped=theirs is None)()]
     with (
         kernels.use("auto" if who == "bevatron" else "reference"),
-        compiled_blocks([case.block]) if compiled else nullcontext(),
+        compiled_blocks([case.block]) if who == "torch.compile" else nullcontext(),
     ):
-        run = case.call(torch.bfloat16)
-        row |= errors(run(), exact)
+        run = case.call(torch.bfloat16) if theirs is None else case.call_openfold(theirs)
+        row: dict[str, Any] = {"who": who} | errors(run(), exact)
+        del exact
         if case.device == "cuda":
+            if theirs is not None:
+                theirs.train()
+            free()
             torch.cuda.reset_peak_memory_stats()
             replay = captured(run)
             row["ms"] = median_ms(replay, repeats)
@@ -122,7 +176,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--peers", nargs="*", default=["eager PyTorch", "torch.compile"])
+    parser.add_argument("--peers", nargs="*", default=["eager PyTorch", "torch.compile"],
+                        help="also: OpenFold")  # fmt: skip
     parser.add_argument("--preset", default="alphafold2")
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--residues", type=int, default=256)
@@ -131,13 +186,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_out(parser)
     given = parser.parse_args(argv)
     case = Case(given.preset, given.rows, given.residues, given.device)
-    with kernels.use("reference"):
-        exact = [each.detach().cpu() for each in case.call(torch.float32)()]
-    exact = [each.to(given.device) for each in exact]
     rows: list[dict[str, Any]] = []
     longest: dict[str, Any] = {}
     for who in ("bevatron", *given.peers):
-        row = measured(case, who, exact, given.repeats)
+        row = measured(case, who, given.repeats)
         longest[who] = row.pop("longest", [])
         rows.append(row)
         if "ms" in row:

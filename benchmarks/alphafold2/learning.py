@@ -1,14 +1,16 @@
 """Does AlphaFold2 learn? A reduced model on real chains, judged on families that it never saw.
 
     python -m benchmarks.alphafold2.learning TRAIN --valid VALID --test TEST --seed 0 --out rows
-    python -m benchmarks.alphafold2.learning FIVE --valid FIVE --name overfit --out rows
+    python -m benchmarks.alphafold2.learning FIVE --valid FIVE --name overfit --samples 1 --out rows
+        --set schedule.kind=linear stages.initial.loss.masked_msa=0 model.evoformer.dropout=0 ...
     python -m benchmarks.alphafold2.learning TRAIN --name "n, float32" --set precision=float32
     python -m benchmarks.alphafold2.learning --collect rows
 
 Stores are made by `bevatron prepare`, one for each part of a split. One run of the recipe per
 process; samples are padded to the full size, so that few graphs are captured. Every distinct test
 chain is predicted whole with its alignment and, by the same weights, from its sequence alone. A run
-named after another, a comma and a type of activations is compared with it.
+named after another, a comma and a type of activations is compared with it. A run that is stopped by
+SIGUSR1 is tested as far as it came.
 """
 
 import argparse
@@ -47,7 +49,6 @@ REDUCED = {
     "evoformer": {"num_blocks": 6},
     "extra_msa": {"num_blocks": 1},
     "templates": {"num_blocks": 1},
-    "structure": {"num_blocks": 4},
     "checkpointing": {"kind": "none"},
 }
 """What is smaller than published; widths are not."""
@@ -58,7 +59,7 @@ TITLES = ("cross entropy of the distogram", "precision of contacts", "lDDT of CA
 SHOWN_ROWS, SHOWN_EXTRA = 124, 1024
 """Rows of a test chain's alignment."""
 WINDOW = 20
-"""Steps over which a curve of losses is averaged."""
+"""Steps of which losses are averaged for a curve."""
 Result = dict[str, Any]
 
 
@@ -161,6 +162,7 @@ def measure(given: argparse.Namespace) -> Result:
         run = reduced(build(config), given.templates, given.passes)
         parameters = sum(p.numel() for p in run.model.parameters())
         fit(run)
+        device = next(run.model.parameters()).device.type
         trained = time.perf_counter() - began
         curves = curve(read_journal(config.output / METRICS))
         chains = []
@@ -179,21 +181,27 @@ def measure(given: argparse.Namespace) -> Result:
         "total seconds": time.perf_counter() - began,
         "curve": curves,
         "tested": chains,
-        "hardware": hardware("cpu" if given.device == "cpu" else "cuda"),
+        "hardware": hardware(device),
         "versions": versions(),
     }
 
 
 def curve(records: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Pick from a log what is drawn: of each step its losses, of each validation its measures."""
-    found: dict[str, list[Any]] = {"steps": [], "valid": []}
+    """Pick from a log what is drawn: losses, means of some steps, and the validations' measures.
+
+    ``steps``: number of the last one, loss, term of the distogram.
+    """
+    windows: dict[int, list[Any]] = defaultdict(list)
+    valid = []
     for record in records:
         if record["kind"] == "epoch":
-            found["valid"].append({"step": record["step"], **kept(record["valid"])})
+            valid.append({"step": record["step"], **kept(record["valid"])})
         elif record["kind"] == "step":
-            losses = record["loss"], record["terms"]["distogram"]
-            found["steps"].append([record["step"], *(round(loss, 4) for loss in losses)])
-    return found
+            row = record["step"], record["loss"], record["terms"]["distogram"]
+            windows[(record["step"] - 1) // WINDOW].append(row)
+    steps = [[rows[-1][0], *np.mean(rows, axis=0)[1:].round(4).tolist()]
+             for rows in windows.values()]  # fmt: skip
+    return {"steps": steps, "valid": valid}
 
 
 def kept(measures: Mapping[str, float]) -> dict[str, float]:
@@ -229,8 +237,9 @@ def beside_twin(name: str, groups: dict[str, list[Result]]) -> list[dict[str, An
             for twin in groups[other]
             if one["seed"] == twin["seed"]
         ]
-        steps = min(len(run["curve"]["steps"]) for run in (*groups[name], *groups[other]))
-        smooth = {id(run): smoothed(run, steps) for run in (*groups[name], *groups[other])}
+        both = (*groups[name], *groups[other])
+        windows = min(len(run["curve"]["steps"]) for run in both)
+        smooth = {id(run): np.array(run["curve"]["steps"])[:windows, 1] for run in both}
         apart = [np.abs(smooth[id(a)] / smooth[id(b)] - 1).mean() for a, b in pairs]
         seeds = np.stack([smooth[id(run)] for run in groups[name]])
         spread = (seeds.std(0, ddof=1) / seeds.mean(0)).mean() if len(seeds) > 1 else ""
@@ -239,19 +248,13 @@ def beside_twin(name: str, groups: dict[str, list[Result]]) -> list[dict[str, An
                 "run": name,
                 "beside": other,
                 "pairs of one seed": len(pairs),
-                "steps": steps,
+                "steps": both[0]["curve"]["steps"][windows - 1][0],
                 "loss apart %": 100 * float(np.mean(apart)),
                 "spread of seeds %": spread and 100 * float(spread),
                 "on": groups[name][0]["hardware"],
             }
         )
     return rows
-
-
-def smoothed(run: Result, steps: int) -> Any:
-    """Return means of the first losses over a window that moves."""
-    losses = np.array(run["curve"]["steps"])[:steps, 1]
-    return np.convolve(losses, np.full(WINDOW, 1 / WINDOW), "valid")
 
 
 def rows_of(name: str, members: Sequence[Result]) -> list[dict[str, Any]]:
@@ -303,15 +306,13 @@ TWIN_NOTES = (
 
 
 def draw(groups: dict[str, list[Result]]) -> Any:
-    """Draw losses of the training, smoothed, and measures of the validation, of every run."""
+    """Draw losses of the training and measures of the validation, of every run."""
     panels = []
     for place, title in ((1, "training: loss"), (2, "training: distogram, weighted")):
         curves = []
         for run in (run for members in groups.values() for run in members):
             steps = np.array(run["curve"]["steps"])
-            if len(steps) >= WINDOW:
-                mean = np.convolve(steps[:, place], np.full(WINDOW, 1 / WINDOW), "valid")
-                curves.append(Curve(label(run), steps[WINDOW - 1 :, 0], mean))
+            curves.append(Curve(label(run), steps[:, 0], steps[:, place]))
         panels.append(Panel(title, f"mean of {WINDOW} steps", curves, logarithmic=False))
     for key, title in zip(JUDGED, TITLES, strict=True):
         curves = []

@@ -57,14 +57,8 @@ from bevatron.train.run import Run, Stage
 BEST = Arm("bevatron")
 AGAIN = Arm("each block computed again", policy="all")
 EAGER = Arm("eager PyTorch", "reference", "all", captured=False)
-ARMS = {
-    arm.name: arm
-    for arm in (
-        BEST,
-        EAGER,
-        Arm("torch.compile", "reference", "all", captured=False, compiled=True),
-    )
-}
+COMPILED = replace(EAGER, name="torch.compile", compiled=True)
+ARMS = {arm.name: arm for arm in (BEST, EAGER, COMPILED)}
 LADDER = {
     arm.name: arm
     for arm in (
@@ -81,10 +75,22 @@ LADDER = {
             name=f"{AGAIN.name}, triangle multiplication of PyTorch",
             plain=("triangle_multiply",),
         ),
+        replace(
+            AGAIN,
+            name=f"{AGAIN.name}, queries, keys, values and gates of PyTorch",
+            plain=("qkvg",),
+        ),
+        replace(
+            AGAIN,
+            name=f"{AGAIN.name}, norms of PyTorch",
+            plain=("layer_norm", "layer_norm_linear"),
+        ),
         replace(AGAIN, name=f"{AGAIN.name}, all operators of PyTorch", kernels="reference"),
         replace(BEST, name="no CUDA graphs", captured=False),
         replace(BEST, name="no CUDA graphs, Adam not fused", captured=False, fused=False),
         replace(BEST, name="samples made by the training process", workers=0),
+        EAGER,
+        COMPILED,
     )
 }
 ACTIVATIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -164,8 +170,8 @@ def measured(
     """Time an arm; return its row, its steps and the classes of its kernels."""
     each = 1 if only else CYCLES
     # Steps are launched in the first turn and captured in the second; in a third the loader gets
-    # ahead.
-    lead = each * (3 if arm.captured else 1)
+    # ahead. Blocks are compiled in the first two.
+    lead = each * (3 if arm.captured else 1 + arm.compiled)
     row: dict[str, Any] = {"arm": arm.name}
     classes: list[dict[str, Any]] = []
     blocks = [m for m in run.model.modules() if isinstance(m, EvoformerBlock | TemplatePairBlock)]
@@ -294,7 +300,9 @@ def measure_ladder(given: argparse.Namespace, run: Run, exact: Steps) -> None:
     first = Steps(exact.results[:1])  # without recycling, too
     name_of_result = f"alphafold2/ladder{'' if given.stage == 'initial' else '_' + given.stage}"
     for name in given.ladder:
-        row, steps, _ = measured(LADDER[name], run, given.turns, only=1)
+        arm = LADDER[name]
+        turns = given.turns if arm.captured else given.slow_turns
+        row, steps, _ = measured(arm, run, turns, only=1)
         row = {("without" if key == "arm" else key): value for key, value in row.items()}
         rows.append(row)
         if steps is not None:

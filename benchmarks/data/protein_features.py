@@ -8,8 +8,10 @@ entries are listed in the JSON beside the page.
 """
 
 import argparse
+import csv
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,21 @@ from benchmarks.data.protein_peers import stem
 
 from bevatron.data.proteins.alignments import merge_alignment
 from bevatron.data.proteins.chains import chain_entry
+from bevatron.data.proteins.clusters_of_rows import GAP
 from bevatron.data.proteins.complexes import describe, featurize
 from bevatron.data.proteins.filters import filter_chains
 from bevatron.data.proteins.rigid_groups import group_frames
 from bevatron.data.proteins.sample import element_class
 from bevatron.data.proteins.stored_alignment import StoredAlignment
+from bevatron.data.proteins.template_atoms import place_template
+from bevatron.data.proteins.template_hits import usable_hits
 from bevatron.data.proteins.torsions import torsions
-from bevatron.data.readers.proteins import open_components, read_alignment, read_structure
+from bevatron.data.readers.proteins import (
+    open_components,
+    read_alignment,
+    read_hits,
+    read_structure,
+)
 from bevatron.data.readers.proteins.alphabet import CLASSES
 from bevatron.errors import DataError
 
@@ -64,6 +74,8 @@ class Tally:
 def structures(shared: Path) -> Iterator[Path]:
     for folder in ("complexes", "proteins"):
         yield from sorted((shared / folder / "mmcif").glob("*.cif*"))
+    for pattern in ("prot_dna/*/*.pdb*", "bm5/*/*.pdb*"):
+        yield from sorted((shared / "complexes").glob(pattern))
 
 
 def alignments(shared: Path) -> Iterator[Path]:
@@ -79,6 +91,38 @@ def loaded(folder: Path, path: Path) -> Any:
     """Return what a peer made of a file, None if there is nothing."""
     file = folder / f"{stem(path)}.npz"
     return np.load(file) if file.exists() else None
+
+
+# ---- Templates ----
+
+
+def compare_templates(path: Path, peer: Any, classes: Any, tally: Tally) -> None:
+    """Compare which template hits are accepted, and the residues and atoms of these.
+
+    ``classes`` are ours of each of the peer's residue types, gaps last.
+    """
+    hits, folder = read_hits(path), path.parents[1]
+    with (folder / "chains.csv").open() as stream:
+        queries = {
+            f"{x['pdb_id']}_{x['auth_chain']}": x["sequence"] for x in csv.DictReader(stream)
+        }
+    opened = cache(lambda code: read_structure(folder / "mmcif" / f"{code}.cif.gz"))
+    for number in sorted({int(key.partition("/")[0]) for key in peer.files}):
+        sequence = queries[hits.queries[number]]
+        name = f"{hits.queries[number]} {hits.targets[number]}"
+        usable = list(usable_hits(sequence, hits.take(np.array([number])), opened))
+        tally.add("templates accepted", name, bool(usable) == (f"{number}/refused" in peer), 1)
+        if not usable or f"{number}/error" in peer:
+            continue
+        ours, mask = place_template(*usable[0], len(sequence)), peer[f"{number}/mask"]
+        aatype = np.minimum(classes[peer[f"{number}/aatype"]], GAP)
+        tally.add("template_aatype", name, ours.aatype != aatype)
+        tally.add("template_atom_mask", name, ours.mask != mask)
+        both = mask & ours.mask
+        position = peer[f"{number}/position"]
+        moved = (position[both] - ours.positions[both]).mean(axis=0)  # the origin is any
+        far = not_close(ours.positions + moved, position).any(axis=-1)
+        tally.add("template_atom_positions", name, far[both])
 
 
 # ---- OpenFold ----
@@ -148,6 +192,41 @@ def compare_chain(name: str, ours: Any, theirs: Any, tally: Tally) -> None:
         far = not_close(mine, theirs["rigidgroups_gt_frames"][values])
         far = far.reshape(*exists.shape, -1).any(axis=-1)
         tally.add(f"rigidgroups_gt_frames, {part}", name, far[same][exists[same]])
+
+
+def compare_pdb(path: Path, peer: Any, tally: Tally) -> None:
+    """Compare the observed residues of the protein chains of a file of PDB format."""
+    entry = read_structure(path)
+    for label in peer["chains"].tolist():
+        name = f"{stem(path)} {label}"
+        named = np.flatnonzero(
+            (entry.chains.author == label.strip()) & (entry.chains.kind == "protein")
+        )
+        if f"{label}/error" in peer or len(named) != 1:
+            continue
+        ours = chain_entry(entry, int(named[0]))
+        first, past = entry.chains.residue_ptr[named[0] : named[0] + 2]
+        index = {
+            number: row
+            for row, number in enumerate(entry.residues.author_number[first:past].tolist())
+            if ours["all_atom_mask"][row].any()
+        }
+        numbers = peer[f"{label}/residue_index"].tolist()
+        found = np.array([index.get(number, -1) for number in numbers])
+        has = found >= 0
+        tally.add("PDB format: residues", name, len(index) != has.sum(), 1)
+        if len(index) != has.sum():
+            continue
+        mask = peer[f"{label}/atom_mask"][has] > 0
+        tally.add(
+            "PDB format: aatype", name, ours["aatype"][found[has]] != peer[f"{label}/aatype"][has]
+        )
+        mine = ours["all_atom_mask"][found[has]]
+        tally.add("PDB format: all_atom_mask", name, mine != mask)
+        far = not_close(
+            ours["all_atom_positions"][found[has]], peer[f"{label}/atom_positions"][has]
+        )
+        tally.add("PDB format: all_atom_positions", name, far.any(axis=-1)[mask & mine])
 
 
 def compare_alignment(path: Path, peer: Any, tally: Tally) -> None:
@@ -228,7 +307,9 @@ def compare_complex(path: Path, peer: Any, components: Any, tally: Tally) -> Non
     has, count = atom >= 0, len(ours["position"])
     tally.add("chains of Protenix", name, len(np.unique(peer["asym_id"])) - len(chains),
               len(np.unique(peer["asym_id"])))  # fmt: skip
-    tally.add("atoms of Protenix", name, ~has)
+    # Unknown residues stand in the gaps of files without sequences.
+    filler = (peer["component"] == "UNK") & (peer["resolved"] == 0) & (path.suffixes[0] == ".pdb")
+    tally.add("atoms of Protenix", name, ~has[~filler])
     extra = np.ones(count, dtype=bool)
     extra[atom[has]] = False
     token = np.repeat(np.arange(len(ours["restype"])), ours["num_atoms"])
@@ -353,10 +434,13 @@ def main() -> None:
                 tallies[peer].add("entries that we refuse", f"{stem(path)}: {error}", 1, 1)
 
     for path in structures(arguments.shared):
-        each("OpenFold", path, compare_chains)
+        each("OpenFold", path, compare_pdb if ".pdb" in path.name else compare_chains)
         each("Protenix", path, compare_complex, components)
     for path in alignments(arguments.shared):
         each("OpenFold", path, compare_alignment)
+    for path in arguments.shared.glob("proteins/templates/*.tsv*"):
+        each("OpenFold", path, compare_templates, HHBLITS)
+        each("Protenix", path, compare_templates, np.arange(len(CLASSES)))
     rows = [row for peer, tally in tallies.items() for row in tally.rows(peer)]
     where = {peer: tally.where for peer, tally in tallies.items()}
     write_result("data/protein_features", rows, NOTES, extra={"where": where, "refused": refused})

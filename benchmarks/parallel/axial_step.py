@@ -4,16 +4,19 @@
     python -m benchmarks.parallel.axial_step alphafold3 STORE
     python -m benchmarks.parallel.axial_step --collect axial-rows
 
-Any number of GPUs; one process without torchrun is the yardstick of all other rows with the same
-sample. Samples and weights are those of `benchmarks.alphafold2.train_step` and
+With ``--turns N FOLDER`` so many calls on the same GPUs prepare at once and are timed one after
+another. Any number of GPUs; one process without torchrun is the yardstick of all other rows with
+the same sample. Samples and weights are those of `benchmarks.alphafold2.train_step` and
 `benchmarks.alphafold3.train_step`. With ``--apart`` every GPU has a sample of its own and gradients
 are summed while the backward pass goes on.
 """
 
 import argparse
+import fcntl
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from benchmarks.common.arms import GIB, Arm, Training, difference, or_out_of_mem
 from benchmarks.common.report import hardware, versions, write_result
 
 from bevatron.models.alphafold3.task import StepOptions
+from bevatron.parallel.collectives import barrier
 from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.parallel.traffic import count_traffic
 from bevatron.train.profiling.timeline import Span, occupation
@@ -40,12 +44,16 @@ NOTES = (
     "clipping, Adam and averaged weights included: mean of `steps`. loss, gradient norm: of the "
     "first step, which is launched; replayed off by: how far those of its replay are. policy: what "
     "the backward pass computes again. sent MiB: by one GPU to others of its sample in a step. "
-    "sending ms, hidden %: time of the kernels of NCCL in a traced step, waiting for the other GPU "
-    "included, and how much of it lies beside other kernels. reserved GiB: most that torch took of "
-    "a GPU. x one GPU: samples a second."
+    "waited %: time of the host for samples, which it makes while the GPU is busy. "
+    "traced ms, idle ms: of a step that is launched by itself. sending ms, hidden %: time of the "
+    "kernels of NCCL in it, waiting for the other GPU included, and how much of that lies beside "
+    "other kernels. reserved GiB: most that torch took of a GPU, graphs included. x one GPU: "
+    "samples a second."
 )
 LEAD = 2
 """Steps that are not counted."""
+PATIENCE = 60
+"""Seconds for which a call that is ready waits for the others: one may have failed."""
 
 
 class Measurement:
@@ -79,7 +87,7 @@ class Measurement:
         given = self.given
         if case["system"] == "alphafold2":
             run = alphafold2.run_of(given)
-            task = alphafold2.task_of(arm, case["passes"])
+            task = alphafold2.task_of(arm, run, case["passes"])
             return Training(arm, replace(run, task=task, sharing=self.sharing), self.mesh)
         if self._model is None:
             self._model = alphafold3.built(given.preset or "alphafold3", self.mesh.device)
@@ -89,8 +97,8 @@ class Measurement:
             cycles=case["passes"], mesh=self.mesh, sharing=self.sharing,
         )  # fmt: skip
 
-    def row(self, case: Case, arm: Arm) -> dict[str, Any]:
-        """Measure a case; all ranks do it together."""
+    def row(self, case: Case, arm: Arm) -> tuple[dict[str, Any], list[trace.KernelRow]]:
+        """Measure a case, all ranks together; list the kernels of a step that was traced."""
         mesh, on_gpu = self.mesh, self.mesh.device.type == "cuda"
         group = self.sharing.repeats
         row = {**case, "GPUs": mesh.world, "GPUs a sample": group}
@@ -98,6 +106,7 @@ class Measurement:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         trained: list[Training] = []
+        kernels: list[trace.KernelRow] = []
 
         def measure() -> bool:
             began = time.perf_counter()
@@ -112,25 +121,47 @@ class Measurement:
             # A capture runs the work twice and records it once.
             row["sent MiB"] = traffic.total / (3 if on_gpu else 1) / 2**20
             row["ready s"] = time.perf_counter() - began
-            # The host is a step ahead: where one ends is not known of the first two.
-            steps = training.steps(range(LEAD + self.given.steps))
+            with turn(self.given, mesh):
+                # The host is a step ahead: where one ends is not known of the first two.
+                steps = training.steps(range(LEAD + self.given.steps))
+                if on_gpu and mesh.world > 1:
+                    found, kernels[:] = exchange(training)
+                    row.update(found)
             row["steps"], seconds = self.given.steps, sum(steps.seconds[LEAD:])
             row["s/step"] = seconds / self.given.steps
             row["waited %"] = 100 * sum(steps.waited[LEAD:]) / seconds
             if on_gpu:
                 row["reserved GiB"] = torch.cuda.max_memory_reserved() / GIB
-                row.update(exchange(training))
             return True
 
         if or_out_of_memory(measure) is None:
             row["s/step"] = OUT_OF_MEMORY
         for training in trained:
             training.release()
-        return row
+        return row, kernels
 
 
-def exchange(training: Training) -> dict[str, float]:
-    """Trace one step of this rank; say how long it communicates, and how much of that is hidden."""
+@contextmanager
+def turn(given: argparse.Namespace, mesh: Mesh) -> Iterator[None]:
+    """Wait until all calls that take turns are ready, and then for the turn of this one."""
+    if given.turns is None:
+        yield
+        return
+    count, folder = int(given.turns[0]), Path(given.turns[1])
+    with (folder / "turn").open("w") as lock:
+        if mesh.is_main:
+            (folder / f"ready-{time.time_ns()}").touch()
+            last = time.monotonic() + PATIENCE
+            while len([*folder.glob("ready-*")]) < count and time.monotonic() < last:
+                time.sleep(0.05)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        barrier(mesh)
+        yield
+        barrier(mesh)
+
+
+def exchange(training: Training) -> tuple[dict[str, float], list[trace.KernelRow]]:
+    """Trace one step of this rank: how long it communicates, how much of that is hidden."""
     batch = training.run.task.collate([training.run.train[0]], np.zeros(1, np.int64), [1.0])
     profiler = trace.profiled(lambda: training.launch(batch, 0).result(), 1)
     spans = [
@@ -139,11 +170,13 @@ def exchange(training: Training) -> dict[str, float]:
     ]
     found = occupation(spans, (min(s.start for s in spans), max(s.end for s in spans)))
     sending = found.communicating + found.overlapped
-    return {
+    row = {
         "traced ms": found.window / 1e6,
+        "idle ms": found.idle / 1e6,
         "sending ms": sending / 1e6,
         "hidden %": 100 * found.overlapped / max(sending, 1),
     }
+    return row, trace.by_kernel(profiler, 1)[:60]
 
 
 def measure_all(given: argparse.Namespace) -> None:
@@ -154,16 +187,18 @@ def measure_all(given: argparse.Namespace) -> None:
         with sharing.joined(mesh):
             measurement = Measurement(given, mesh, sharing)
             for case, arm in measurement.cases():
-                row = measurement.row(case, arm)
+                row, kernels = measurement.row(case, arm)
                 if mesh.is_main:
-                    keep(row, given, mesh)
+                    keep(row, kernels, given, mesh)
 
 
-def keep(row: dict[str, Any], given: argparse.Namespace, mesh: Mesh) -> None:
-    """Write a row with what it was measured on."""
+def keep(
+    row: dict[str, Any], kernels: list[trace.KernelRow], given: argparse.Namespace, mesh: Mesh
+) -> None:
+    """Write a row with its kernels and what it was measured on."""
     print(row, flush=True)
     on = {"hardware": hardware(mesh.device.type), "versions": versions()}
-    found = {"measured on": on, "notes": notes(given), "row": row}
+    found = {"measured on": on, "notes": notes(given), "row": row, "kernels": kernels}
     given.out.mkdir(parents=True, exist_ok=True)
     keys = ("system", "N", "passes", "policy", "GPUs", "GPUs a sample")
     path = given.out / ("step-" + "-".join(str(row[key]) for key in keys) + ".json")
@@ -174,12 +209,17 @@ def collect(folder: Path, results: Path) -> None:
     """Join the rows of all calls, set them beside one GPU, and write the result."""
     found = read_all(folder, "step-*.json")
     rows = compared([one["row"] for one in found])
+    kernels = [
+        {key: one["row"][key] for key in ("system", "N", "GPUs", "GPUs a sample")} | kernel
+        for one in found
+        for kernel in one["kernels"]
+    ]
     said = list(dict.fromkeys(one["notes"] for one in found))
     on = max(found, key=lambda one: one["row"]["GPUs"])["measured on"]
     device = "cpu" if on["hardware"].startswith("cpu") else "cuda"
     write_result(
         "parallel/axial_step", rows, " ".join([*said, NOTES]), device=device, folder=results,
-        measured_on=on,
+        measured_on=on, extra={"kernels": kernels},
     )  # fmt: skip
 
 
@@ -243,6 +283,8 @@ def main() -> None:
     parser.add_argument("--msa-rows", type=int, default=124)
     parser.add_argument("--extra-rows", type=int, default=1024)
     parser.add_argument("--templates", type=int, default=4)
+    parser.add_argument("--turns", nargs=2, metavar=("N", "FOLDER"), help="of N calls at once")
+    parser.set_defaults(stage="initial")
     add_rows(parser, "axial-rows")
     given = parser.parse_args()
     if given.preset is None and given.system is not None:

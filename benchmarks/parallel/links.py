@@ -30,9 +30,9 @@ def exchanges(own: Tensor, side: int, group: Group) -> dict[str, Callable[[], Te
     """Every exchange of own rows of a square; each returns numbers that can be foretold."""
     flat = own.reshape(-1)
     return {
-        "gather": lambda: gather(own, 0, side, group),
-        "transpose": lambda: transpose(own, side, group),
-        "pass_on": lambda: group.pass_on(flat, flat.shape).wait(),
+        "gather": lambda: gather(own, 0, side, group).wait(),
+        "transpose": lambda: transpose(own, side, group).wait(),
+        "pass_on": lambda: group.pass_on(flat, torch.empty_like(flat)).wait(),
         "all_reduce": lambda: group.all_reduce(flat.clone()).wait(),
     }
 

@@ -1,9 +1,10 @@
-"""Times blocks at the shapes of shards for 1, 2, 4, 8 GPUs on one GPU, nothing being sent.
+"""Times parts of steps at the shapes of shards for 1, 2, 4, 8 GPUs on one GPU, nothing being sent.
 
-    python -m benchmarks.parallel.shards [--tokens 384] [--out results]
+    python -m benchmarks.parallel.shards [--tokens 384] [--complexes STORE] [--out results]
 
-What an exchange would bring is memory as it is found: times are those of the operators alone, and
-the bytes are those that a member of such a group would send.
+What an exchange would bring is zeros, and writing them is all it takes: times are those of the
+operators alone. The bytes are those that a member of such a group would send. Blocks are timed, the
+structure module and, of a store of complexes, what follows the trunk of AlphaFold3 (for two GPUs).
 """
 
 import argparse
@@ -12,7 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from benchmarks.alphafold3.arms import Crops, built
 from benchmarks.common import trace
 from benchmarks.common.arguments import add_out
 from benchmarks.common.arms import drawn, free
@@ -20,32 +23,41 @@ from benchmarks.common.report import write_result
 from benchmarks.common.timing import captured, median_ms
 from torch import Tensor, nn
 
+from bevatron.data.proteins.complex_batch import collate_complex
 from bevatron.models.alphafold2.config import AlphaFold2Config
+from bevatron.models.alphafold2.drops import Drops
 from bevatron.models.alphafold2.evoformer import EvoformerBlock
 from bevatron.models.alphafold2.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention
+from bevatron.models.alphafold2.structure_module import StructureModule
 from bevatron.models.alphafold3.config import AlphaFold3Config
+from bevatron.models.alphafold3.model import Representation
 from bevatron.models.alphafold3.msa import MsaBlock
 from bevatron.models.alphafold3.pairformer import PairformerBlock
+from bevatron.models.alphafold3.task import ROLLOUT_STEPS
 from bevatron.models.common.folding import Checkpointing
-from bevatron.parallel.axial import groups, own_rows
+from bevatron.models.common.folding.normal import SeededNormal
+from bevatron.parallel.axial import groups, own, own_rows
 from bevatron.parallel.groups import Group, Pending
 from bevatron.parallel.traffic import count_traffic, record
 from bevatron.train.capture.cuda_graphs import GraphPool
 
 MIB = 2**20
 KEPT = Checkpointing("none")
+COPIES = 48
+
+Call = Callable[[], tuple[Tensor, ...]]
 
 
 class Silent(Group):
-    """The first of some processes that are not there: what they would send is not written."""
+    """The first of some processes that are not there: what they would send is zero."""
 
     def __init__(self, size: int) -> None:
         super().__init__(range(size), 0)
 
     def all_gather(self, part: Tensor) -> Pending:
-        """Return room for the parts of all."""
+        """Return zeros for the parts of all."""
         record("all_gather", part, self.size)
-        return Pending(part.new_empty((self.size * part.shape[0], *part.shape[1:])))
+        return Pending(part.new_zeros((self.size * part.shape[0], *part.shape[1:])))
 
     def all_to_all(
         self,
@@ -53,17 +65,17 @@ class Silent(Group):
         send: Sequence[int] | None = None,
         receive: Sequence[int] | None = None,
     ) -> Pending:
-        """Return room for what all would send; the rows are laid out to be sent."""
+        """Return zeros for what all would send; the rows are laid out to be sent."""
         rows = rows.contiguous()
         send = list(send) if send is not None else [len(rows) // self.size] * self.size
         record("all_to_all", rows, self.size, parts=send[0] * rows[:1].numel())
-        return Pending(rows.new_empty((sum(receive or send), *rows.shape[1:])))
+        return Pending(rows.new_zeros((sum(receive or send), *rows.shape[1:])))
 
-    def pass_on(self, x: Tensor, shape: Sequence[int]) -> Pending:
-        """Return room for what the next would send."""
+    def pass_on(self, x: Tensor, received: Tensor) -> Pending:
+        """Write zeros for what the next would send."""
         record("pass_on", x, self.size)
         x.contiguous()
-        return Pending(x.new_empty(*shape))
+        return Pending(received.zero_())
 
 
 @contextmanager
@@ -78,7 +90,7 @@ def one_of(size: int) -> Iterator[None]:
 
 def call_of(
     block: nn.Module, state: Sequence[Tensor], shared: Sequence[bool], *masks: Tensor
-) -> Callable[[], tuple[Tensor, ...]]:
+) -> Call:
     """Return a block's forward and backward pass over own rows of its state.
 
     ``shared`` says which tensors of the state are divided by rows.
@@ -98,9 +110,7 @@ def call_of(
     return call
 
 
-def blocks(
-    given: argparse.Namespace, dtype: torch.dtype
-) -> dict[str, Callable[[], Callable[[], tuple[Tensor, ...]]]]:
+def blocks(given: argparse.Namespace, dtype: torch.dtype) -> dict[str, Callable[[], Call]]:
     """Name what is timed; each is made anew for a number of processes."""
     two, three = AlphaFold2Config.preset(given.two), AlphaFold3Config.preset(given.three)
     widths, N, R = three.widths, given.tokens, given.residues
@@ -111,31 +121,91 @@ def blocks(
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, dtype=dtype)
 
-    def pairformer() -> Callable[[], tuple[Tensor, ...]]:
+    def pairformer() -> Call:
         block = PairformerBlock(widths.single, widths.pair, three.pairformer, KEPT)
         state = random(N, widths.single), random(N, N, widths.pair)
         return call_of(block, state, (False, True), ones(N), ones(N, N))
 
-    def module() -> Callable[[], tuple[Tensor, ...]]:
+    def module() -> Call:
         block = MsaBlock(widths.pair, three.msa, KEPT, last=False)
         state = random(given.rows, N, three.msa.width), random(N, N, widths.pair)
         return call_of(block, state, (True, True), ones(given.rows, N), ones(N), ones(N, N))
 
-    def evoformer() -> Callable[[], tuple[Tensor, ...]]:
+    def evoformer() -> Call:
         block = EvoformerBlock(two.c_m, two.c_z, two.evoformer, MSAColumnAttention, KEPT)
         state = random(128, R, two.c_m), random(R, R, two.c_z)
         return call_of(block, state, (True, True), ones(128, R), ones(R, R))
 
-    def extra() -> Callable[[], tuple[Tensor, ...]]:
+    def extra() -> Call:
         block = EvoformerBlock(two.c_e, two.c_z, two.extra_msa, MSAColumnGlobalAttention, KEPT)
         state = random(given.rows, R, two.c_e), random(R, R, two.c_z)
         return call_of(block, state, (True, True), ones(given.rows, R), ones(R, R))
+
+    def structure() -> Call:
+        module = StructureModule(two.c_s, two.c_z, two.structure)
+        drawn(module)
+        single, pair = torch.randn(R, two.c_s), torch.randn(R, R, two.c_z)
+        state = [single.requires_grad_(), pair.requires_grad_()]
+        wanted = [*state, *module.parameters()]
+
+        def call() -> tuple[Tensor, ...]:
+            found = module(*state, torch.zeros(R, dtype=torch.long), ones(R), Drops(None))
+            kept = [x for x in found.values() if x.requires_grad]
+            return torch.autograd.grad(kept, wanted, kept, allow_unused=True)
+
+        return call
 
     return {
         f"AlphaFold3 Pairformer, N {N}": pairformer,
         f"AlphaFold3 MSA module, N {N}, {given.rows} rows": module,
         f"AlphaFold2 Evoformer, N {R}, 128 rows": evoformer,
         f"AlphaFold2 extra stack, N {R}, {given.rows} rows": extra,
+        f"AlphaFold2 structure module, N {R}": structure,
+    }
+
+
+def after_the_trunk(
+    given: argparse.Namespace, device: torch.device, dtype: torch.dtype
+) -> dict[str, Callable[[], Call]]:
+    """Name what follows the trunk of AlphaFold3, on a crop of a store."""
+    model, widths = built(given.three, device), AlphaFold3Config.preset(given.three).widths
+    crops = Crops(given.complexes, given.tokens, rows=given.rows)
+    batch = collate_complex([crops[0]], np.zeros(1, np.int64), [1.0]).to(device).tensors()
+    N, seed = batch["token_mask"].shape[-1], torch.zeros((), dtype=torch.long, device=device)
+    shapes = (N, widths.inputs), (N, widths.single), (N, N, widths.pair)
+    trunk = Representation(*(torch.randn(s, device=device, dtype=dtype) for s in shapes))
+    structure = batch["position"]
+    noisy = structure + torch.randn(COPIES, *structure.shape, device=device)
+    sigma = torch.rand(COPIES, device=device) + 1
+
+    def rollout() -> Call:
+        with torch.no_grad():
+            shared = model.condition(batch, trunk)
+        return lambda: (model.sample(batch, shared, 1, ROLLOUT_STEPS, SeededNormal(seed)),)
+
+    def copies() -> Call:
+        wanted = [*model.diffusion.parameters()]
+
+        def call() -> tuple[Tensor, ...]:
+            shared = model.condition(batch, trunk)
+            denoised = model.diffusion(own_rows(noisy), own(sigma, -1), shared)
+            return torch.autograd.grad(denoised, wanted, denoised, allow_unused=True)
+
+        return call
+
+    def confidences() -> Call:
+        wanted = [*model.confidence.parameters()]
+
+        def call() -> tuple[Tensor, ...]:
+            logits = [*model.judge(batch, trunk, structure)]
+            return torch.autograd.grad(logits, wanted, logits, allow_unused=True)
+
+        return call
+
+    return {
+        f"AlphaFold3 rollout, N {N}": rollout,
+        f"AlphaFold3 {COPIES} copies, N {N}": copies,
+        f"AlphaFold3 confidence head, N {N}": confidences,
     }
 
 
@@ -173,7 +243,8 @@ def main() -> None:
     parser.add_argument("--residues", type=int, default=256)
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--sizes", nargs="*", type=int, default=[1, 2, 4, 8])
-    parser.add_argument("--only", nargs="*", default=[""], help="blocks whose names begin so")
+    parser.add_argument("--only", nargs="*", default=[""], help="parts whose names begin so")
+    parser.add_argument("--complexes", type=Path, help="store, for what follows the trunk")
     parser.add_argument("--two", default="alphafold2", help="preset of AlphaFold2")
     parser.add_argument("--three", default="alphafold3", help="preset of AlphaFold3")
     parser.add_argument("--device", default="cuda")
@@ -187,22 +258,28 @@ def measure(given: argparse.Namespace) -> Path:
     device = torch.device(given.device)
     rows: list[dict[str, Any]] = []
     kernels: list[dict[str, Any]] = []
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     torch.manual_seed(0)
-    for name, make in blocks(
-        given, torch.bfloat16 if device.type == "cuda" else torch.float32
-    ).items():
-        if name.startswith(tuple(given.only)):
-            some = measured(name, make, given.sizes, device)
-            rows, kernels = rows + some[0], kernels + some[1]
+    named = [(*part, given.sizes) for part in blocks(given, dtype).items()]
+    if given.complexes is not None:
+        following = after_the_trunk(given, device, dtype)
+        named += [(*part, given.sizes[:2]) for part in following.items()]
     notes = (
-        "Forward and backward pass of one block with all gradients, bfloat16 activations, nothing "
-        "computed again, no dropout; replayed CUDA graphs, L2 flushed. of whole / GPUs: time over "
-        "that of one GPU divided by the number, 1 at best. sent MiB: by one GPU."
+        "Forward and backward pass with all gradients (the rollout: 20 steps without), bfloat16 "
+        "activations, nothing computed again, no dropout; replayed CUDA graphs, L2 flushed. of "
+        "whole / GPUs: time over that of one GPU divided by the number, 1 at best. sent MiB: by "
+        "one GPU."
     )
-    return write_result(
-        "parallel/shards", rows, notes, device=device.type, folder=given.out,
-        extra={"kernels": kernels},
-    )  # fmt: skip
+    path = Path()
+    for name, make, sizes in named:
+        if name.startswith(tuple(given.only)):
+            some = measured(name, make, sizes, device)
+            rows, kernels = rows + some[0], kernels + some[1]
+            path = write_result(
+                "parallel/shards", rows, notes, device=device.type, folder=given.out,
+                extra={"kernels": kernels},
+            )  # fmt: skip
+    return path
 
 
 if __name__ == "__main__":

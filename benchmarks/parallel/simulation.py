@@ -106,7 +106,7 @@ def exchanged(blocks: Iterable[Collective], size: int, sends: Sends) -> float:
         return 0.0
     total = 0.0
     for one in blocks:
-        for each in (*(1 + one.again) * [one], one.backward()):
+        for each in (one, one.backward()):
             messages = size - 1 if each.kind == "ring" else 1
             sent = WORD * each.sent(0, size) / messages
             total += messages * sends(each.kind, sent)

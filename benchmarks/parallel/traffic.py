@@ -18,8 +18,6 @@ class Collective(NamedTuple):
     kind
         Own rows to all, at once (``gather``) or one process after the other (``ring``), a sum to
         own rows (``sum``), or own rows to own columns (``transpose``).
-    again
-        Whether the backward pass does it once more before its transpose.
     """
 
     kind: Literal["gather", "ring", "sum", "transpose"]
@@ -27,7 +25,6 @@ class Collective(NamedTuple):
     columns: int
     channels: int
     batch: int = 1
-    again: bool = False
 
     def backward(self) -> "Collective":
         """Return its transpose."""
@@ -66,7 +63,7 @@ def triangles(
     bias = Collective("gather", *square, heads, batch)
     pair = Collective("transpose", *square, channels, batch)
     return [
-        Collective("ring", *square, hidden, batch, again=True),
+        Collective("ring", *square, hidden, batch),
         Collective("sum", *square, hidden, batch),
         *(bias, pair, bias, pair),
     ]
@@ -93,6 +90,5 @@ def step_bytes(
 ) -> int:
     """Count the bytes that a process sends for these collectives and their gradients."""
     return word_bytes * sum(
-        (1 + each.again) * each.sent(index, size) + each.backward().sent(index, size)
-        for each in collectives
+        each.sent(index, size) + each.backward().sent(index, size) for each in collectives
     )

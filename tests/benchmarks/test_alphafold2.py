@@ -61,7 +61,7 @@ def test_a_model_is_trained_and_tested_with_alignments_and_without(store, tmp_pa
     judged = [row["judged on"] for row in result["rows"]]
     assert judged == ["validation, step 2", "test, alignment", "test, sequence alone"]
     (run,) = result["extra"]["runs"]
-    assert [step for step, *_ in run["curve"]["steps"]] == [1, 2]
+    assert [step for step, *_ in run["curve"]["steps"]] == [2]
     with_rows, alone = run["tested"]
     assert with_rows["rows"] > alone["rows"] == 1
     assert with_rows["lddt_ca"] != alone["lddt_ca"]

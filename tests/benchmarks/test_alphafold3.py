@@ -168,7 +168,7 @@ def test_kernels_are_told_apart_by_name():
 
 @pytest.fixture
 def learns(store, tmp_path, monkeypatch):
-    def tiny_model(*, by_heart):
+    def tiny_model():
         return config.AlphaFold3Config.preset("tiny", cycles=1)
 
     monkeypatch.setitem(learning.SIZES, "reduced", tiny_model)

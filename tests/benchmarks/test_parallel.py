@@ -47,6 +47,7 @@ def test_a_block_of_a_silent_group_sends_what_is_planned(tmp_path):
     given = argparse.Namespace(
         tokens=16, residues=16, rows=8, sizes=[1, 2], only=["AlphaFold2 Evoformer"],
         two="small", three="small", device="cuda" if on_gpu else "cpu", out=tmp_path,
+        complexes=None,
     )  # fmt: skip
     path = shards.measure(given)
     one, two = json.loads(path.read_text())["rows"]

@@ -20,8 +20,9 @@ from bevatron.models.alphafold3.config_trunk import MsaConfig, PairConfig, Pairf
 from bevatron.models.alphafold3.msa import MsaBlock
 from bevatron.models.alphafold3.pairformer import PairformerBlock, pairs_of
 from bevatron.models.common.folding import Checkpointing
-from bevatron.parallel.axial import all_rows, data_mesh, own, own_rows, shared
-from bevatron.parallel.axial.collectives import gather, lengths, sum_to_own, transpose
+from bevatron.parallel.axial import Coming, all_rows, data_mesh, own, own_rows, shared
+from bevatron.parallel.axial.collectives import gather, lengths, transpose
+from bevatron.parallel.groups import Pending
 from bevatron.parallel.mesh import Mesh
 from bevatron.parallel.traffic import count_traffic
 
@@ -153,21 +154,14 @@ def collectives(group, size):
         whole, other = torch.randn(2, 3, 7, 5, 4, generator=make, dtype=torch.float64).to(dtype)
         for dim in (-3, -2, 0):
             part = own(whole, dim).clone().requires_grad_()
-            found = gather(part, dim, whole.shape[dim], group)
+            found = gather(part, dim, whole.shape[dim], group).wait()
             assert torch.equal(found, whole)
             (gradient,) = torch.autograd.grad(found, part, (group.index + 1) * other)
             torch.testing.assert_close(
                 gradient, sum(range(1, size + 1)) * own(other, dim), rtol=tolerance, atol=tolerance
             )
-            given = ((group.index + 1) * whole).requires_grad_()
-            found = sum_to_own(given, dim, group)
-            torch.testing.assert_close(
-                found, sum(range(1, size + 1)) * own(whole, dim), rtol=tolerance, atol=tolerance
-            )
-            (gradient,) = torch.autograd.grad(found, given, own(other, dim))
-            assert torch.equal(gradient, other)
         rows = own_rows(whole).clone().requires_grad_()
-        found = transpose(rows, 7, group)
+        found = transpose(rows, 7, group).wait()
         assert torch.equal(found, own_rows(whole.transpose(-2, -3)))
         (gradient,) = torch.autograd.grad(found, rows, own_rows(other.transpose(-2, -3)))
         assert torch.equal(gradient, own_rows(other))
@@ -265,7 +259,7 @@ def test_a_block_sends_less_than_the_published_scheme(size):
         *plan.triangles(tokens, 128, 128, 4),
     ]
     ours = plan.step_bytes(of_block, 0, size, word_bytes=1) / tokens**2
-    assert ours < 0.81 * published_numbers(size)
+    assert ours < 0.73 * published_numbers(size)
 
 
 def test_rows_are_divided_evenly_and_processes_into_whole_groups():
@@ -280,3 +274,36 @@ def test_on_one_process_nothing_is_copied():
     x = torch.randn(3, 3, 2)
     assert own_rows(x) is x
     assert all_rows(x) is x
+
+
+def test_work_between_beginning_and_waiting_goes_on_beside_the_exchange_both_ways():
+    launched = []
+
+    class Between(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            launched.append("work")
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            launched.append("work back")
+            return 2 * grad
+
+    def exchange(name):
+        def begin(x):
+            launched.append(f"{name} begins")
+            return Pending(3 * x).then(lambda found: launched.append(f"{name} ends") or found)
+
+        return begin
+
+    given, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    coming = Coming(given, exchange("there"), exchange("back"))
+    product = Between.apply(other)
+    whole = coming.wait()
+    gradients = torch.autograd.grad((product * whole).sum(), [given, other])
+    assert [x.tolist() for x in (whole, *gradients)] == [[3, 3], [6, 6], [6, 6]]
+    assert launched == [
+        *("there begins", "work", "there ends"),
+        *("back begins", "work back", "back ends"),
+    ]

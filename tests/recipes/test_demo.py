@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from bevatron.cli import main
 from bevatron.errors import ConfigError
 from bevatron.recipes import demo as whole
 from bevatron.recipes import system
+from bevatron.recipes.alphafold3 import demo as alphafold3_demo
 from bevatron.recipes.demo import WIDTH, claim
 from bevatron.recipes.gpspp import demo as gpspp_demo
 from bevatron.recipes.graph import demo as graph_demo
@@ -26,6 +28,9 @@ TINY_GPSPP = {
     "num_layers": 1, "node_width": 16, "edge_width": 8, "global_width": 4, "num_heads": 2,
     "ffn_width": 16, "expansion": 2, "embedding_width": 4, "num_kernels": 4,
 }  # fmt: skip
+SHORT_ALPHAFOLD3 = {
+    "initial": {"steps": 20, "evaluate_every": 20, "step": {"copies": 4, "confidence_every": 0}}
+}
 TINY_MACE = {
     "num_channels": 4, "l_max": 1, "max_L": 0, "correlation": 1, "num_interactions": 1,
     "r_max": 3.0,
@@ -36,12 +41,15 @@ TINY_MACE = {
 def demonstration(tmp_path_factory):
     """The demo run twice, with tiny models for few epochs: its folder and what it printed."""
     pytest.importorskip("rdkit")
+    pytest.importorskip("gemmi")
     place = tmp_path_factory.mktemp("demo")
     run_dynamics = functools.partial(demo.run_dynamics, steps=20)
     with pytest.MonkeyPatch.context() as patch, contextlib.chdir(place):
         patch.setitem(demo.SETTINGS, "model", TINY_MACE)
         patch.setattr(demo, "run_dynamics", run_dynamics)
         patch.setitem(gpspp_demo.SETTINGS, "model", TINY_GPSPP)
+        patch.setitem(alphafold3_demo.SETTINGS, "stages", SHORT_ALPHAFOLD3)
+        patch.setattr(alphafold3_demo, "STEPS", 10)
         for settings, epochs in ((demo, 1), (gpspp_demo, 2), (graph_demo, 3)):
             patch.setitem(settings.SETTINGS["train"], "epochs", epochs)
         printed = []
@@ -56,25 +64,29 @@ def demonstration(tmp_path_factory):
 def test_demonstration_leaves_what_it_promises(demonstration):
     folder, printed, again = demonstration
     promised = printed.partition("\nin demo-run:\n")[2].splitlines()
-    assert len(promised) == 8
+    assert len(promised) == 10
     for line in promised:
         assert (folder / line.split()[0]).exists(), line
     assert "all labelled" in printed
     assert len((folder / "graph/classes.csv").read_text().splitlines()) == 1501
     assert "c1ccccc1O" in printed
-    for name in ("run", "graph", "molecules"):
+    for name in ("run", "graph", "molecules", "proteins"):
         assert (folder / name / "model.json").exists()
+    assert (folder / "proteins/trp-cage/rank1.cif").read_text().count("\nATOM ") == 154
     # Again: what is done is not done again.
     assert "epoch 1/1  loss" in printed
     assert "epoch 1/1  loss" not in again
 
 
 def test_the_demo_says_in_a_line_what_each_system_has_learned(demonstration):
-    learned = demonstration[1].partition("what was learned:\n")[2].splitlines()[:3]
-    assert [line.split()[0] for line in learned] == ["mace", "gpspp", "graph"]
-    for line, unit in zip(learned, ("meV/Å", "eV in 3D", "test vertices"), strict=True):
+    learned = demonstration[1].partition("what was learned:\n")[2].splitlines()[:4]
+    assert [line.split()[0] for line in learned] == ["mace", "gpspp", "graph", "alphafold3"]
+    units = ("meV/Å", "eV in 3D", "test vertices", "lDDT")
+    for line, unit in zip(learned, units, strict=True):
         assert unit in line
         assert len(line) <= WIDTH
+    before, after = re.findall(r"\d\.\d\d", learned[3])
+    assert float(after) > float(before) + 0.05
 
 
 def test_no_line_of_the_demo_is_wider_than_a_terminal_or_names_the_package(demonstration):

@@ -36,6 +36,11 @@ class Pending:
     finish: Callable[[Tensor], Tensor] | None = None
     kept: Tensor | None = None
 
+    def then(self, finish: Callable[[Tensor], Tensor]) -> "Pending":
+        """Finish the result when it is there."""
+        self.finish = finish
+        return self
+
     def wait(self) -> Tensor:
         """Return the result; on a GPU the current stream waits, not the host."""
         if self.work is not None:
@@ -149,12 +154,11 @@ class Group:
         )
         return Pending(received, work, kept=rows)
 
-    def pass_on(self, x: Tensor, shape: Sequence[int]) -> Pending:
-        """Send a tensor to the process before this one; receive one of a shape from that after."""
+    def pass_on(self, x: Tensor, received: Tensor) -> Pending:
+        """Send a tensor to the process before this one; write what that after sends."""
         if self.size == 1:
             return Pending(x)
         x, send, receive = x.contiguous(), [0] * self.size, [0] * self.size
-        received = x.new_empty(*shape)
         send[self.index - 1] = x.numel()
         receive[(self.index + 1) % self.size] = received.numel()
         traffic.record("pass_on", x, self.size)

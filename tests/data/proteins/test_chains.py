@@ -7,6 +7,7 @@ import torch
 from bevatron.data.proteins.chain_geometry import reference_geometry, residue_tables
 from bevatron.data.proteins.chains import CHAIN_FIELDS, chain_entry
 from bevatron.data.readers.proteins import read_structure
+from bevatron.data.readers.proteins.structures import parse_structure
 from bevatron.errors import DataError
 
 CHAINS = ["1ckb_A", "1d66_A"]
@@ -32,6 +33,13 @@ def test_a_chain_has_the_residues_and_atoms_of_the_reference(shared, chain):
     assert np.array_equal(found["all_atom_mask"], stored["all_atom_mask"])
     assert np.array_equal(found["all_atom_positions"], stored["all_atom_positions"])
     assert found["resolution"] == stored["resolution"][0]
+
+
+def test_the_places_of_a_chain_without_a_sequence_leave_room_for_missing_residues():
+    row = "ATOM  {0:5d}  CA  GLY A{0:>4}    {1:8.3f}   0.000   0.000  1.00 12.50           C\n"
+    text = "".join(row.format(number, 3.8 * number) for number in (4, 5, 9))
+    found = chain_entry(parse_structure(text.encode(), "a.pdb"), 0)
+    assert found["residue_index"].tolist() == [0, 1, 5]
 
 
 @pytest.mark.parametrize("chain", CHAINS)

@@ -9,7 +9,7 @@ import pytest
 from bevatron.data.proteins.complexes import ENTRY_FIELDS, describe, featurize
 from bevatron.data.proteins.frames import pose_frames
 from bevatron.data.proteins.sample import element_class
-from bevatron.data.readers.proteins.structures import read_structure
+from bevatron.data.readers.proteins.structures import parse_structure, read_structure
 from bevatron.errors import DataError
 
 pytestmark = pytest.mark.shared
@@ -59,6 +59,19 @@ def match(ours, golden):
 
 def pairs(array):
     return {tuple(row) for row in np.asarray(array).tolist()}
+
+
+def test_backbones_stay_where_a_chain_is_interrupted(dictionary):
+    """Without its bond to the next residue, CO of a serine's backbone has a twin, its own COH."""
+    atoms = {"N": (0, 1.4), "CA": (0, 0), "C": (1.5, 0), "O": (2, 1), "CB": (-1, -1), "OG": (-2, 0)}
+    row = "ATOM  {:5d}  {:<3} SER A{:>4}    {:8.3f}{:8.3f}   0.000  1.00 12.50           {}\n"
+    text = "".join(
+        row.format(i, name, number, x + 9 * number, y, name[0])
+        for number in (1, 4)
+        for i, (name, (x, y)) in enumerate(atoms.items(), 1)
+    )
+    found = featurize(parse_structure(text.encode(), "a.pdb"), dictionary)
+    assert found["permutation_ptr"][1] == 0
 
 
 @pytest.mark.parametrize("name", GOLDEN)

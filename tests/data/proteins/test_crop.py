@@ -36,6 +36,21 @@ def entry_of(lengths, seed=0, spread=30.0, resolved=0.9):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_crops_of_large_assemblies_are_of_the_twenty_chains_around_a_place(kind):
+    entry = entry_of([7] * 60, spread=12.0)
+    sizes = CropSizes(300, 10_000, KINDS[kind])
+    for seed in range(20):
+        crop = crop_entry(entry, sizes, np.random.default_rng(seed), [30])
+        chains = np.unique(entry["asym_id"][crop])
+        # The chains lie in a row.
+        assert 15 <= chains.min() <= 30 <= chains.max() <= 45
+        assert len(chains) == 20
+        assert len(crop) == 140
+    unseen = entry | {"resolved": np.zeros_like(entry["resolved"])}
+    assert len(crop_entry(unseen, sizes, np.random.default_rng(0), [30])) == 300
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
     tokens=st.integers(1, 60),

@@ -219,6 +219,30 @@ def test_error_is_at_most_that_of_the_same_in_plain_pytorch(dtype, S):
         assert (got.double() - want).norm() <= (eager.double() - want).norm()
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, pytest.param(torch.bfloat16, marks=ON_GPU)], ids=str
+)
+@pytest.mark.parametrize(("S", "bias_rows"), [(2, 2), (TURNED, 1)])
+def test_what_all_keys_share_gets_no_gradient(dtype, S, bias_rows):
+    inputs = make(S=S, Nq=8, Nk=96, masked=False, gated=True, dtype=dtype, bias_rows=bias_rows)
+    for name, shared_part in (("q", 1.0), ("k", 60.0), ("v", 4.0)):
+        inputs[name] += shared_part
+
+    def gradients(implementation, wider):
+        given = {name: value.to(wider) for name, value in inputs.items() if name != "layout"}
+        leaves = [given[name].requires_grad_() for name in ("q", "k", "bias")]
+        with kernels.use(pair_attention=implementation):
+            result = pair_attention(**given)
+        generator = torch.Generator().manual_seed(2)
+        along = torch.randn(result.shape, generator=generator).to(dtype).to(DEVICE, wider)
+        return torch.autograd.grad(result, leaves, along)
+
+    found, exact = gradients("triton", dtype), gradients("reference", torch.float64)
+    rounding = torch.finfo(dtype).eps
+    for got, want, most in zip(found, exact, (40, 1, 1), strict=True):
+        assert (got.double() - want).norm() <= most * rounding * want.norm()
+
+
 def test_golden_triangle_attention(shared):
     file = np.load(shared / "golden" / "pair" / "core_tri_attn.npz")
     inputs = {

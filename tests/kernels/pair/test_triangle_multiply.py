@@ -95,27 +95,33 @@ class OthersRows:
         number = torch.arange(self.rows * a.shape[-1], device=a.device, dtype=a.dtype)
         return (0.37 * number).sin().view(self.rows, -1).expand(*a.shape[:-2], -1, -1)
 
-    def contract(self, a, b, outgoing):
+    def contract(self, a, b, x, outgoing):
+        others = self.other(a)
         if outgoing:
-            return a @ torch.cat([b, self.other(a)], -2).mT
-        own = a[..., self.first : self.first + a.shape[-2]].mT @ b
-        return own + self.other(a).sum(-2, keepdim=True)
+            x.copy_(a @ torch.cat([b, others], -2).mT)
+            return [others.contiguous()]
+        x.copy_(a[..., self.first : self.first + a.shape[-2]].mT @ b)
+        x += others.sum(-2, keepdim=True)
+        return []
 
-    def contract_backward(self, a, b, dx, outgoing):
+    def contract_backward(self, dx, a, b, kept, da, db, outgoing, meanwhile):
         R = a.shape[-2]
+        # As if it had been received before anything else was launched.
+        db.copy_(dx[..., :R].mT @ a if outgoing else a[..., self.first : self.first + R] @ dx)
+        meanwhile()
         if outgoing:
-            return dx @ torch.cat([b, self.other(a)], -2), dx[..., :R].mT @ a
-        da = torch.zeros_like(a)
-        da[..., self.first : self.first + R] = b @ dx.mT
-        return da, a[..., self.first : self.first + R] @ dx
+            da.copy_(dx @ torch.cat([b, *kept], -2))
+        else:
+            da.zero_()
+            da[..., self.first : self.first + R] = b @ dx.mT
 
 
 @pytest.mark.parametrize("outgoing", [True, False])
-@pytest.mark.parametrize(("length", "biases"), [(5, BIASES), (8, ())])
+@pytest.mark.parametrize(("length", "hidden", "biases"), [(5, 24, BIASES), (8, 6, ())])
 def test_rows_of_a_pair_are_right_whose_others_are_elsewhere(
-    length, biases, outgoing, small_blocks
+    length, hidden, biases, outgoing, small_blocks
 ):
-    inputs = make(length, 16, 24, biases, batch=(2,))
+    inputs = make(length, 16, hidden, biases, batch=(2,))
     rows = slice(1, 4)
     inputs["z"], inputs["mask"] = inputs["z"][:, rows].clone(), inputs["mask"][:, rows]
     given = {"outgoing": outgoing, "contraction": OthersRows(length - 3, rows.start)}

@@ -34,14 +34,14 @@ def test_row_attention(golden):
 def test_column_attention(golden):
     module = msa_attention.MSAColumnAttention(24, 3, 8)
     golden("msa_column_attention").check(
-        module, lambda f, m, msa_mask: {"m": f(m, msa_mask > 0)}, "msa_att_col."
+        module, lambda f, m, msa_mask: {"m": f(m, msa_mask > 0) - m}, "msa_att_col."
     )
 
 
 def test_global_column_attention(golden):
     module = msa_attention.MSAColumnGlobalAttention(24, 3, 8)
     golden("msa_column_global_attention").check(
-        module, lambda f, m, msa_mask: {"m": f(m, msa_mask > 0)}, "msa_att_col."
+        module, lambda f, m, msa_mask: {"m": f(m, msa_mask > 0) - m}, "msa_att_col."
     )
 
 

@@ -145,10 +145,11 @@ def test_a_step_can_be_captured(batch, weights, monkeypatch):
         torch.autograd.grad(found, list(model.parameters()), allow_unused=True)
 
 
-def test_bfloat16_is_near_float32(batch):
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_16_bits_are_near_float32(batch, half):
     model = model_of().eval()
     found = []
-    for activations in (None, torch.bfloat16):
+    for activations in (None, half):
         task = AlphaFold2Task(1, activations=activations)
         found.append(loss_of(task, model, batch))
     assert found[1].total.dtype == torch.float32

@@ -66,6 +66,16 @@ def test_chains_above_a_limit_are_not_trained_on(store, monkeypatch, name, limit
     assert 0 < after.sum() < len(after)
 
 
+def test_a_run_says_from_how_many_chains_confidence_does_not_learn(store, monkeypatch):
+    config = ChainDataConfig(train=(store,), valid_fraction=0.0)
+    assert not any("pLDDT" in line for line in load_chains(config, SIZES, 1).report)
+    monkeypatch.setattr(chains, "WORST_RESOLUTION", 1.6)
+    unsure = int((~chain_table(open_chains(store)).sure).sum())
+    assert 0 < unsure < 4
+    (line,) = [line for line in load_chains(config, SIZES, 1).report if "pLDDT" in line]
+    assert f"does not learn from {unsure} of them" in line
+
+
 def test_a_sequence_without_alignment_is_its_only_row(store, tmp_path):
     config = ChainDataConfig(train=(store,), valid_fraction=0.0)
     data = load_chains(config, SIZES, 1)

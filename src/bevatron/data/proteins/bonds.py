@@ -64,6 +64,11 @@ def find_bonds(layout: Layout, token_of_atom: Array) -> Bonds:
     )
 
 
+def polymer_ends(molecule: int) -> tuple[str, str]:
+    """Return the atoms of a residue that are bonded to the next and to the previous one."""
+    return ("C", "N") if molecule == PROTEIN else ("O3'", "P")
+
+
 def _backbone(layout: Layout) -> Array:
     """Join residues that follow each other in a polymer's sequence."""
     residues = layout.structure.residues
@@ -73,7 +78,7 @@ def _backbone(layout: Layout) -> Array:
     follows = (np.diff(numbers) == 1) & (np.diff(chain) == 0) & polymer[1:]
     pairs = []
     for place in np.flatnonzero(follows).tolist():
-        ends = ("C", "N") if layout.molecule[place] == PROTEIN else ("O3'", "P")
+        ends = polymer_ends(int(layout.molecule[place]))
         first = layout.variants[place].places.get(ends[0])
         second = layout.variants[place + 1].places.get(ends[1])
         if first is not None and second is not None:

@@ -52,11 +52,12 @@ def chain_entry(structure: Structure, chain: int) -> Arrays:
     positions, mask = atoms37(structure, chain)
     if not mask[:, CA].any():
         raise DataError(f"{structure.name}, chain {label}: no CA atom is resolved")
+    first, past = structure.chains.residue_ptr[chain : chain + 2]
     resolution = np.nan if structure.resolution is None else structure.resolution
     return {
         "aatype": residue_types(sequence),
         "query": np.array([LETTERS["protein"].get(x, UNKNOWN) for x in sequence], dtype=np.int8),
-        "residue_index": np.arange(len(sequence), dtype=np.int32),
+        "residue_index": structure.residues.number[first:past].astype(np.int32) - 1,
         "all_atom_positions": positions,
         "all_atom_mask": mask,
         "resolution": np.array(resolution, dtype=np.float32),

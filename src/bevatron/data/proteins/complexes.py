@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bevatron.data.proteins.bonds import Bonds, find_bonds
+from bevatron.data.proteins.bonds import Bonds, find_bonds, polymer_ends
 from bevatron.data.proteins.frames import NO_FRAME
 from bevatron.data.proteins.layout import Layout, lay_out
-from bevatron.data.proteins.tokens import residue_class
+from bevatron.data.proteins.tokens import LIGAND, residue_class
 from bevatron.data.readers.proteins.components import Dictionary
 from bevatron.data.readers.proteins.structure import POLYMERS, Structure
 from bevatron.data.samples import Field
@@ -248,7 +248,12 @@ def _permutation_arrays(layout: Layout, bonds: Bonds) -> dict[str, Array]:
         fixed.setdefault(residue, set()).add(atom - int(layout.atom_ptr[residue]))
     parts = [np.empty(0, dtype=np.int32)]
     counts = []
-    for residue, variant in enumerate(layout.variants):
+    for residue, (variant, molecule) in enumerate(
+        zip(layout.variants, layout.molecule.tolist(), strict=True)
+    ):
+        if molecule != LIGAND:  # also where a chain is interrupted
+            ends = (variant.places.get(end) for end in polymer_ends(molecule))
+            fixed.setdefault(residue, set()).update(end for end in ends if end is not None)
         found = variant.permutations(frozenset(fixed.get(residue, ())))
         counts.append(found.size if len(found) > 1 else 0)
         if len(found) > 1:

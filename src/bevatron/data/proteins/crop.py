@@ -16,6 +16,9 @@ CONTIGUOUS, SPATIAL, INTERFACE = 0, 1, 2
 INTERFACE_DISTANCE = 15.0
 """Å between centres of tokens of two chains, below which they are at an interface."""
 
+MOST_CHAINS = 20
+"""Chains of an assembly from which a crop is taken; of more, those nearest to a random place."""
+
 
 @dataclass(frozen=True)
 class CropSizes:
@@ -35,10 +38,11 @@ class CropSizes:
 def crop_entry(
     entry: Arrays, sizes: CropSizes, rng: np.random.Generator, chains: Sequence[int] = ()
 ) -> IntArray:
-    """Draw a crop of AlphaFold3 (supplement, section 2.7).
+    """Draw a crop of AlphaFold3 (supplement, sections 2.5.4 and 2.7).
 
-    An interface that does not exist becomes a spatial crop, and that a contiguous one where no
-    atom was observed.
+    Of an assembly of more than `MOST_CHAINS` chains, it is a crop of those that are nearest to a
+    random token at an interface. An interface that does not exist becomes a spatial crop, and that
+    a contiguous one where no atom was observed.
 
     Parameters
     ----------
@@ -59,15 +63,44 @@ def crop_entry(
     if len(asym_id) <= sizes.tokens and int(num_atoms.sum()) <= sizes.atoms:
         return np.arange(len(asym_id))
     kind = int(rng.choice(3, p=np.asarray(sizes.shares) / sum(sizes.shares)))
+    tokens = np.arange(len(asym_id))
+    centre_atom = np.asarray(entry["centre_atom"])
     order: IntArray | None = None
-    if kind != CONTIGUOUS:
-        centre_atom = np.asarray(entry["centre_atom"])
+    if kind != CONTIGUOUS or asym_id[-1] > MOST_CHAINS:
         centres = np.asarray(entry["position"])[centre_atom].astype(np.float32)
         resolved = np.asarray(entry["resolved"])[centre_atom].astype(np.bool_)
-        order = spatial_order(asym_id, centres, resolved, rng, chains, kind == INTERFACE)
+        if asym_id[-1] > MOST_CHAINS:
+            tokens = near_chains(asym_id, centres, resolved, rng, chains)
+        some = asym_id[tokens], centres[tokens], resolved[tokens]
+        if kind != CONTIGUOUS:
+            order = spatial_order(*some, rng, chains, kind == INTERFACE)
     if order is None:
-        order = contiguous_order(asym_id, sizes.tokens, rng)
-    return _fit(order, num_atoms, sizes)
+        order = contiguous_order(asym_id[tokens], sizes.tokens, rng)
+    return _fit(tokens[order], num_atoms, sizes)
+
+
+def near_chains(
+    asym_id: Array,
+    centres: Array,
+    resolved: BoolArray,
+    rng: np.random.Generator,
+    chains: Sequence[int] = (),
+) -> IntArray:
+    """Draw the chains of a large assembly: those nearest to a random token at an interface.
+
+    Parameters are those of `spatial_order`; all chains are taken where no centre was observed.
+
+    Returns
+    -------
+    int64 [n]
+        Tokens, ascending.
+    """
+    order = spatial_order(asym_id, centres, resolved, rng, chains, at_interface=True)
+    if order is None:
+        return np.arange(len(asym_id))
+    nearest, first = np.unique(asym_id[order], return_index=True)
+    kept = nearest[np.argsort(first)[:MOST_CHAINS]]
+    return np.flatnonzero(np.isin(asym_id, kept))
 
 
 def _fit(order: IntArray, num_atoms: Array, sizes: CropSizes) -> IntArray:

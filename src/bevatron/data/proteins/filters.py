@@ -1,8 +1,9 @@
 """Chains that AlphaFold3 is not trained on (supplement, section 2.5.4).
 
-Crystallization aids of structures from crystals; polymers of unknown residues alone; proteins with
-neighbours in the sequence whose CA are more than 10 Å apart; of two chains of which one has more
-than 30 % of its atoms within 1.7 Å of the other, the one with the larger share.
+Crystallization aids of structures from crystals; polymers of unknown residues alone, or of fewer
+than 4 that were observed; proteins with neighbours in the sequence whose CA are more than 10 Å
+apart; of two chains of which one has more than 30 % of its atoms within 1.7 Å of the other, the one
+with the larger share. Structures above 9 Å or of more than 300 polymers are left out.
 """
 
 from itertools import combinations
@@ -12,10 +13,19 @@ import numpy.typing as npt
 
 from bevatron.data.proteins.crop import near_atoms
 from bevatron.data.readers.proteins.structure import POLYMERS, Structure
+from bevatron.errors import DataError
 from bevatron.typing import Array, BoolArray, IntArray
 
-FILTERS = ("crystallization aids", "unknown residues alone", "broken backbones", "clashing chains")
+FILTERS = (
+    "crystallization aids",
+    "unknown residues alone",
+    "short of observed residues",
+    "broken backbones",
+    "clashing chains",
+)
 """In their order."""
+
+WORST_RESOLUTION, MOST_POLYMERS, FEWEST_OBSERVED = 9.0, 300, 4
 
 # fmt: off
 _AIDS = ["SO4", "GOL", "EDO", "PO4", "ACT", "PEG", "DMS", "TRS", "PGE", "PG4", "FMT", "EPE", "MPD",
@@ -39,10 +49,10 @@ def filter_chains(structure: Structure) -> tuple[Structure, npt.NDArray[np.int32
     -------
     structure
         The rest, which may have no chain.
-    removed : int32 [4]
+    removed : int32 [5]
         Number of chains that each of `FILTERS` removed.
     """
-    left_out = [_aids(structure), _unknown(structure), _broken(structure)]
+    left_out = [_aids(structure), _unknown(structure), _short(structure), _broken(structure)]
     kept = ~np.any(left_out, axis=0)
     clashing = np.zeros_like(kept)
     clashing[kept] = _clashing(structure.take_chains(np.flatnonzero(kept)))
@@ -53,6 +63,28 @@ def filter_chains(structure: Structure) -> tuple[Structure, npt.NDArray[np.int32
         before |= mask
     rest = structure.take_chains(np.flatnonzero(~before)) if before.any() else structure
     return rest, np.array(counts, dtype=np.int32)
+
+
+def check_structure(structure: Structure) -> None:
+    """Refuse an assembly that AlphaFold3 is not trained on.
+
+    Raises
+    ------
+    DataError
+        Saying why.
+    """
+    resolution = structure.resolution
+    if resolution is not None and resolution > WORST_RESOLUTION:
+        raise DataError(
+            f"{structure.name}: AlphaFold3 is not trained on a resolution of {resolution:g} Å, "
+            f"above {WORST_RESOLUTION:g} Å; --keep-all keeps it"
+        )
+    polymers = int(np.isin(structure.chains.kind, POLYMERS).sum())
+    if polymers > MOST_POLYMERS:
+        raise DataError(
+            f"{structure.name}: AlphaFold3 is not trained on assemblies of {polymers:,} polymers, "
+            f"above {MOST_POLYMERS}; --keep-all keeps it"
+        )
 
 
 def _of_all_residues(structure: Structure, holds: BoolArray) -> BoolArray:
@@ -71,6 +103,14 @@ def _aids(structure: Structure) -> BoolArray:
 def _unknown(structure: Structure) -> BoolArray:
     unknown = np.isin(structure.residues.component, _UNKNOWN)
     return _of_all_residues(structure, unknown) & np.isin(structure.chains.kind, POLYMERS)
+
+
+def _short(structure: Structure) -> BoolArray:
+    observed = np.bincount(
+        structure.residues.chain[structure.residues.observed],
+        minlength=len(structure.chains.label),
+    )
+    return (observed < FEWEST_OBSERVED) & np.isin(structure.chains.kind, POLYMERS)
 
 
 def _broken(structure: Structure) -> BoolArray:

@@ -106,7 +106,7 @@ class EvoformerBlock(nn.Module):
         m, z = state
         row = self.checkpointed("msa_row_attention", self.msa_att_row)
         m = add_dropped(m, row(m, z, msa_mask), row_drop)
-        m = m + self.checkpointed("msa_column_attention", self.msa_att_col)(m, msa_mask)
+        m = self.checkpointed("msa_column_attention", self.msa_att_col)(m, msa_mask)
         m = m + self.checkpointed("transition", self.msa_transition)(m)
         z = z + self.checkpointed("outer_product_mean", self.outer_product_mean)(m, msa_mask)
         return m, self.checkpointed("pair_block", self.pair_stack)(z, pair_mask, pair_drops)

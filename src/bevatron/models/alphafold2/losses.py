@@ -20,6 +20,8 @@ from bevatron.models.alphafold2.naming import renamed_reference
 from bevatron.models.alphafold2.violation import violation_loss
 
 _EPS = 1e-8
+BEST_RESOLUTION, WORST_RESOLUTION = 0.1, 3.0
+"""Å, of the structures that confidence is learnt from."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,8 @@ def unweighted_losses(
 
 
 def well_resolved(resolution: Float[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
-    """Whether a structure is accurate enough to judge confidence by: 0.1 to 3.0 Å."""
-    return (resolution >= 0.1) & (resolution <= 3.0)
+    """Whether a structure is accurate enough to judge confidence by; an unknown one is not."""
+    return (resolution >= BEST_RESOLUTION) & (resolution <= WORST_RESOLUTION)
 
 
 def supervised_chi_loss(

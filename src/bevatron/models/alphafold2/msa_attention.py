@@ -3,12 +3,15 @@
 Alignment and pair are own rows where several processes share a sample; masks are whole.
 """
 
+from typing import Any
+
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bevatron.kernels import global_attention
-from bevatron.models.common.folding import GatedAttention, LayerNorm, Linear, PairBias
-from bevatron.parallel.axial import all_of, own, transposed
+from bevatron.models.common.folding import GatedAttention, LayerNorm, Linear, PairBias, add_dropped
+from bevatron.parallel.axial import gathered, own, sample_group, transposed
 
 COUNT_EPS = 1e-8
 """Added to the number of rows of a column's mean."""
@@ -32,7 +35,7 @@ class MSARowAttention(nn.Module):
         # Nothing that is valid reads a row that is masked as a whole, such as that of a template
         # which is not there: it sees all keys, where the operator would search it for any.
         mask = mask | ~mask.any(-1, keepdim=True)
-        bias = all_of(self.bias(z), -2, z.shape[-2])
+        bias = gathered(self.bias(z), -2, z.shape[-2])
         update: Tensor = self.attention(m, bias, own(mask, -2))
         return update
 
@@ -47,12 +50,29 @@ class MSAColumnAttention(nn.Module):
     def forward(
         self, m: Float[Tensor, "*batch R N M"], mask: Bool[Tensor, "*batch S N"]
     ) -> Float[Tensor, "*batch R N M"]:
-        """Return the update of m."""
+        """Return m with its update added."""
         S, N = mask.shape[-2:]
-        # Copied once, not by every operator that reads it.
-        columns = transposed(m, S).contiguous()
+        if sample_group().size == 1:
+            m, columns = _WithColumns.apply(m)
+        else:
+            columns = transposed(m, S).contiguous()
         update: Tensor = self.attention(columns, mask=own(mask.mT, -2))
-        return transposed(update, N)
+        return add_dropped(m, transposed(update, N), None)
+
+
+class _WithColumns(torch.autograd.Function):
+    """An alignment and its columns as rows, copied once, not by every operator that reads them.
+
+    One of the gradients is transposed; autograd would add them slowly.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, m: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
+        return m, m.transpose(-2, -3).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, dm: Tensor, dcolumns: Tensor) -> Tensor:  # noqa: ARG004
+        return add_dropped(dm, dcolumns.transpose(-2, -3), None)
 
 
 class MSAColumnGlobalAttention(nn.Module):
@@ -74,7 +94,7 @@ class MSAColumnGlobalAttention(nn.Module):
     def forward(
         self, m: Float[Tensor, "*batch R N E"], mask: Bool[Tensor, "*batch S N"]
     ) -> Float[Tensor, "*batch R N E"]:
-        """Return the update of m."""
+        """Return m with its update added."""
         S, N = mask.shape[-2:]
         update = global_attention(
             transposed(m, S).transpose(-2, -3),
@@ -84,4 +104,4 @@ class MSAColumnGlobalAttention(nn.Module):
             *(self.gate.weight, self.gate.bias, self.out.weight, self.out.bias),
             mask_eps=COUNT_EPS,
         )
-        return transposed(update.transpose(-2, -3), N)
+        return m + transposed(update.transpose(-2, -3), N)

@@ -10,6 +10,7 @@ from math import sqrt
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from bevatron.kernels.shared.dtypes import wide
 from bevatron.models.alphafold2.config import TemplateConfig, TriangleConfig
 from bevatron.models.alphafold2.drops import Drops
 from bevatron.models.alphafold2.evoformer import NO_DROPOUT, PAIR_UPDATES, Masks
@@ -138,7 +139,7 @@ class TemplatePointwiseAttention(nn.Module):
         k = self.k(t).unflatten(-1, self.heads)
         v = self.v(t).unflatten(-1, self.heads)
         # A handful of templates: sums are cheaper than matmuls of so few columns.
-        logits = (q * k).sum(-1) / sqrt(self.heads[1])
+        logits = wide((q * k).sum(-1)) / sqrt(self.heads[1])
         logits = logits.masked_fill(~present[..., None, None, None], -MASKED)
         weights = logits.softmax(-4).to(v.dtype)
         found = (weights[..., None] * v).sum(-5)

@@ -42,6 +42,10 @@ class Shared(NamedTuple):
     atoms: Atoms
     mask: Bool[Tensor, "*batch N"]
 
+    def contiguous(self) -> "Shared":
+        """Have the biases lie as attention reads them, which is worth it for many passes."""
+        return self._replace(biases=[bias.contiguous() for bias in self.biases])
+
 
 class DiffusionModule(nn.Module):
     r"""Denoiser :math:`D(x, \sigma) = c_{skip} x + c_{out} F(c_{in} x, c_{noise})`: algorithm 20.

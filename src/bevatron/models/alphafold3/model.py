@@ -107,9 +107,10 @@ class AlphaFold3(nn.Module):
         start = draw_noise(shape, normal)
         levels = edm.schedule(steps, mask.device, start.dtype)
         draws = sampler.draw_steps(steps, shape, normal)
-        with standing_weights():
+        with torch.no_grad(), standing_weights():
+            laid_out = shared.contiguous()
             return sampler.sample(
-                lambda x, sigma: self.diffusion(x, sigma, shared), levels, start, draws, mask
+                lambda x, sigma: self.diffusion(x, sigma, laid_out), levels, start, draws, mask
             )
 
     def judge(

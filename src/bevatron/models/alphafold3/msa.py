@@ -28,7 +28,7 @@ from bevatron.models.common.folding import (
     keep_masks,
     run_stack,
 )
-from bevatron.parallel.axial import all_of, own_rows
+from bevatron.parallel.axial import gathered, own_rows
 
 State = tuple[Tensor, Tensor]
 """Alignment and pair representation."""
@@ -86,11 +86,12 @@ class PairWeightedAveraging(nn.Module):
         mask: Bool[Tensor, "*batch N"] | None = None,
     ) -> Float[Tensor, "*batch R N M"]:
         """Compute the update of the rows; masked tokens have no weight."""
-        logits = all_of(self.bias(z), -2, z.shape[-2])
-        if mask is not None:
-            logits = logits.masked_fill(~mask[..., None, None, :], float("-inf"))
+        bias = gathered(self.bias(z), -2, z.shape[-2])
         joint = torch.cat([self.v.weight, self.gate.weight])
         v, gate = layer_norm_linear(m, *self.norm.parts, joint).chunk(2, -1)
+        logits = bias.wait()
+        if mask is not None:
+            logits = logits.masked_fill(~mask[..., None, None, :], float("-inf"))
         heads = v.unflatten(-1, (self.num_heads, -1))
         averaged = torch.einsum("...hij,...sjhd->...sihd", logits.softmax(-1), heads)
         update: Tensor = self.out(gate.sigmoid() * averaged.flatten(-2))

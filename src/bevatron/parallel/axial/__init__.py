@@ -4,8 +4,9 @@ Processes are data-parallel groups of `size` consecutive ranks, and the ranks of
 axis, compute one sample together. Inside a stack every rank holds its own rows of a pair
 [..., N, N, C] and of an alignment [..., S, N, C]; outside, all ranks of a group hold the whole.
 `own_rows` and `all_rows` lead from one to the other, `transposed` gives a rank its rows of the
-transposed pair. On one process they are what they are named after, or nothing, so that a model
-reads the same on any number.
+transposed pair; `gathered` and `turned` begin the last two, and other work is launched until what
+they bring is waited for. On one process they are what they are named after, or nothing, so that a
+model reads the same on any number.
 
 Gradients. What is differentiated is one number, the sum of the losses of all ranks, and every
 collective's backward pass is its exact transpose: gathering <-> summing to own rows, transposing
@@ -21,16 +22,27 @@ collective's backward pass is its exact transpose: gathering <-> summing to own 
 of groups. No hook scales a gradient, and no parameter is special.
 """
 
+from bevatron.parallel.axial.collectives import Coming
 from bevatron.parallel.axial.groups import data_mesh, fewest_per_sample, sample_group, shared
 from bevatron.parallel.axial.outer_product import outer_product_mean
-from bevatron.parallel.axial.rows import all_of, all_rows, own, own_rows, transposed
+from bevatron.parallel.axial.rows import (
+    all_of,
+    all_rows,
+    gathered,
+    own,
+    own_rows,
+    transposed,
+    turned,
+)
 from bevatron.parallel.axial.triangle import triangle_multiply
 
 __all__ = [
+    "Coming",
     "all_of",
     "all_rows",
     "data_mesh",
     "fewest_per_sample",
+    "gathered",
     "outer_product_mean",
     "own",
     "own_rows",
@@ -38,4 +50,5 @@ __all__ = [
     "shared",
     "transposed",
     "triangle_multiply",
+    "turned",
 ]

@@ -1,9 +1,12 @@
-"""Collectives with gradients, along any axis, of parts that may differ in length by one.
+"""Exchanges with gradients, along any axis, of parts that may differ in length by one.
 
 A backward pass is the exact transpose of its forward pass; see `bevatron.parallel.axial`.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import torch
@@ -12,7 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.shared.dtypes import wide_type
-from bevatron.parallel.groups import Group
+from bevatron.parallel.groups import Group, Pending
+
+Exchange = Callable[[Tensor], Pending]
 
 
 def lengths(total: int, parts: int) -> list[int]:
@@ -32,92 +37,159 @@ def bounds(total: int, group: Group) -> tuple[int, int]:
     return [0, *accumulate(each)][group.index], each[group.index]
 
 
-def gather(part: Tensor, dim: int, total: int, group: Group) -> Tensor:
-    """Concatenate the parts of all processes along an axis of ``total`` rows."""
-    whole: Tensor = _Gather.apply(part, dim, total, group)
-    return whole
+class Coming:
+    """What an exchange brings: it goes on until ``wait``, and so does its transpose backward.
 
+    Between beginning and ``wait``, and in the backward pass between the same places, other work is
+    launched meanwhile.
 
-def sum_to_own(whole: Tensor, dim: int, group: Group) -> Tensor:
-    """Add up tensors over the processes; each gets its own part of an axis.
-
-    16-bit types are added up in float32 and in the order of ranks.
+    Parameters
+    ----------
+    given
+        What this process has.
+    there, back
+        The exchange and its transpose; None if ``given`` is all there is.
     """
-    part: Tensor = _SumToOwn.apply(whole, dim, group)
-    return part
+
+    def __init__(
+        self, given: Tensor, there: Exchange | None = None, back: Exchange | None = None
+    ) -> None:
+        self._flight = None if there is None or back is None else _Flight(there, back)
+        self._given = given if self._flight is None else _Begin.apply(given, self._flight)
+
+    def wait(self) -> Tensor:
+        """Return what has come."""
+        if self._flight is None:
+            return self._given
+        whole: Tensor = _End.apply(self._given, self._flight)
+        return whole
 
 
-def transpose(rows: Tensor, total: int, group: Group) -> Tensor:
+class _Flight:
+    """An exchange under way, first forward and then backward."""
+
+    def __init__(self, there: Exchange, back: Exchange) -> None:
+        self.there, self.back = there, back
+        self.pending: Pending | None = None
+
+    def land(self) -> Tensor:
+        """Wait for it."""
+        pending, self.pending = self.pending, None
+        assert pending is not None
+        return pending.wait()
+
+
+class _Begin(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, flight: _Flight) -> Tensor:
+        ctx.flight = flight
+        flight.pending = flight.there(given)
+        return given.new_empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
+        return ctx.flight.land(), None
+
+
+class _End(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _: Tensor, flight: _Flight) -> Tensor:
+        ctx.flight = flight
+        return flight.land()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.flight.pending = ctx.flight.back(grad)
+        return grad.new_empty(0), None
+
+
+def gather(part: Tensor, dim: int, total: int, group: Group) -> Coming:
+    """Concatenate the parts of all processes along an axis of ``total`` rows.
+
+    Gradients of 16-bit types are added up in float32 and in the order of ranks.
+    """
+    return Coming(part, partial(_gather, dim, total, group), partial(_sum_to_own, dim, group))
+
+
+def transpose(rows: Tensor, total: int, group: Group) -> Coming:
     """Exchange own rows [..., R, K, C] of ``total`` for own rows [..., K', total, C] of columns."""
-    columns: Tensor = _Transpose.apply(rows, total, group)
-    return columns
+    back = partial(_transpose, rows.shape[-2], group)
+    return Coming(rows, partial(_transpose, total, group), back)
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, total: int, group: Group) -> Tensor:
-        ctx.given = dim, group
-        return _gathered(part, dim, total, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _summed(grad, *ctx.given), None, None, None
-
-
-class _SumToOwn(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.given = dim, whole.shape[dim], group
-        return _summed(whole, dim, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _gathered(grad, *ctx.given), None, None
-
-
-class _Transpose(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, total: int, group: Group) -> Tensor:
-        ctx.given = rows.shape[-2], group
-        return _transposed(rows, total, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _transposed(grad, *ctx.given), None, None
-
-
-def _gathered(part: Tensor, dim: int, total: int, group: Group) -> Tensor:
+def _gather(dim: int, total: int, group: Group, part: Tensor) -> Pending:
     front, each = part.movedim(dim, 0), lengths(total, group.size)
     longest = each[0]
     if longest > front.shape[0]:  # equal parts are what both backends gather
         front = F.pad(front, [0, 0] * (front.ndim - 1) + [0, longest - front.shape[0]])
-    whole = group.all_gather(front).wait()
-    if each[-1] < longest:
-        parts = whole.split(longest)
-        whole = torch.cat([one[:length] for one, length in zip(parts, each, strict=True)])
-    return whole.movedim(0, dim)
+
+    def cut(whole: Tensor) -> Tensor:
+        if each[-1] < longest:
+            parts = whole.split(longest)
+            whole = torch.cat([one[:length] for one, length in zip(parts, each, strict=True)])
+        return whole.movedim(0, dim)
+
+    return group.all_gather(front).then(cut)
 
 
-def _summed(whole: Tensor, dim: int, group: Group) -> Tensor:
-    front = whole.movedim(dim, 0)
-    each = lengths(len(front), group.size)
-    own = each[group.index]
-    parts = group.all_to_all(front, each, [own] * group.size).wait()
-    total = parts.view(group.size, own, *front.shape[1:]).sum(0, dtype=wide_type(whole))
-    return total.to(whole.dtype).movedim(0, dim)
+def _sum_to_own(dim: int, group: Group, whole: Tensor) -> Pending:
+    parts = whole.split(lengths(whole.shape[dim], group.size), dim)
+
+    def add_up(found: list[Tensor]) -> Tensor:
+        if len(found) == 2:
+            return found[0] + found[1]  # rounded once, too
+        return torch.stack(found).sum(0, dtype=wide_type(whole)).to(whole.dtype)
+
+    return _exchange(parts, [parts[group.index].shape] * group.size, group, add_up)
 
 
-def _transposed(rows: Tensor, total: int, group: Group) -> Tensor:
-    columns = rows.movedim(-2, 0)  # [K, ..., R, C]
-    batch, width = columns.shape[1:-2], columns.shape[-1]
-    own_rows, per_row = columns.shape[-2], batch.numel() * width
-    send = [k * own_rows * per_row for k in lengths(len(columns), group.size)]
-    own = bounds(len(columns), group)[1]
+def _transpose(total: int, group: Group, rows: Tensor) -> Pending:
     each = lengths(total, group.size)
-    found = group.all_to_all(columns.reshape(-1), send, [own * r * per_row for r in each]).wait()
-    blocks = found.split([own * r * per_row for r in each])
-    shaped = [block.view(own, *batch, r, width) for block, r in zip(blocks, each, strict=True)]
-    return torch.cat(shaped, -2).movedim(0, -3)
+    columns = rows.transpose(-2, -3).split(lengths(rows.shape[-2], group.size), -3)
+    batch, own, width = rows.shape[:-3], columns[group.index].shape[-3], rows.shape[-1]
+
+    def lay_out(found: list[Tensor]) -> Tensor:
+        whole = rows.new_empty(*batch, own, total, width)
+        for place, block in zip(whole.split(each, -2), found, strict=True):
+            into, given = _in_words(place, block)
+            into.copy_(given)
+        return whole
+
+    return _exchange(columns, [(*batch, own, r, width) for r in each], group, lay_out)
+
+
+def _exchange(
+    parts: Sequence[Tensor],
+    shapes: Sequence[Sequence[int]],
+    group: Group,
+    finish: Callable[[list[Tensor]], Tensor],
+) -> Pending:
+    """Send every process its part; finish with what each sends, and the own part as it is."""
+    sent = [0 if k == group.index else part.numel() for k, part in enumerate(parts)]
+    received = [0 if k == group.index else prod(shape) for k, shape in enumerate(shapes)]
+    others = [part for k, part in enumerate(parts) if k != group.index]
+    words = [part.flatten() for part in _in_words(*others)]
+    flat = (words[0] if len(words) == 1 else torch.cat(words)).view(parts[0].dtype)
+
+    def unpack(found: Tensor) -> Tensor:
+        blocks = zip(parts, found.split(received), shapes, strict=True)
+        return finish(
+            [
+                part if k == group.index else block.view(shape)
+                for k, (part, block, shape) in enumerate(blocks)
+            ]
+        )
+
+    return group.all_to_all(flat, sent, received).then(unpack)
+
+
+def _in_words(*tensors: Tensor) -> list[Tensor]:
+    """View channels as words of 8 bytes, if all can be: strided copies take as long for each."""
+
+    def fits(x: Tensor) -> bool:
+        counts = (x.shape[-1], x.storage_offset(), *x.stride()[:-1])
+        return x.stride(-1) == 1 and not any(n * x.element_size() % 8 for n in counts)
+
+    return [x.view(torch.int64) for x in tensors] if all(map(fits, tensors)) else [*tensors]

@@ -1,20 +1,28 @@
 """The contractions of the triangle multiplications over own rows, in rings of processes.
 
-Arrays are planes [..., H, R, N] of own rows. Blocks of rows go from process to process, and while
-one is on its way the one before is multiplied; no process ever holds two of another. A 16-bit sum
-that goes round is rounded once at every process.
+Matrices are planes [planes, R, N] of own rows. Blocks of rows go from process to process, and while
+one is on its way the one before is multiplied. A sum that goes round is rounded once at every
+process, where the own product is added to it.
 
-Outgoing, ``x_ij = sum_k a_ik b_jk``: blocks of b come by. Incoming, ``x_ij = sum_k a_ki b_kj``:
-sums go round and end at those who own row i. The gradient of either takes the other's way too.
+Outgoing, ``x_ij = sum_k a_ik b_jk``: blocks of b come by, and are kept for the gradient of a.
+Incoming, ``x_ij = sum_k a_ki b_kj``: sums go round and end at those who own row i. The gradient of
+either takes the other's way.
 """
 
-import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from torch import Tensor, cat
+import torch
+from torch import Tensor
 
 from bevatron.parallel.axial.collectives import lengths
-from bevatron.parallel.groups import Group
+from bevatron.parallel.groups import Group, Pending
+
+Product = Callable[[int], tuple[Tensor, Tensor]]
+"""The factors of what this process has for the rows of another."""
+
+
+def _nothing() -> None:
+    pass
 
 
 class Rings:
@@ -29,56 +37,89 @@ class Rings:
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def contract(self, a: Tensor, b: Tensor, outgoing: bool) -> Tensor:
-        """Return own rows of x."""
+    def contract(self, a: Tensor, b: Tensor, x: Tensor, outgoing: bool) -> Sequence[Tensor]:
+        """Write own rows of x; return the blocks of b that came by."""
         if not outgoing:
-            columns = a.split(lengths(a.shape[-1], self.group.size), -1)
-            return _collected(lambda target: columns[target].mT @ b, self.group)
-        found = {source: a @ block.mT for source, block in _passing(b, self.group)}
-        return cat([found[source] for source in range(self.group.size)], -1)
+            columns = self._split(a)
+            self._collect(lambda target: (columns[target].mT, b), x)
+            return []
+        columns, came = self._split(x), []
+        for source, block in self._passing(b):
+            torch.bmm(a, block.mT, out=columns[source])
+            came.append(block)
+        return came[1:]
 
     def contract_backward(
-        self, a: Tensor, b: Tensor, dx: Tensor, outgoing: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of own rows of a and b."""
-        each = lengths(a.shape[-1], self.group.size)
-        if outgoing:
-            columns = dx.split(each, -1)
-            db = _collected(lambda target: columns[target].mT @ a, self.group)
-            return _sum(columns[source] @ block for source, block in _passing(b, self.group)), db
-        columns, da, parts = a.split(each, -1), {}, []
-        for source, block in _passing(dx, self.group):
-            da[source] = b @ block.mT
-            parts.append(columns[source] @ block)
-        return cat([da[source] for source in range(self.group.size)], -1), _sum(parts)
+        self,
+        dx: Tensor,
+        a: Tensor,
+        b: Tensor,
+        kept: Sequence[Tensor],
+        da: Tensor,
+        db: Tensor,
+        outgoing: bool,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        """Write the gradients of own rows of a and b."""
+        if not outgoing:
+            columns, found = self._split(a), self._split(da)
+            for source, block in self._passing(dx, meanwhile):
+                torch.bmm(b, block.mT, out=found[source])
+                db.baddbmm_(columns[source], block, beta=float(source != self.group.index))
+            return
+        columns = self._split(dx)
 
+        def of_a() -> None:
+            meanwhile()
+            for step, block in enumerate((b, *kept)):
+                da.baddbmm_(columns[self._source(step)], block, beta=float(step > 0))
 
-def _passing(own: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:
-    """Yield the rows of every process with its number, own ones first."""
-    each, block = lengths(own.shape[-1], group.size), own
-    for step in range(group.size):
-        source = (group.index + step) % group.size
-        following = each[(source + 1) % group.size]
-        last = step == group.size - 1
-        coming = None if last else group.pass_on(block, (*own.shape[:-2], following, own.shape[-1]))
-        yield source, block
+        self._collect(lambda target: (columns[target].mT, a), db, of_a)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Divide columns as rows are divided among the processes."""
+        parts: tuple[Tensor, ...] = x.split(lengths(x.shape[-1], self.group.size), -1)
+        return parts
+
+    def _source(self, step: int) -> int:
+        """Return whose rows are here after so many were passed on."""
+        return (self.group.index + step) % self.group.size
+
+    def _passing(
+        self, own: Tensor, meanwhile: Callable[[], None] = _nothing
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield the rows of every process with its number, own ones first."""
+        planes, _, total = own.shape
+        each, block = lengths(total, self.group.size), own
+        for step in range(self.group.size):
+            coming: Pending | None = None
+            if step < self.group.size - 1:
+                following = own.new_empty(planes, each[self._source(step + 1)], total)
+                coming = self.group.pass_on(block, following)
+            if step == 0:
+                meanwhile()
+            yield self._source(step), block
+            if coming is not None:
+                block = coming.wait()
+
+    def _collect(
+        self, product: Product, out: Tensor, meanwhile: Callable[[], None] = _nothing
+    ) -> None:
+        """Add up what all processes have for this process's rows; own numbers last."""
+        planes, _, total = out.shape
+        each, size = lengths(total, self.group.size), self.group.size
+        into = out if out.is_contiguous() else out.new_empty(out.shape)
+        coming: Pending | None = None
+        for step in range(1, size):
+            factors = product(self._source(step))
+            found = torch.bmm(*factors) if coming is None else coming.wait().baddbmm_(*factors)
+            last = step == size - 1
+            following = each[self._source(step + 1)]
+            received = into if last else out.new_empty(planes, following, total)
+            coming = self.group.pass_on(found, received)
+        meanwhile()
         if coming is not None:
-            block = coming.wait()
-
-
-def _collected(contribution: Callable[[int], Tensor], group: Group) -> Tensor:
-    """Add up what all processes have for this process's rows; own numbers last."""
-    coming, size = None, group.size
-    for step in range(1, size):
-        target = (group.index + step) % size
-        found = contribution(target)
-        if coming is not None:
-            found += coming.wait()
-        following = lengths(found.shape[-1], size)[(target + 1) % size]
-        coming = group.pass_on(found, (*found.shape[:-2], following, found.shape[-1]))
-    found = contribution(group.index)
-    return found if coming is None else found + coming.wait()
-
-
-def _sum(parts: Iterable[Tensor]) -> Tensor:
-    return functools.reduce(Tensor.add_, parts)
+            coming.wait()
+        into.baddbmm_(*product(self.group.index), beta=float(coming is not None))
+        if into is not out:
+            out.copy_(into)

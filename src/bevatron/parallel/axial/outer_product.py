@@ -11,7 +11,7 @@ from bevatron.kernels import layer_norm_linear
 from bevatron.kernels.pair.outer_product_mean import layer_of_products
 from bevatron.kernels.shared.dtypes import wide_type
 from bevatron.parallel.axial.groups import sample_group
-from bevatron.parallel.axial.rows import all_rows, own, transposed
+from bevatron.parallel.axial.rows import ROWS, gathered, own, turned
 
 
 def outer_product_mean(
@@ -43,10 +43,10 @@ def outer_product_mean(
     joint_bias = joined((a_bias, b_bias), weights)
     projected = layer_norm_linear(m, norm_weight, norm_bias, torch.cat(weights), joint_bias)
     a, b = (projected * own(mask, -2).to(m.dtype)[..., None]).chunk(2, -1)
-    kept = mask.to(wide_type(m))
+    of_own, of_all, kept = turned(a, S), gathered(b, ROWS, S), mask.to(wide_type(m))
     count = mask_eps + torch.einsum("...si,...sj->...ij", own(kept, -1), kept)
-    of_own = transposed(a, S).transpose(-2, -3)
-    update: Tensor = layer_of_products(of_own, all_rows(b, S), count, out_weight, out_bias)
+    a, b = of_own.wait().transpose(-2, -3), of_all.wait()
+    update: Tensor = layer_of_products(a, b, count, out_weight, out_bias)
     return update
 
 

@@ -7,7 +7,7 @@ view of it.
 from jaxtyping import Shaped
 from torch import Tensor
 
-from bevatron.parallel.axial.collectives import bounds, gather, transpose
+from bevatron.parallel.axial.collectives import Coming, bounds, gather, transpose
 from bevatron.parallel.axial.groups import sample_group
 
 ROWS = -3
@@ -25,10 +25,15 @@ def own_rows(x: Shaped[Tensor, "*batch S N C"]) -> Shaped[Tensor, "*batch R N C"
     return own(x, ROWS)
 
 
+def gathered(x: Tensor, dim: int, total: int) -> Coming:
+    """Begin to gather all ``total`` entries of an axis of which each process has its part."""
+    group = sample_group()
+    return Coming(x) if group.size == 1 else gather(x, dim, total, group)
+
+
 def all_of(x: Tensor, dim: int, total: int) -> Tensor:
     """Gather all ``total`` entries of an axis of which each process has its part."""
-    group = sample_group()
-    return x if group.size == 1 else gather(x, dim, total, group)
+    return gathered(x, dim, total).wait()
 
 
 def all_rows(
@@ -36,6 +41,14 @@ def all_rows(
 ) -> Shaped[Tensor, "*batch S N C"]:
     """Gather all rows; ``total`` of an alignment, or as many as columns."""
     return all_of(x, ROWS, x.shape[-2] if total is None else total)
+
+
+def turned(x: Shaped[Tensor, "*batch R N C"], total: int | None = None) -> Coming:
+    """Begin to exchange own rows for own rows of the transposed: see `transposed`."""
+    group = sample_group()
+    if group.size == 1:
+        return Coming(x.transpose(-2, -3))
+    return transpose(x, x.shape[-2] if total is None else total, group)
 
 
 def transposed(
@@ -50,7 +63,4 @@ def transposed(
     total
         All rows of x together; None = as many as columns.
     """
-    group = sample_group()
-    if group.size == 1:
-        return x.transpose(-2, -3)
-    return transpose(x, x.shape[-2] if total is None else total, group)
+    return turned(x, total).wait()

@@ -19,6 +19,7 @@ from bevatron.data.proteins.template_store import StoredTemplates
 from bevatron.data.proteins.weights import chain_weights
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError
+from bevatron.models.alphafold2.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.recipes.alphafold2.stores import RESIDUE_FIELDS, labels_of, open_chains
 from bevatron.recipes.proteins import CLUSTERS, opened_searches
 from bevatron.typing import Array, Arrays, IntArray
@@ -78,12 +79,15 @@ class ChainTable(NamedTuple):
         Chains of similar sequences have the same number.
     usable : bool [n]
         Whether they may be trained on: by resolution and composition.
+    sure : bool [n]
+        Whether confidence is learnt from them: by resolution.
     """
 
     units: IntArray
     length: IntArray
     cluster: IntArray
     usable: Array
+    sure: Array
 
     def take(self, rows: Array) -> "ChainTable":
         """Return some of them."""
@@ -99,8 +103,10 @@ def chain_table(store: Store) -> ChainTable:
     resolution = _column(store, "resolution")[entry]
     # An unknown resolution, as of NMR, is no reason to leave a chain out.
     usable = ~np.greater_equal(resolution, MAX_RESOLUTION) & np.less_equal(most, MOST_OF_ONE)
+    sure = np.greater_equal(resolution, BEST_RESOLUTION)
+    sure &= np.less_equal(resolution, WORST_RESOLUTION)
     units = np.column_stack([entry, number]).astype(np.int64)
-    return ChainTable(units, length.astype(np.int64), _clusters(store, key), usable)
+    return ChainTable(units, length.astype(np.int64), _clusters(store, key), usable, sure)
 
 
 def _column(store: Store, name: str) -> Array:
@@ -270,6 +276,11 @@ def load_chains(config: ChainDataConfig, valid_sizes: ChainSizes, cycles: int) -
             f"{left} left out (resolution of {MAX_RESOLUTION:g} Å or worse, or more than "
             f"{MOST_OF_ONE:.0%} of one residue type)"
         )
+        if unsure := int(np.logical_not(table.sure).sum()):
+            report.append(
+                f"{path}: pLDDT does not learn from {unsure:,} of them, whose resolution is "
+                f"unknown or not {BEST_RESOLUTION:g} to {WORST_RESOLUTION:g} Å"
+            )
         train.append((Path(path), table))
     if config.valid:
         store = open_chains(config.valid[0])

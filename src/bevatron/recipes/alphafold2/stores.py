@@ -39,7 +39,7 @@ from bevatron.typing import Array, Arrays
 KIND = "chains"
 """Kind of these stores in their settings."""
 
-FEATURES_VERSION = 3
+FEATURES_VERSION = 4
 """Of what is stored of a chain; a store of another version is prepared again."""
 
 RESIDUE_FIELDS = tuple(field for field in CHAIN_FIELDS if field.ragged)

@@ -29,6 +29,7 @@ SYSTEM = System(
     ),
     recognises="commands:recognises",
     inspect="inspect",
+    demo="demo:run_demo",
     starter="starter.yaml",
     api="api",
 )

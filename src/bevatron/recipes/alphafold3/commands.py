@@ -45,8 +45,8 @@ def prepare(
     max_tokens
         Leave out complexes of more tokens.
     keep_all
-        Keep the chains too that AlphaFold3 is not trained on: crystallization aids, clashing
-        chains, broken or unknown ones.
+        Keep what AlphaFold3 is not trained on: structures above 9 Å or of more than 300 polymers,
+        crystallization aids, and chains that clash, are broken, unknown or hardly observed.
     strict
         Stop at the first file that cannot be used.
     options

@@ -14,7 +14,7 @@ import numpy as np
 from bevatron.data.processes import own_cpus
 from bevatron.data.proteins.chain_index import INDEX_FIELDS, index_of, protein_sequences
 from bevatron.data.proteins.complexes import ENTRY_FIELDS, describe, featurize
-from bevatron.data.proteins.filters import FILTERS, filter_chains
+from bevatron.data.proteins.filters import FILTERS, check_structure, filter_chains
 from bevatron.data.proteins.hit_files import NamedChain, entry_code
 from bevatron.data.proteins.poses import prepare_poses
 from bevatron.data.proteins.sample import sequence_classes
@@ -43,7 +43,7 @@ from bevatron.typing import Arrays
 KIND = "complexes"
 """Kind of these stores in their settings."""
 
-FEATURES_VERSION = 2
+FEATURES_VERSION = 4
 """Of what is stored of a complex; a store of another version is prepared again."""
 
 FIELDS = (
@@ -66,7 +66,8 @@ class ComplexFeaturizer:
     components : see `bevatron.data.readers.proteins.open_components`
     assembly : name of the biological assembly; a file without any is taken as it is
     max_tokens : entries of more are left out; None for no limit
-    keep_all : keep the chains too that AlphaFold3 is not trained on, see `filter_chains`
+    keep_all : keep the structures and chains too that AlphaFold3 is not trained on, see
+        `bevatron.data.proteins.filters`
     strict : an unusable file is an error
     """
 
@@ -95,6 +96,7 @@ class ComplexFeaturizer:
             structure = structure.assembly(self.assembly)
         removed = np.zeros(len(FILTERS), dtype=np.int32)
         if not self.keep_all:
+            check_structure(structure)
             structure, removed = filter_chains(structure)
         components = open_components(self.components)
         entry = featurize(structure, components, max_tokens=self.max_tokens)

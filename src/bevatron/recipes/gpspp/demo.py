@@ -81,5 +81,5 @@ def _learned(config: GpsppRun) -> str:
     guess = abs(labels - labels_of(data.train).mean()).mean()
     return (
         f"gaps to {found['gap_mae']:.2f} eV in 2D, {found['3d/gap_mae']:.2f} eV in 3D "
-        f"(MAE; guessing the mean: {guess:.2f} eV)"
+        f"(MAE; by guessing: {guess:.2f} eV)"
     )

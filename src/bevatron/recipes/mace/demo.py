@@ -52,8 +52,7 @@ def run_demo(out: Path) -> Part:
     drift = run_dynamics(BevatronCalculator(config.output), data.test, out)
     force = evaluation.total["forces_rmse"] * 1e3
     return Part(
-        f"forces to {force:.0f} meV/Å (RMSE, unseen structures); "
-        f"drift {drift * 1e3:.2f} meV/atom/ps",
+        f"forces to {force:.0f} meV/Å (test RMSE); drift {drift * 1e3:.2f} meV/atom/ps",
         (
             ("run/report.html", "learning curves, parity plots, errors, timing"),
             ("run/", "weights, checkpoints, metrics, log, plots"),

@@ -44,6 +44,9 @@ _REVISION = re.compile(rb"^REVDAT   1   (\d\d-[A-Z]{3}-\d\d)", re.MULTILINE)
 WORST_RESOLUTION = 1000.0
 """Å; of subtomogram averages, 100 at most."""
 
+_BONDED = 2.4
+"""Å; atoms of residues that follow each other are at most so far apart."""
+
 _RESOLUTIONS = (
     ("_refine", "ls_d_res_high"),
     ("_em_3d_reconstruction", "resolution"),
@@ -186,7 +189,7 @@ def _tables(sites: Sites, entities: Entities) -> tuple[Residues, Chains, Any]:
         else:
             codes = sites.component[rows].tolist()
             place = np.arange(len(codes))
-            numbers = place + 1
+            numbers = _numbers(sites, rows) if kind in POLYMERS else place + 1
         known = authors.get(label, {})
         listed = [known.get(n, (UNKNOWN_NUMBER, "")) for n in numbers.tolist()]
         author, insertion = [a for a, _ in listed], [i for _, i in listed]
@@ -232,6 +235,24 @@ def _tables(sites: Sites, entities: Entities) -> tuple[Residues, Chains, Any]:
         residue_ptr=_pointer(np.array(counts)),
     )
     return residues, chains, np.repeat(places, np.diff(sites.atom_ptr)).astype(np.int32)
+
+
+def _numbers(sites: Sites, rows: slice) -> IntArray:
+    """Return numbers of residues without a sequence, with room for those that are missing.
+
+    These are as many as the author's numbers skip where two residues are apart; at least one where
+    the numbers go back, as of chains that were joined.
+    """
+    position = sites.columns["position"]
+    first = rows.start
+    step = np.maximum(1, np.diff(sites.author_number[rows]).astype(np.int64))
+    step[np.diff(sites.author_number[rows]) < 0] = 2
+    for place in np.flatnonzero(step > 1).tolist():
+        begin, middle, end = sites.atom_ptr[first + place : first + place + 3]
+        apart = position[begin:middle, None] - position[None, middle:end]
+        if np.square(apart).sum(axis=-1).min() < _BONDED**2:
+            step[place] = 1
+    return np.cumsum([1, *step])
 
 
 def _pointer(counts: IntArray) -> IntArray:

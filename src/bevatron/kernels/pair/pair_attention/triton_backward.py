@@ -6,6 +6,10 @@ recompute p and ds [BLOCK_Q, BLOCK_K], each with its accumulators in registers, 
 
 - `dq_kernel`: a program owns a block of queries and loops over keys. It first computes delta and
   the gradients around the gate, and writes logsumexp and delta to Stats for the other two.
+  Where o and do are rounded, delta misses the mean of dp by as much: then the sum of ds over keys
+  is not zero, and what all keys have in common gets a gradient that it must not have. It always
+  has the same sign and grows with the keys that it makes grow. So the kernel adds up the ds of a
+  query, of which nothing should be left, and puts dq and delta right by it.
 - `dkv_kernel`: a program owns a block of keys and loops over queries. Its blocks are transposed,
   [BLOCK_K, BLOCK_Q], so that they are left operands of the matmuls.
 - `dbias_kernel`: a program owns a block of the bias and loops over the rows that share it. If there
@@ -58,13 +62,13 @@ def _gradient_past_gate(
 
 @triton.jit
 def _dq_step(
-    q, do, lse, delta, dq, k_base, v_base, bias_base, mask_base, first_q, first, k_N, v_N, bias_N,
-    Nq, Nk, scale,
+    q, do, lse, delta, dq, left, mean_k, k_base, v_base, bias_base, mask_base, first_q, first,
+    k_N, v_N, bias_N, Nq, Nk, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL: tl.constexpr, BIAS_FULL: tl.constexpr,
-    HAS_BIAS: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Add the contribution of one block of keys to dq."""
+    """Add the contribution of one block of keys to dq, to the sum of ds and to the mean key."""
     k = load_block(k_base, first, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)  # [BLOCK_K, D_PAD]
     v = load_block(v_base, first, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)  # [BLOCK_K, D_PAD]
     # [BLOCK_Q, BLOCK_K]
@@ -80,9 +84,14 @@ def _dq_step(
     else:
         x -= lse[:, None]
     x = mask_keys(x, mask_base, first, Nk, BLOCK_K, FULL, HAS_BIAS, MASK)
-    ds = tl.exp2(x) * (dp - delta[:, None])
+    p = tl.exp2(x)
+    ds = p * (dp - delta[:, None])
+    if ROUNDED:
+        left += tl.sum(tl.reshape(ds, (BLOCK_Q, BLOCK_K // 8, 8)), 1)  # [BLOCK_Q, 8]
+        p_k = tl.dot(p.to(k.dtype), k, input_precision=PRECISION)  # [BLOCK_Q, D_PAD]
+        mean_k = accumulate(mean_k, p_k)
     ds_k = tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)  # [BLOCK_Q, D_PAD]
-    return accumulate(dq, ds_k)
+    return accumulate(dq, ds_k), left, mean_k
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -139,15 +148,22 @@ def dq_kernel(
     )  # fmt: skip
     lse = tl.load(Lse + line + rows, mask=rows < Nq, other=float("inf"))  # [BLOCK_Q]
     tl.store(Stats + (line + rows) * STATS_WIDTH, lse, mask=rows < Nq)
-    tl.store(Stats + (line + rows) * STATS_WIDTH + 1, delta, mask=rows < Nq)
+    ROUNDED: tl.constexpr = Q.dtype.element_ty != tl.float32 or PRECISION == "tf32"
     dq = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
+    mean_k = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
+    left = tl.zeros([BLOCK_Q, 8], tl.float32)
     for first in tl.range(0, Nk, BLOCK_K):
-        dq = _dq_step(
-            q, do, lse, delta, dq, k_base + s * k_S * ALIGN, v_base + s * v_S * ALIGN, bias_base,
-            mask_base + s * mask_S * MASK, first_q, first, k_N, v_N, bias_N, Nq, Nk, scale,
-            D, D_PAD, BLOCK_Q, BLOCK_K, ALIGN, BIAS_ALIGN, FULL_K, BIAS_FULL, HAS_BIAS, MASK,
-            PRECISION,
+        dq, left, mean_k = _dq_step(
+            q, do, lse, delta, dq, left, mean_k, k_base + s * k_S * ALIGN, v_base + s * v_S * ALIGN,
+            bias_base, mask_base + s * mask_S * MASK, first_q, first, k_N, v_N, bias_N, Nq, Nk,
+            scale, D, D_PAD, BLOCK_Q, BLOCK_K, ALIGN, BIAS_ALIGN, FULL_K, BIAS_FULL, HAS_BIAS, MASK,
+            PRECISION, ROUNDED,
         )  # fmt: skip
+    if ROUNDED:
+        missed = tl.sum(left, 1)  # [BLOCK_Q]
+        delta += missed
+        dq -= missed[:, None] * mean_k
+    tl.store(Stats + (line + rows) * STATS_WIDTH + 1, delta, mask=rows < Nq)
     store_block(Dq + to, first_q, dq_N, Nq, dq * scale_dq, BLOCK_Q, D, D_PAD, ALIGN)
 
 

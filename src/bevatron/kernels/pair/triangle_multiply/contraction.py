@@ -1,17 +1,37 @@
 """What takes the place of the contraction where rows of a pair are in several places."""
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 
 class Contraction(Protocol):
-    """Contracts own rows R of a and b, [..., R, N], with all rows; channels are in front."""
+    """Contracts own rows R of a and b, matrices [planes, R, N], with all rows."""
 
-    def contract(self, a: Tensor, b: Tensor, outgoing: bool) -> Tensor:
-        """Return own rows i of ``sum_k a_ik b_jk``, or of ``sum_k a_ki b_kj`` if incoming."""
+    def contract(self, a: Tensor, b: Tensor, x: Tensor, outgoing: bool) -> Sequence[Tensor]:
+        """Write own rows i of ``x_ij = sum_k a_ik b_jk``, or of ``sum_k a_ki b_kj`` if incoming.
+
+        Returns what the backward pass needs besides.
+        """
 
     def contract_backward(
-        self, a: Tensor, b: Tensor, dx: Tensor, outgoing: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of own rows of a and b."""
+        self,
+        dx: Tensor,
+        a: Tensor,
+        b: Tensor,
+        kept: Sequence[Tensor],
+        da: Tensor,
+        db: Tensor,
+        outgoing: bool,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        """Write the gradients of own rows of a and b.
+
+        Parameters
+        ----------
+        kept
+            What `contract` returned.
+        meanwhile
+            Launches what has nothing to do with it; called once, after the first exchange began.
+        """

@@ -45,8 +45,13 @@ def triangle_multiply(
         equation = "...ikc,...jkc->...ijc" if outgoing else "...kic,...kjc->...ijc"
         x = torch.einsum(equation, a, b)
     else:
-        planes = (rows.movedim(-1, -3) for rows in (a, b))
-        x = _Contracted.apply(contraction, outgoing, *planes).movedim(-3, -1)
+        planes = [rows.movedim(-1, -3) for rows in (a, b)]
+        matrices = (plane.flatten(0, -3) for plane in planes)
+        x = (
+            _Contracted.apply(contraction, outgoing, *matrices)
+            .view(planes[0].shape)
+            .movedim(-3, -1)
+        )
     x = layer_norm(x, norm_out_weight, norm_out_bias, None, None, eps, False)
     gate = linear(n, out_gate_weight, out_gate_bias).sigmoid()
     return gate * linear(x, out_weight, out_bias)
@@ -57,15 +62,17 @@ class _Contracted(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, contraction: Contraction, outgoing: bool, a: Tensor, b: Tensor) -> Tensor:
-        ctx.how = contraction, outgoing
-        ctx.save_for_backward(a, b)
-        return contraction.contract(a, b, outgoing)
+        ctx.how, x = (contraction, outgoing), a.new_empty(a.shape)
+        ctx.save_for_backward(a, b, *contraction.contract(a, b, x, outgoing))
+        return x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
-        contraction, outgoing = ctx.how
-        return None, None, *contraction.contract_backward(*ctx.saved_tensors, dx, outgoing)
+        (contraction, outgoing), (a, b, *kept) = ctx.how, ctx.saved_tensors
+        da, db = a.new_empty(a.shape), b.new_empty(b.shape)
+        contraction.contract_backward(dx, a, b, kept, da, db, outgoing, lambda: None)
+        return None, None, da, db
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

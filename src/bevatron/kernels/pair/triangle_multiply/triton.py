@@ -4,6 +4,7 @@ Projections, norms and gates are kernels (`triton_launch`); the contraction is a
 library's matrix products, one for every channel.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,7 +16,6 @@ from bevatron.kernels.pair.triangle_multiply.contraction import Contraction
 from bevatron.kernels.pair.triangle_multiply.triton_launch import (
     LARGEST_WIDTH,
     Multiplication,
-    Pair,
     padded,
     round_weights,
     rounds,
@@ -121,8 +121,12 @@ def multiply(
     """
     return _multiply(
         *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
-        *(norm_out_bias, out_weight, gate_weight, out_bias, eps, keeps, _Products(outgoing)),
-    )
+        *(norm_out_bias, out_weight, gate_weight, out_bias),
+        eps=eps,
+        keeps=keeps,
+        contraction=_Products(),
+        outgoing=outgoing,
+    )[0]
 
 
 def _multiply(
@@ -137,10 +141,14 @@ def _multiply(
     out_weight: Tensor,
     gate_weight: Tensor,
     out_bias: Tensor | None,
+    *,
     eps: float,
     keeps: bool,
-    products: "_Products",
-) -> Five:
+    contraction: Contraction,
+    outgoing: bool,
+) -> tuple[Five, Sequence[Tensor]]:
+    """Return what `multiply` does, and what the contraction keeps."""
+    kept: Sequence[Tensor] = ()
     weights = joint_weight, norm_out_weight, out_weight, gate_weight
     y, x, ab, statistics, rounded = found = _new_outputs(z, *weights, keeps)
     round_weights(joint_weight, out_weight, gate_weight, rounded)
@@ -152,11 +160,12 @@ def _multiply(
         pair, of_rows = run.pair, statistics.unbind()
         made = ab if keeps else pair.planes(z, 2 * pair.H)
         run.project(made, of_rows[:2])
-        a, b = made.chunk(2)
-        products.contract(pair, a, b, x)
-        del made, a, b
+        a, b = (pair.matrices(planes) for planes in made.chunk(2))
+        came = contraction.contract(a, b, pair.matrices(x), outgoing)
+        kept = came if keeps else ()
+        del made, a, b, came
         run.output(x, y, of_rows)
-    return found
+    return found, kept
 
 
 @multiply.backward(
@@ -187,7 +196,9 @@ def multiply_backward(
     return _multiply_backward(
         *(dy, z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
         *(norm_out_bias, out_weight, gate_weight, out_bias, x, ab, statistics, rounded),
-        *(eps, _Products(outgoing)),
+        eps=eps,
+        contraction=_Products(),
+        outgoing=outgoing,
     )
 
 
@@ -208,14 +219,17 @@ def _multiply_backward(
     ab: Tensor,
     statistics: Tensor,
     rounded: Tensor,
+    *kept: Tensor,
     eps: float,
-    products: "_Products",
+    contraction: Contraction,
+    outgoing: bool,
 ) -> Ten:
     """Return the gradients of `multiply_backward`.
 
     Four tensors of the contraction's size take turns: the gradient of x lies in the last until
     those of a and b, in the first and third, have been made from it, and then those of values and
-    gates lie in all four.
+    gates lie in all four. The first two are spare until a contraction writes, which may receive
+    into the third before that.
     """
     found = _new_gradients(
         *(z, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
@@ -233,59 +247,50 @@ def _multiply_backward(
     C, H = pair.C, pair.H
     d = pair.planes(z, 4 * H)
     (da, _, db, dx), (a, b) = d.chunk(4), ab.chunk(2)
-    spare = d if C <= 3 * H else pair.planes(z, C)
-    shares = run.output_backward(dy.contiguous(), x, of_rows, dx, dz, spare, found[5:])
+    spare = d if C <= 2 * H else pair.planes(z, C)
+    run.output_input_backward(dy.contiguous(), x, of_rows, dx, dz, spare)
+    dx, a, b, da, db = (pair.matrices(planes) for planes in (dx, a, b, da, db))
+    shares: list[Tensor] = []
+
+    def weigh_output() -> None:
+        shares.append(run.weigh_output(x, of_rows, dz, spare, found[5:]))
+
+    contraction.contract_backward(dx, a, b, kept, da, db, outgoing, weigh_output)
     del spare
-    products.contract_backward(pair, dx, a, b, da, db)
-    run.project_backward(d, of_rows[:2], dz, shares, found[1:5])
+    run.project_backward(d, of_rows[:2], dz, shares[0], found[1:5])
     return found
 
 
 class _Products:
-    """The contraction by the device library, between buffers that exist."""
+    """The contraction by the device library, of a pair whose rows are all here."""
 
-    def __init__(self, outgoing: bool) -> None:
-        self.outgoing = outgoing
-
-    def contract(self, pair: Pair, a: Tensor, b: Tensor, x: Tensor) -> None:
+    def contract(self, a: Tensor, b: Tensor, x: Tensor, outgoing: bool) -> Sequence[Tensor]:
         """Write x."""
-        a, b, x = (pair.matrices(tensor) for tensor in (a, b, x))
-        if self.outgoing:
+        if outgoing:
             torch.bmm(a, b.mT, out=x)
         else:
             torch.bmm(a.mT, b, out=x)
+        return ()
 
     def contract_backward(
-        self, pair: Pair, dx: Tensor, a: Tensor, b: Tensor, da: Tensor, db: Tensor
+        self,
+        dx: Tensor,
+        a: Tensor,
+        b: Tensor,
+        kept: Sequence[Tensor],  # noqa: ARG002
+        da: Tensor,
+        db: Tensor,
+        outgoing: bool,
+        meanwhile: Callable[[], None],
     ) -> None:
         """Write the gradients of a and b."""
-        dx, a, b, da, db = (pair.matrices(tensor) for tensor in (dx, a, b, da, db))
-        if self.outgoing:
+        meanwhile()
+        if outgoing:
             torch.bmm(dx, b, out=da)
             torch.bmm(dx.mT, a, out=db)
         else:
             torch.bmm(b, dx.mT, out=da)
             torch.bmm(a, dx, out=db)
-
-
-class _GivenProducts(_Products):
-    """A contraction that was given."""
-
-    def __init__(self, outgoing: bool, contraction: Contraction) -> None:
-        super().__init__(outgoing)
-        self.contraction = contraction
-
-    def contract(self, pair: Pair, a: Tensor, b: Tensor, x: Tensor) -> None:
-        a, b, x = (pair.matrices(tensor) for tensor in (a, b, x))
-        x.copy_(self.contraction.contract(a, b, self.outgoing))
-
-    def contract_backward(
-        self, pair: Pair, dx: Tensor, a: Tensor, b: Tensor, da: Tensor, db: Tensor
-    ) -> None:
-        dx, a, b, da, db = (pair.matrices(tensor) for tensor in (dx, a, b, da, db))
-        found = self.contraction.contract_backward(a, b, dx, self.outgoing)
-        da.copy_(found[0])
-        db.copy_(found[1])
 
 
 class _Contracted(torch.autograd.Function):
@@ -295,11 +300,10 @@ class _Contracted(torch.autograd.Function):
     def forward(
         ctx: Any, contraction: Contraction, outgoing: bool, eps: float, keeps: bool, *given: Any
     ) -> Tensor:
-        products = _GivenProducts(outgoing, contraction)
-        ctx.how, arguments = (eps, products), (*given, eps, keeps, products)
+        ctx.how = {"eps": eps, "contraction": contraction, "outgoing": outgoing}
         with on_device(given[0]):
-            y, *kept = _multiply(*arguments)
-        ctx.save_for_backward(*given, *kept)
+            (y, *made), kept = _multiply(*given, keeps=keeps, **ctx.how)
+        ctx.save_for_backward(*given, *made, *kept)
         return y
 
     @staticmethod
@@ -307,7 +311,7 @@ class _Contracted(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         given = ctx.saved_tensors
         with on_device(dy):
-            dz, *rest = _multiply_backward(dy, *given, *ctx.how)
+            dz, *rest = _multiply_backward(dy, *given, **ctx.how)
         weights = [None if w is None else dw for dw, w in zip(rest, given[2:], strict=False)]
         return None, None, None, None, dz, None, *weights
 

@@ -355,7 +355,7 @@ class Multiplication:
         weights = self.weights.output(self.pair.C)
         self.launches.output(x, self.z, *weights, *statistics[2:], *statistics[:2], y)
 
-    def output_backward(
+    def output_input_backward(
         self,
         dy: Tensor,
         x: Tensor,
@@ -363,18 +363,31 @@ class Multiplication:
         dx: Tensor,
         dgate: Tensor,
         spare: Tensor,
+    ) -> None:
+        """Write dx and the gradient of the gate's linear layer as rows.
+
+        ``spare`` [C, ...] gets that of the output's linear layer.
+        """
+        weights = self.weights.output(self.pair.C)
+        given = (dy, x, self.z, *weights, *statistics[2:], *statistics[:2])
+        self.launches.output_input(*given, dx, dgate, spare)
+
+    def weigh_output(
+        self,
+        x: Tensor,
+        statistics: Sequence[Tensor],
+        dgate: Tensor,
+        spare: Tensor,
         gradients: Sequence[Tensor],
     ) -> Tensor:
-        """Write dx, the gradient of the gate's linear layer as rows, and those of the weights.
+        """Write the gradients of the weights behind the contraction.
 
-        ``spare`` [C, ...] is overwritten. ``gradients``: of the norm's weight and bias, the
-        output's and the gate's weight, the biases. Returns shares in the gradients of the pair's
-        norm, the first C of which, the gate's, are written.
+        ``gradients``: of the norm's weight and bias, the output's and the gate's weight, the
+        biases. Returns shares in the gradients of the pair's norm, the first C of which, the
+        gate's, are written.
         """
         *dnorm, dout, dgate_weight, dbias = gradients
         C, weights, launches = self.pair.C, self.weights, self.launches
-        given = (dy, x, self.z, *weights.output(C), *statistics[2:], *statistics[:2])
-        launches.output_input(*given, dx, dgate, spare)
         parts, norm = launches.of_output(spare, x, statistics[2:]), weights.norm_out
         shares = parts.new_empty(C, 2, self.pair.H)
         finish_normed_layer(parts, weights.out, *norm, dout, dbias[:C], shares)
@@ -396,7 +409,7 @@ class Multiplication:
 
         Write the other gradients too: of the norm's weight and bias, the joint weight and bias.
         ``d`` [4 H, ...] holds the gradients of a (first quarter) and b (third); ``shares`` is what
-        `output_backward` returned.
+        `weigh_output` returned.
         """
         *dnorm, djoint, djoint_bias = gradients
         weights = self.weights

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from bevatron.kernels import layer_norm_linear, pair_attention, qkvg
 from bevatron.models.common.folding.layer_norm import LayerNorm
 from bevatron.models.common.folding.linear import Linear
-from bevatron.parallel.axial import own
+from bevatron.parallel.axial import Coming, own
 
 
 class PairBias(nn.Module):
@@ -75,7 +75,7 @@ class GatedAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "*batch S N C"],
-        bias: Float[Tensor, "*batch H _ N"] | None = None,
+        bias: Float[Tensor, "*batch H _ N"] | Coming | None = None,
         mask: Bool[Tensor, "*batch S N"] | None = None,
     ) -> Float[Tensor, "*batch S _ C"]:
         """Compute the update of the rows.
@@ -85,7 +85,8 @@ class GatedAttention(nn.Module):
         x
             Rows, in any strides.
         bias
-            Added to the logits of every row; own rows of it for the update of own queries alone.
+            Added to the logits of every row; own rows of it for the update of own queries alone. It
+            is waited for when the rows are projected.
         mask
             True for keys that exist; a row without any gets the last layer's bias.
         """
@@ -102,6 +103,7 @@ class GatedAttention(nn.Module):
         B, (S, N) = prod(x.shape[:-3]), x.shape[-3:-1]
         heads = (B, S, N, self.num_heads, self.head_width)
         q, k, v, gate = (part.reshape(heads) for part in projected)
+        bias = bias.wait() if isinstance(bias, Coming) else bias
         if bias is not None and bias.shape[-2] < N:
             q, gate = own(q, 2), own(gate, 2)
         attended = pair_attention(

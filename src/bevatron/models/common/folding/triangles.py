@@ -7,7 +7,7 @@ from bevatron.kernels import layer_norm_linear
 from bevatron.models.common.folding.attention import GatedAttention
 from bevatron.models.common.folding.layer_norm import LayerNorm
 from bevatron.models.common.folding.linear import Linear
-from bevatron.parallel.axial import all_rows, own, transposed, triangle_multiply
+from bevatron.parallel.axial import gathered, own, transposed, triangle_multiply, turned
 
 
 class TriangleMultiplication(nn.Module):
@@ -100,12 +100,14 @@ class TriangleAttention(nn.Module):
         mask: Bool[Tensor, "*batch N N"] | None = None,
     ) -> Float[Tensor, "*batch R N C"]:
         """Compute the update of own rows; edges outside the mask are no keys."""
-        if not self.starting:
-            # Copied once, not by every operator that reads it.
-            z = transposed(z).contiguous()
-            mask = None if mask is None else mask.mT
-        norm = self.attention.norm
+        N, norm = z.shape[-2], self.attention.norm
         assert norm is not None
-        bias = all_rows(layer_norm_linear(z, *norm.parts, self.bias.weight)).movedim(-1, -3)
-        update: Tensor = self.attention(z, bias, None if mask is None else own(mask, -2))
+        columns = None if self.starting else turned(z)
+        bias = layer_norm_linear(z, *norm.parts, self.bias.weight).movedim(-1, -3)
+        whole = gathered(bias, -2, N) if self.starting else gathered(bias.mT, -1, N)
+        if columns is not None:
+            # Copied once, not by every operator that reads it.
+            z = columns.wait().contiguous()
+            mask = None if mask is None else mask.mT
+        update: Tensor = self.attention(z, whole, None if mask is None else own(mask, -2))
         return update if self.starting else transposed(update)
