@@ -10,7 +10,6 @@ from bevatron.data.samples import feature_set
 from bevatron.models.gpspp import CorruptionConfig, GPSPlusPlusConfig, TrainedOn
 from bevatron.typing import Array, IntArray
 
-
 OFFSETS = {"atomic_number": 1, "formal_charge": -5}
 """Columns of atoms that are compared, and what their index 0 stands for."""
 
@@ -20,14 +19,14 @@ def trained_on(train: Dataset, model: GPSPlusPlusConfig, corruption: CorruptionC
     atoms = train.lengths("atom_features")
     _, only_3d, both = corruption.shares
     shown = model.uses_positions and only_3d + both > 0
+    has_charges = "formal_charge" in feature_set(model.feature_set).atom
+    charges = _occurring(train, model, "formal_charge") if has_charges else None
     return TrainedOn(
         atomic_numbers=_occurring(train, model, "atomic_number"),
         min_atoms=int(atoms.min()),
         max_atoms=int(atoms.max()),
         positions=shown and bool(train.lengths("positions").any()),
-        formal_charges=(
-            _occurring(train, model, "formal_charge") if _has_charges(model) else None
-        ),
+        formal_charges=charges,
     )
 
 
@@ -73,10 +72,6 @@ def _sentence(known: TrainedOn, unseen: Mapping[str, IntArray], size: int) -> st
     if size < known.min_atoms:
         parts.append(f"at least {known.min_atoms} heavy atoms ({size} here)")
     return f"outside the training data, which have {' and '.join(parts)}"
-
-
-def _has_charges(model: GPSPlusPlusConfig) -> bool:
-    return "formal_charge" in feature_set(model.feature_set).atom
 
 
 def _atoms(
