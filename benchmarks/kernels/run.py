@@ -67,11 +67,11 @@ def peers_of(case: Case, names: Sequence[str] | None) -> Iterator[tuple[str, Ope
     """Yield the peers of a case: none, all (no names), or those named."""
     if names is None:
         return
+    torch.compiler.reset()  # after eight shapes a compiled function would run as written
     if case.plain is not None:
         if not names or "eager" in names:
             yield "eager", case.plain
         if not names or "compile" in names:
-            torch.compiler.reset()  # after eight shapes a compiled function would run as written
             yield "compile", torch.compile(case.plain, dynamic=False)
     for name, peer in case.peers.items():
         if not names or name in names:

@@ -6,7 +6,12 @@ import shutil
 import pytest
 import torch
 from benchmarks.alphafold2 import evoformer_block, learning, train_step
+from benchmarks.common.arms import set_policy
 
+from bevatron.models.alphafold2.config import AlphaFold2Config
+from bevatron.models.alphafold2.evoformer import EvoformerBlock
+from bevatron.models.alphafold2.msa_attention import MSAColumnAttention
+from bevatron.models.common.folding import Checkpointing
 from bevatron.recipes.alphafold2.stores import prepare_chains
 
 pytest.importorskip("gemmi")
@@ -65,3 +70,21 @@ def test_a_model_is_trained_and_tested_with_alignments_and_without(store, tmp_pa
     with_rows, alone = run["tested"]
     assert with_rows["rows"] > alone["rows"] == 1
     assert with_rows["lddt_ca"] != alone["lddt_ca"]
+
+
+def test_the_policy_of_an_arm_reaches_the_blocks():
+    config = AlphaFold2Config.preset("small")
+    block = EvoformerBlock(
+        config.c_m, config.c_z, config.evoformer, MSAColumnAttention, Checkpointing()
+    )
+    m, z = torch.randn(3, 5, config.c_m), torch.randn(5, 5, config.c_z)
+    masks = torch.ones(3, 5, dtype=torch.bool), torch.ones(5, 5, dtype=torch.bool)
+
+    def kept(kind):
+        sizes = []
+        set_policy(block, kind)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()), id):
+            block((m.requires_grad_(), z.requires_grad_()), *masks)
+        return sum(sizes)
+
+    assert kept("paper") < kept("pair") < kept("none")

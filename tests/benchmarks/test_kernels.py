@@ -1,6 +1,7 @@
 """The cases of the kernels' benchmark, small and interpreted: checked as there before timing."""
 
 import argparse
+import itertools
 import math
 import sys
 from dataclasses import replace
@@ -248,10 +249,39 @@ def test_a_call_that_gives_other_bits_is_counted(monkeypatch):
     assert not row["admitted"]
 
 
+@pytest.mark.parametrize(("off", "is_admitted"), [(1e-6, True), (1e-3, False)])
+def test_a_gradient_that_is_exactly_zero_is_measured_by_that_of_other_inputs(off, is_admitted):
+    case, calls = small("pair_attention")[0], iter(range(100))
+
+    def almost_zero(bias, **inputs):
+        result = case.ours(bias=bias, **inputs)
+        # Of one key the softmax has no gradient; drawn, exact, then ours.
+        return result + (off * bias.sum() if next(calls) == 3 else 0.0)
+
+    with kernels.use("reference"):
+        row = admission.accuracy(replace(case, ours=almost_zero), "one key")
+    assert (row["worst"], row["admitted"]) == ("bias", is_admitted)
+
+
+def test_more_draws_decide_where_one_leaves_a_weight_in_doubt():
+    case, calls = small("layer_norm")[0], iter(range(100))
+
+    def unlucky_once(weight, **inputs):
+        result = case.ours(weight=weight, **inputs)
+        return result + (0.01 * weight.sum() if next(calls) == 3 else 0.0)  # ours, of one draw
+
+    with kernels.use("reference"):
+        row = admission.accuracy(replace(case, ours=unlucky_once), "normal")
+    assert next(calls) > 30
+    assert row["worst"] != "weight"
+
+
 def test_a_result_that_is_off_is_not_admitted():
     case = small("triangle_multiply")[0]
 
-    calls = iter(("a gradient is drawn", "exact", "ours", "plain"))
+    # One draw, then those that decide.
+    draw = ("a gradient is drawn", "exact", "ours", "plain")
+    calls = itertools.chain((draw[0], "usual", *draw[1:]), itertools.cycle(draw))
 
     def off(**inputs):
         return case.ours(**inputs) * (1.01 if next(calls) == "ours" else 1.0)

@@ -165,6 +165,9 @@ def collectives(group, size):
         assert torch.equal(found, own_rows(whole.transpose(-2, -3)))
         (gradient,) = torch.autograd.grad(found, rows, own_rows(other.transpose(-2, -3)))
         assert torch.equal(gradient, own_rows(other))
+    narrow = torch.randn(5, size, 2, generator=make)  # one column and 8 bytes of channels for each
+    found = transpose(own_rows(narrow).clone(), 5, group).wait()
+    assert torch.equal(found, own_rows(narrow.transpose(0, 1)))
 
 
 def sent_by(block, *given):

@@ -12,7 +12,7 @@ import numpy as np
 from bevatron.data.archives import archive_of
 from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
 from bevatron.data.proteins.alignments import Alignments, prepare_alignments
-from bevatron.data.proteins.clusters import cluster_proteins
+from bevatron.data.proteins.clusters import cluster_proteins, read_clusters
 from bevatron.data.proteins.hit_files import NamedChain, entry_code, template_queries
 from bevatron.data.proteins.places import ChainSequences
 from bevatron.data.proteins.template_store import StoredTemplates, prepare_templates
@@ -102,21 +102,61 @@ def nothing(fields: Sequence[Field]) -> Arrays:
     }
 
 
-def write_clusters(sequences: Mapping[int, str], folder: Path) -> list[str]:
-    """Cluster proteins by key, a line of keys for each cluster; return a warning, if any."""
+def write_clusters(
+    sequences: Mapping[int, str],
+    folder: Path,
+    given: Path | None = None,
+    named: Mapping[str, int] | None = None,
+) -> list[str]:
+    """Cluster proteins by key, a line of keys for each cluster; return warnings.
+
+    Parameters
+    ----------
+    sequences : by key
+    folder : of the store
+    given : a file of clusters, see `read_clusters`, for the proteins that it names
+    named : key by ``code_chain``, the code in lower case
+    """
     warning = []
+    members: dict[object, list[str]] = {}
+    if given is not None:
+        known = _given_clusters(given, named or {})
+        for key in known.keys() & sequences.keys():
+            members.setdefault(("given", known[key]), []).append(str(key))
+        rest = {key: text for key, text in sequences.items() if key not in known}
+        if rest:
+            warning.append(
+                f"{len(rest):,} of {len(sequences):,} distinct proteins are not in {given}; they "
+                "are clustered among themselves"
+            )
+        sequences = rest
     if len(sequences) > MOST_CLUSTERED and shutil.which("mmseqs") is None:
         warning.append(
             f"warning: {len(sequences):,} distinct proteins are too many to cluster without "
             "mmseqs2; only equal sequences are a cluster until it is installed"
         )
         sequences = {}
-    members: dict[int, list[str]] = {}
     for key, number in cluster_proteins(sequences).items():
         members.setdefault(number, []).append(str(key))
     text = "".join(" ".join(each) + "\n" for each in members.values())
     write_text_atomically(folder / CLUSTERS, text, StoreError)
     return warning
+
+
+def _given_clusters(path: Path, named: Mapping[str, int]) -> dict[int, int]:
+    """Return the number of the cluster of each key that a file names."""
+    found: dict[int, int] = {}
+    for name, number in read_clusters(path).items():
+        code, _, chain = name.partition("_")
+        key = named.get(f"{code.lower()}_{chain}")
+        if key is not None:
+            found.setdefault(key, number)
+    if not found:
+        raise DataError(
+            f"{path}: names no protein of the structures; its members are CODE_CHAIN, such as "
+            f"{next(iter(named), '4hhb_A')}"
+        )
+    return found
 
 
 def prepare_searches(

@@ -20,6 +20,12 @@ TARGET = GPUTarget("cuda", 90, 32)
 looked_up, ran, said = [], [], []
 
 
+@triton.jit(do_not_specialize=["count"])
+def count_kernel(X, Y, count, factor, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(Y + i, tl.load(X + i, mask=i < count) * factor, mask=i < count)
+
+
 @triton.jit
 def scale_kernel(X, Y, n, factor, BLOCK: tl.constexpr, SQUARED: tl.constexpr = False):
     i = tl.arange(0, BLOCK)
@@ -114,6 +120,22 @@ def triton_is_asked_once():
     assert (len(looked_up), len(ran)) == before
 
 
+def another_number_of_rows_is_no_other_launch():
+    x = torch.zeros(64)
+    kept = len(triton_launch._prepared)
+    for count in (48, 17, 1, 48):
+        launch(count_kernel, (count, 2), (x, x), (count, 2.0), BLOCK=32)
+        assert ran[-1][1][:3] == (count, 2, 1)
+        assert ran[-1][1][-3:-1] == (count, 2.0)
+    before = len(ran)
+    launch(count_kernel, (0, 2), (x, x), (0, 2.0), BLOCK=32)
+    assert len(ran) == before
+    assert len(triton_launch._prepared) == kept + 1
+    launch(count_kernel, (2,), (x, x), (2**31, 2.0), BLOCK=32)  # another type of integer
+    launch(count_kernel, (2,), (x, x), (48, 3.0), BLOCK=32)
+    assert len(triton_launch._prepared) == kept + 3
+
+
 def a_rehearsal_launches_nothing():
     x, one = torch.zeros(64), Launch(scale_kernel, (1,), (4, 2.0), BLOCK=32, SQUARED=True)
     one(x, x)
@@ -163,6 +185,7 @@ if __name__ == "__main__":
     install()
     each_launch_takes_the_variant_that_triton_would_take()
     triton_is_asked_once()
+    another_number_of_rows_is_no_other_launch()
     a_rehearsal_launches_nothing()
     a_profiler_sees_every_launch()
     another_triton_is_left_to_itself()  # last: from then on nothing is prepared

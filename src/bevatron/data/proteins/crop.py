@@ -95,12 +95,12 @@ def near_chains(
     int64 [n]
         Tokens, ascending.
     """
-    order = spatial_order(asym_id, centres, resolved, rng, chains, at_interface=True)
-    if order is None:
+    distance = _distances(asym_id, centres, resolved, rng, chains, at_interface=True)
+    if distance is None:
         return np.arange(len(asym_id))
-    nearest, first = np.unique(asym_id[order], return_index=True)
-    kept = nearest[np.argsort(first)[:MOST_CHAINS]]
-    return np.flatnonzero(np.isin(asym_id, kept))
+    starts = np.flatnonzero(np.diff(asym_id, prepend=asym_id[0] - 1))
+    nearest = np.argsort(np.minimum.reduceat(distance, starts), kind="stable")[:MOST_CHAINS]
+    return np.flatnonzero(np.isin(asym_id, asym_id[starts[nearest]]))
 
 
 def _fit(order: IntArray, num_atoms: Array, sizes: CropSizes) -> IntArray:
@@ -172,6 +172,19 @@ def spatial_order(
     int64 [N]
         All tokens, nearest first; None if no centre was observed.
     """
+    distance = _distances(asym_id, centres, resolved, rng, chains, at_interface)
+    return None if distance is None else np.argsort(distance, kind="stable")
+
+
+def _distances(
+    asym_id: Array,
+    centres: Array,
+    resolved: BoolArray,
+    rng: np.random.Generator,
+    chains: Sequence[int],
+    at_interface: bool,
+) -> Array | None:
+    """Return the squared distances of all tokens to a random one; parameters: `spatial_order`."""
     candidates = resolved & (np.isin(asym_id, chains) if len(chains) else True)
     if not candidates.any():
         candidates = resolved
@@ -183,7 +196,7 @@ def spatial_order(
         candidates = near if near.any() else candidates
     middle = centres[rng.choice(np.flatnonzero(candidates))]
     distance = np.square(centres - middle).sum(axis=1)
-    return np.argsort(np.where(resolved, distance, np.inf), kind="stable")
+    return np.where(resolved, distance, np.inf)
 
 
 def interface_tokens(

@@ -7,6 +7,7 @@ with the tensors' addresses alone. What it depends on and may change is compared
 the device, and which addresses are multiples of 16.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,12 +20,15 @@ log = logging.getLogger("bevatron.kernels")
 
 ALIGNED = 16
 """Bytes: Triton compiles a kernel anew where other addresses are multiples of it."""
+INT32 = 32
+"""Bits: Triton passes larger integers as another type."""
 MOST_PREPARED = 4096
 """Launches that `launch` keeps."""
 
-Direct = Callable[[list[int]], object]
+Direct = Callable[[Sequence[int], Sequence[float], list[int]], object]
 _triton_run = JITFunction.run
 _prepared: dict[Any, "Launch"] = {}
+_num_free: dict[int, tuple[Any, int]] = {}
 _gave_up = False
 
 
@@ -52,8 +56,16 @@ class Launch:
 
     def __call__(self, *tensors: Tensor) -> None:
         """Launch it on the current device, which must be that of the tensors."""
+        self.launch(self._grid, self._numbers, tensors)
+
+    def launch(
+        self, grid: Sequence[int], numbers: Sequence[float], tensors: Sequence[Tensor]
+    ) -> None:
+        """Launch it with another grid, and other numbers where Triton does not specialise them."""
+        if 0 in grid:
+            return
         if self._is_interpreted:
-            self._through_triton(tensors)
+            self._through_triton(grid, numbers, tensors)
             return
         addresses = [tensor.data_ptr() for tensor in tensors]
         together = 0
@@ -66,21 +78,21 @@ class Launch:
         key = tuple(seen)
         direct = self._ready.get(key)
         if direct is None or _is_observed():
-            compiled = self._through_triton(tensors)
+            compiled = self._through_triton(grid, numbers, tensors)
             if compiled is not None and key not in self._ready and not _is_observed():
                 self._ready[key] = self._prepare(compiled, len(tensors))
             return
         try:
-            direct(addresses)
+            direct(grid, numbers, addresses)
         except TypeError as error:  # before anything is launched
             _give_up(error)
             self._ready[key] = None
-            self._through_triton(tensors)
+            self._through_triton(grid, numbers, tensors)
 
-    def _through_triton(self, tensors: Sequence[Tensor]) -> Any:
-        if 0 in self._grid:
-            return None
-        return self._kernel[self._grid](*tensors, *self._numbers, **self._constants)
+    def _through_triton(
+        self, grid: Sequence[int], numbers: Sequence[float], tensors: Sequence[Tensor]
+    ) -> Any:
+        return self._kernel[grid](*tensors, *numbers, **self._constants)
 
     def _prepare(self, compiled: Any, num_tensors: int) -> Direct | None:
         """Return what launches a compiled kernel, or None if only Triton can."""
@@ -88,10 +100,7 @@ class Launch:
             return None
         parameters = list(self._kernel.signature.parameters.values())
         constants = parameters[num_tensors + len(self._numbers) :]
-        rest = (
-            *self._numbers,
-            *(self._constants.get(each.name, each.default) for each in constants),
-        )
+        rest = [self._constants.get(each.name, each.default) for each in constants]
         try:
             # AMD's kernels also depend on how large tensors are.
             if compiled.metadata.target.backend != "cuda":
@@ -102,9 +111,9 @@ class Launch:
         except AttributeError as error:
             _give_up(error)
             return None
-        grid, no_hooks = self._grid, (None, None, None)
-        return lambda addresses: run(
-            *grid, stream_of(device), function, packed, *no_hooks, *addresses, *rest
+        return lambda grid, numbers, addresses: run(
+            *(*grid, stream_of(device), function, packed, None, None, None),
+            *(*addresses, *numbers, *rest),
         )
 
 
@@ -115,15 +124,26 @@ def launch(
     numbers: tuple[float, ...] = (),
     **constants: Any,
 ) -> None:
-    """Launch a kernel; what a `Launch` prepares is kept for each grid, numbers and constants."""
+    """Launch a kernel; what a `Launch` prepares is kept for all numbers but the first few.
+
+    Those are the ones that Triton does not specialise the kernel on, such as a number of rows.
+    """
+    known = _num_free.get(id(kernel))
+    if known is None:
+        after_tensors = getattr(kernel, "params", [])[len(tensors) :]
+        unspecialised = itertools.takewhile(lambda each: each.do_not_specialize, after_tensors)
+        # With the kernel, so that no other takes its place.
+        known = _num_free[id(kernel)] = kernel, len(list(unspecialised))
+    free = known[1]
+    sizes = [each.bit_length() < INT32 if type(each) is int else None for each in numbers[:free]]
     # By its place: the hash of a Triton function is that of its source.
-    key = (id(kernel), grid, numbers, *constants.items())
+    key = (id(kernel), *sizes, numbers[free:], *constants.items())
     found = _prepared.get(key)
     if found is None:
         if len(_prepared) >= MOST_PREPARED:
             _prepared.clear()
         found = _prepared[key] = Launch(kernel, grid, numbers, **constants)
-    found(*tensors)
+    found.launch((*grid, 1, 1)[:3], numbers, tensors)
 
 
 def _is_observed() -> bool:

@@ -145,6 +145,15 @@ def load_vector(vector, col, C: tl.constexpr, WIDE: tl.constexpr = tl.float32):
 
 
 @triton.jit
+def normalise(x, inside, eps, C: tl.constexpr):
+    """Normalise rows [BLOCK, C_PAD], 0 in the padding; return each row's mean and 1/sigma too."""
+    mean = tl.sum(x, 1) / C  # [BLOCK]
+    centred = tl.where(inside, x - mean[:, None], 0.0)
+    rstd = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 1) / C + eps)  # [BLOCK]
+    return centred * rstd[:, None], mean, rstd
+
+
+@triton.jit
 def norm_gradient(g, xhat, rstd, C: tl.constexpr):
     """Return dx [BLOCK, C_PAD] from g = dy scale weight and xhat, both 0 in the padding."""
     mean_g = tl.sum(g, 1) / C  # [BLOCK]

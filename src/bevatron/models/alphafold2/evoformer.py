@@ -87,7 +87,7 @@ class EvoformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         heads = (config.num_heads, config.head_width)
-        self.checkpointed = partial(checkpointed, checkpointing)
+        self.checkpointing = checkpointing
         self.msa_att_row = MSARowAttention(c_m, c_z, *heads)
         self.msa_att_col = column(c_m, *heads)
         self.msa_transition = Transition(c_m, config.transition_factor, gated=False)
@@ -104,12 +104,13 @@ class EvoformerBlock(nn.Module):
     ) -> Representations:
         """Return the new alignment and pair."""
         m, z = state
-        row = self.checkpointed("msa_row_attention", self.msa_att_row)
+        policy = self.checkpointing
+        row = checkpointed(policy, "msa_row_attention", self.msa_att_row)
         m = add_dropped(m, row(m, z, msa_mask), row_drop)
-        m = self.checkpointed("msa_column_attention", self.msa_att_col)(m, msa_mask)
-        m = m + self.checkpointed("transition", self.msa_transition)(m)
-        z = z + self.checkpointed("outer_product_mean", self.outer_product_mean)(m, msa_mask)
-        return m, self.checkpointed("pair_block", self.pair_stack)(z, pair_mask, pair_drops)
+        m = checkpointed(policy, "msa_column_attention", self.msa_att_col)(m, msa_mask)
+        m = m + checkpointed(policy, "transition", self.msa_transition)(m)
+        z = z + checkpointed(policy, "outer_product_mean", self.outer_product_mean)(m, msa_mask)
+        return m, checkpointed(policy, "pair_block", self.pair_stack)(z, pair_mask, pair_drops)
 
 
 class _Stack(nn.Module):

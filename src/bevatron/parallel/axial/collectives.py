@@ -170,7 +170,7 @@ def _exchange(
     sent = [0 if k == group.index else part.numel() for k, part in enumerate(parts)]
     received = [0 if k == group.index else prod(shape) for k, shape in enumerate(shapes)]
     others = [part for k, part in enumerate(parts) if k != group.index]
-    words = [part.flatten() for part in _in_words(*others)]
+    words = [part.contiguous().flatten() for part in _in_words(*others)]
     flat = (words[0] if len(words) == 1 else torch.cat(words)).view(parts[0].dtype)
 
     def unpack(found: Tensor) -> Tensor:

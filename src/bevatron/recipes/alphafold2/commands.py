@@ -17,6 +17,7 @@ def prepare(
     files: Files,
     out: Path,
     strict: bool = False,
+    clusters: Path | None = None,
     options: Preparing = PrepareOptions(),  # noqa: B008  frozen
 ) -> None:
     """Compute the features of protein chains once, in parallel, into a store.
@@ -35,6 +36,9 @@ def prepare(
         Folder of the store.
     strict
         Stop at the first file that cannot be used.
+    clusters
+        File of clusters of proteins, which are drawn alike: a line of members, such as 4HHB_A, for
+        each, or mmseqs2's pairs. Without it, clusters at 40 % identity are made.
     options
         How the store is written.
 
@@ -44,7 +48,7 @@ def prepare(
     """
     from bevatron.recipes.alphafold2.stores import prepare_chains
 
-    say(*prepare_chains(files, out, strict=strict, **vars(options)))
+    say(*prepare_chains(files, out, strict=strict, clusters=clusters, **vars(options)))
 
 
 def evaluate(

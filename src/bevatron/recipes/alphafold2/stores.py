@@ -135,6 +135,7 @@ def prepare_chains(
     out: Path,
     *,
     strict: bool = False,
+    clusters: Path | None = None,
     samples_per_shard: int | None = None,
     workers: int | None = None,
     overwrite: bool = False,
@@ -149,6 +150,7 @@ def prepare_chains(
     ----------
     files : structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth
     strict : see `ChainFeaturizer`
+    clusters : a file of clusters of proteins, see `bevatron.recipes.proteins.write_clusters`
     samples_per_shard, workers, overwrite, progress : as in `bevatron.data.store.prepare.prepare`
 
     Returns
@@ -180,7 +182,8 @@ def prepare_chains(
     )
     rows = [*unusable(store), *damaged]
     list_rejects(store, rows)
-    warnings = write_clusters(clustered_sequences(store), store.path)
+    named = {} if clusters is None else named_keys(store)
+    warnings = write_clusters(clustered_sequences(store), store.path, clusters, named)
     return [*warnings, *summary_lines(store, lines, found.others, rows)]
 
 
@@ -220,6 +223,15 @@ def clustered_sequences(store: Store) -> dict[int, str]:
             if len(part) >= SHORTEST_CLUSTERED and key not in found:
                 found[key] = sequence_of(part)
     return found
+
+
+def named_keys(store: Store) -> dict[str, int]:
+    """Return the chain keys by ``code_chain``."""
+    return {
+        f"{entry_code(source)}_{label}": key
+        for entry, source in zip(store, store.manifest["sources"], strict=True)
+        for key, label in zip(entry["chain_key"].tolist(), labels_of(entry), strict=True)
+    }
 
 
 def prepared(paths: Sequence[Path], out: Path) -> tuple[Path, ...]:

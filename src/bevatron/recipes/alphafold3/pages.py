@@ -28,7 +28,8 @@ def write_page(
     """
     words = describe(entry)
     labels = [chain["label"] for chain in words["chains"]]
-    report = Report(str(words["name"]), f"{len(rows)} structures, predicted with AlphaFold3")
+    count = "1 structure" if len(rows) == 1 else f"{len(rows)} structures"
+    report = Report(str(words["name"]), f"{count}, predicted with AlphaFold3")
     report.section("Structure")
     report.highlights({
         "ranking score": best.scores["ranking_score"],

@@ -112,6 +112,7 @@ def prepare_complexes(
     max_tokens: int | None = None,
     keep_all: bool = False,
     strict: bool = False,
+    clusters: Path | None = None,
     samples_per_shard: int | None = None,
     workers: int | None = None,
     overwrite: bool = False,
@@ -126,6 +127,7 @@ def prepare_complexes(
     ----------
     files : structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth
     components, assembly, max_tokens, keep_all, strict : see `ComplexFeaturizer`
+    clusters : a file of clusters of proteins, see `bevatron.recipes.proteins.write_clusters`
     samples_per_shard, workers, overwrite, progress : as in `bevatron.data.store.prepare.prepare`
 
     Returns
@@ -167,7 +169,8 @@ def prepare_complexes(
     prepare_poses(out / POSES, dictionary, codes, workers=_workers(workers))
     rows = [*unusable(store), *damaged]
     list_rejects(store, rows)
-    warnings = write_clusters(protein_sequences(store), store.path)
+    named = {} if clusters is None else named_keys(store)
+    warnings = write_clusters(protein_sequences(store), store.path, clusters, named)
     return [*warnings, *summary_lines(store, lines, found.others, rows)]
 
 
@@ -188,6 +191,19 @@ def named_chains(store: Store) -> tuple[list[NamedChain], list[bytes]]:
                 elif chain["kind"] == "rna":
                     rna.append(sequence_classes("rna", chain["sequence"]).tobytes())
     return proteins, rna
+
+
+def named_keys(store: Store) -> dict[str, int]:
+    """Return the chain keys of proteins by ``code_chain``, also by ``code_entity`` as RCSB does."""
+    found: dict[str, int] = {}
+    for entry, source in zip(store, store.manifest["sources"], strict=True):
+        keys = np.asarray(entry["chain_key"]).tolist()
+        chains = describe(entry)["chains"] if keys else []
+        for name in ("author", "label", "entity"):
+            for key, chain in zip(keys, chains, strict=True):
+                if chain["kind"] == "protein":
+                    found.setdefault(f"{entry_code(source)}_{chain[name]}", key)
+    return found
 
 
 def prepared(paths: Sequence[Path], out: Path, components: str) -> tuple[Path, ...]:

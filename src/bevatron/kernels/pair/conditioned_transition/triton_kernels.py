@@ -11,7 +11,7 @@ D is the number of channels of the condition, C that of x.
 import triton
 import triton.language as tl
 
-from bevatron.kernels.shared.triton_math import logistic, norm_gradient, place
+from bevatron.kernels.shared.triton_math import logistic, norm_gradient, normalise, place
 
 
 @triton.jit
@@ -24,10 +24,8 @@ def statistics_kernel(
     inside = (row < count)[:, None] & (col < C)[None, :]
     at = X + (row * x_N)[:, None] + (col * x_C)[None, :]
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)  # [BLOCK, C_PAD]
-    mean = tl.sum(x, 1) / C  # [BLOCK]
-    centred = tl.where(inside, x - mean[:, None], 0.0)
+    _, mean, rstd = normalise(x, inside, eps, C)
     tl.store(Mean + row, mean, mask=row < count)
-    rstd = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 1) / C + eps)  # [BLOCK]
     tl.store(Rstd + row, rstd, mask=row < count)
 
 

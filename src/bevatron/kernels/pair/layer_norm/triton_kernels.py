@@ -13,7 +13,13 @@ a plain matrix costs no integer division.
 import triton
 import triton.language as tl
 
-from bevatron.kernels.shared.triton_math import load_vector, logistic, norm_gradient, row_offsets
+from bevatron.kernels.shared.triton_math import (
+    load_vector,
+    logistic,
+    norm_gradient,
+    normalise,
+    row_offsets,
+)
 
 
 @triton.jit
@@ -31,12 +37,9 @@ def forward_kernel(
     inside = (row < count)[:, None] & (col < C)[None, :]
     at = X + row_offsets(row, n1, n2, x_0, x_1, x_2, AXES)[:, None] + (col * x_C)[None, :]
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)  # [BLOCK, C_PAD]
-    mean = tl.sum(x, 1) / C  # [BLOCK]
-    centred = tl.where(inside, x - mean[:, None], 0.0)
-    rstd = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 1) / C + eps)  # [BLOCK]
+    y, mean, rstd = normalise(x, inside, eps, C)
     tl.store(Mean + row, mean, mask=row < count)
     tl.store(Rstd + row, rstd, mask=row < count)
-    y = centred * rstd[:, None]
     if HAS_WEIGHT:
         y *= load_vector(Weight, col, C)  # [BLOCK, C_PAD]
     if HAS_BIAS:

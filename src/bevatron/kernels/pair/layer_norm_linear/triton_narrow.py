@@ -27,6 +27,7 @@ from bevatron.kernels.shared.triton_math import (
     allows_tf32,
     load_vector,
     norm_gradient,
+    normalise,
     row_offsets,
 )
 from bevatron.kernels.shared.triton_partial_sums import (
@@ -192,12 +193,9 @@ def narrow_kernel(
     at = X + row_offsets(row, n1, n2, x_0, x_1, x_2, AXES)[:, None] + (c * x_C)[None, :]
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)  # [BLOCK, C_PAD]
     weight = _load_weight(Weight, K, K_PAD, C, C_PAD).to(X.dtype.element_ty)  # [K_PAD, C_PAD]
-    mean = tl.sum(x, 1) / C  # [BLOCK]
-    centred = tl.where(inside, x - mean[:, None], 0.0)
-    rstd = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 1) / C + eps)  # [BLOCK]
+    normed, mean, rstd = normalise(x, inside, eps, C)
     tl.store(Mean + row, mean, mask=row < count)
     tl.store(Rstd + row, rstd, mask=row < count)
-    normed = centred * rstd[:, None]
     if HAS_NORM_WEIGHT:
         normed *= load_vector(NormWeight, c, C)  # [BLOCK, C_PAD]
     if HAS_NORM_BIAS:

@@ -3,6 +3,8 @@
 All tensors have the caller's layout, [B, S, H, N, D] or [B, S, N, H, D], and any strides.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -82,6 +84,23 @@ def attention(
     return out, lse
 
 
+class Given(NamedTuple):
+    """What gradients are computed from."""
+
+    dout: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    mask: Tensor | None
+    gate: Tensor | None
+    out: Tensor
+    lse: Tensor
+    scale: float
+    heads_first: bool
+    wants_dbias: bool
+
+
 def _new_gradients(
     q: Tensor, k: Tensor, bias: Tensor | None, gate: Tensor | None, wants_dbias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -106,8 +125,8 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of q, k, v, bias and gate; those not wanted have no elements."""
     found = _new_gradients(q, k, bias, gate, wants_dbias)
-    given = dout, q, k, v, bias, mask, gate, out, lse, scale, heads_first, wants_dbias
-    _write_gradients(*given, *found)
+    given = Given(dout, q, k, v, bias, mask, gate, out, lse, scale, heads_first, wants_dbias)
+    _write_gradients(given, *found)
     return found
 
 
@@ -130,7 +149,7 @@ def _gradients(
     So that nothing has to join them: `qkvg` takes them as they lie. What a custom operator returns
     must not lie in one piece of memory, so where torch watches they lie apart.
     """
-    given = dout, q, k, v, bias, mask, gate, out, lse, scale, heads_first, wants_dbias
+    given = Given(dout, q, k, v, bias, mask, gate, out, lse, scale, heads_first, wants_dbias)
     parts = None if gate is None else parts_of_one((q, k, v, gate))
     if parts is None or gate is None or torch.is_grad_enabled() or is_watched(given):
         found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = attention_backward(*given)
@@ -138,7 +157,7 @@ def _gradients(
     joint = torch.empty_like(parts).view(*q.shape[:3], 4, *q.shape[3:])
     dq, dk, dv, dgate = joint.unbind(3)
     dbias = empty_gradients(q, bias if wants_dbias else None)[0]
-    _write_gradients(*given, dq, dk, dv, dbias, dgate)
+    _write_gradients(given, dq, dk, dv, dbias, dgate)
     return dq, dk, dv, dbias, dgate
 
 
@@ -146,35 +165,31 @@ attention.gradients("q k v bias gate", _gradients, asks={"wants_dbias": "bias"})
 
 
 def _write_gradients(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    gate: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    heads_first: bool,
-    wants_dbias: bool,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    dbias: Tensor,
-    dgate: Tensor,
+    given: Given, dq: Tensor, dk: Tensor, dv: Tensor, dbias: Tensor, dgate: Tensor
 ) -> None:
-    gated = None if gate is None else q.new_empty(q.shape)
-    q, k, v, bias, gate = _readable(q, k, v, bias, gate, heads_first)
-    mask, copies = columns_and_copies(mask, q, wants_copies=dbias.numel() > 0)
-    dout = rows_contiguous(dout.to(q.dtype), heads_first)
+    heads_first, out, lse = given.heads_first, given.out, given.lse
+    gated = None if given.gate is None else given.q.new_empty(given.q.shape)
+    q, k, v, bias, gate = _readable(given.q, given.k, given.v, given.bias, given.gate, heads_first)
+    mask, copies = columns_and_copies(given.mask, q, wants_copies=dbias.numel() > 0)
+    dout = rows_contiguous(given.dout.to(q.dtype), heads_first)
     launches = backward_launches(
         *(q, k, v, bias, mask, copies, gate, out, dout, gated, dq, dk, dbias),
-        *(scale, heads_first, wants_dbias, rounds_to_tf32(q)),
+        *(given.scale, heads_first, given.wants_dbias, rounds_to_tf32(q)),
     )
     stats = q.new_empty((*lse.shape, launches.stats_width), dtype=torch.float32)
-    given = pointers(q, bias, mask, gate)
-    launches.dq(q, k, v, *given, out, lse, dout, dq, dgate, *pointers(q, gated), stats)
+    launches.dq(
+        q,
+        k,
+        v,
+        *pointers(q, bias, mask, gate),
+        out,
+        lse,
+        dout,
+        dq,
+        dgate,
+        *pointers(q, gated),
+        stats,
+    )
     dout = dout if gated is None else gated
     turned = bias.mT.contiguous() if bias is not None and launches.is_turned else bias
     launches.dkv(q, k, v, *pointers(q, turned, mask), stats, dout, dk, dv)
