@@ -59,8 +59,9 @@ types: $(VENV)/.test-ready
 imports: $(VENV)/.test-ready
 	@$(BIN)/lint-imports
 
-# One thread a test process: the workers of pytest-xdist share the cores.
-PYTEST = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest
+# One thread a test process: the workers of pytest-xdist share the cores. Compiled sources are kept,
+# also where the user's shell says otherwise: hundreds of processes import the package.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest
 PARALLEL = -n $(JOBS) --dist worksteal --durations 20 --durations-min 10
 
 tests: $(VENV)/.test-ready
@@ -79,7 +80,7 @@ test-long: $(VENV)/.test-ready
 test-gpu: $(GPU_READY)
 	@$(GPU_PYTHON) -c 'import sys, torch; \
 		sys.exit(None if torch.cuda.is_available() else "make test-gpu needs a CUDA device")'
-	@PYTHONPATH="$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH}" OMP_NUM_THREADS=1 MPLBACKEND=Agg \
+	@PYTHONPATH="$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH}" PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MPLBACKEND=Agg \
 		$(GPU_PYTHON) -m pytest $(PARALLEL)
 
 # pip always takes the newest version, uv can take the lowest that pyproject.toml allows.

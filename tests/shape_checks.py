@@ -1,14 +1,20 @@
 """Annotations are checked while the tests run: types by beartype, shapes by jaxtyping with it.
 
 jaxtyping binds the arguments of every call to names, which takes far longer than the check itself.
-A function that mentions no shape is left to beartype alone: the same types are checked.
+A function that mentions no shape is left to beartype alone: the same types are checked. Of one that
+does, each combination of types and shapes is checked once: what else is checked depends on nothing
+but these.
 """
 
+import contextlib
 import dataclasses
 import functools
+import threading
 import typing
 
 import jaxtyping
+import numpy as np
+import torch
 from beartype import BeartypeConf, beartype
 from beartype.roar import BeartypeDecorHintException
 
@@ -35,12 +41,106 @@ def _jaxtyped(target=None, *, typechecker):
     if target is None:
         return functools.partial(_jaxtyped, typechecker=typechecker)
     if not isinstance(target, type):
-        if any(map(_mentions_shapes, target.__annotations__.values())):
-            return _with_shapes(target, typechecker=typechecker)
-        return typechecker(target)
+        return _checked_when_called(target, typechecker) if target.__annotations__ else target
     if dataclasses.is_dataclass(target) and "__init__" in vars(target):
         target.__init__ = _jaxtyped(target.__init__, typechecker=typechecker)
     return target
+
+
+def _checked_when_called(function, typechecker):
+    """Make the checks of a function at its first call: most are never called."""
+    checked = None
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        nonlocal checked
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        if checked is None:
+            checked = _checked_by_shapes(function, typechecker)
+        return checked(*args, **kwargs)
+
+    return call
+
+
+def _checked_by_shapes(function, typechecker):
+    is_local = "<locals>" in function.__qualname__
+    if not is_local and not any(map(_mentions_shapes, function.__annotations__.values())):
+        return typechecker(function)
+    if not is_local:
+        return functools.partial(_Checks(function, typechecker).call, function)
+    # Annotations may follow from what is around the function.
+    key = (function.__code__, repr(function.__annotations__))
+    if key not in _of_code:
+        _of_code[key] = _Checks(function, typechecker)
+    return functools.partial(_of_code[key].call, function)
+
+
+_of_code = {}
+"""The checks of functions that are defined in others, each time those are called."""
+
+
+class _Checks:
+    """Checks each combination of the types and shapes of arguments and result once."""
+
+    most = 4096
+
+    def __init__(self, function, typechecker):
+        # What is called in its place; its signature is the function's.
+        @functools.wraps(function)
+        def stand_in(*args, **kwargs):
+            return self.running.stack.pop()(*args, **kwargs)
+
+        self.check = _with_shapes(stand_in, typechecker=typechecker)
+        self.running = threading.local()
+        self.seen = {}
+        # A length may be computed of the values.
+        self.once = not any("{" in str(hint) for hint in function.__annotations__.values())
+
+    def call_checked(self, function, /, *args, **kwargs):
+        """Call a function with all checks."""
+        self.running.__dict__.setdefault("stack", []).append(function)
+        return self.check(*args, **kwargs)
+
+    def call(self, function, /, *args, **kwargs):
+        """Call a function with the checks that have not been made."""
+        try:
+            shapes = _shapes((args, kwargs)) if self.once else None
+            results = self.seen.get(shapes)
+        except TypeError:  # too long, or a length that is a symbol
+            return self.call_checked(function, *args, **kwargs)
+        if results is None:
+            result = self.call_checked(function, *args, **kwargs)
+            if not self.once or len(self.seen) >= self.most:
+                return result
+            results = self.seen[shapes] = set()
+        else:
+            result = function(*args, **kwargs)
+            try:
+                if _shapes(result) in results:
+                    return result
+            except TypeError:
+                pass
+            self.call_checked(lambda *_, **__: result, *args, **kwargs)
+        with contextlib.suppress(TypeError):
+            results.add(_shapes(result))
+        return result
+
+
+def _shapes(value):
+    """What a check of a value depends on; TypeError if it is too long."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return kind, value.shape, value.dtype
+    if isinstance(value, str | bool):  # a literal may be asked for
+        return kind, value
+    if isinstance(value, tuple | list | dict):
+        if len(value) > 32:
+            raise TypeError
+        if isinstance(value, dict):
+            value = value.items()
+        return kind, *map(_shapes, value)
+    return kind
 
 
 def _mentions_shapes(annotation):

@@ -56,6 +56,17 @@ class TrustError(BevatronError):
     """A file would have to be unpickled, which can run any code that is in it."""
 
 
+def reason_of(error: BaseException, path: object) -> str:
+    """Return what an error says, without the name of the file that it begins with.
+
+    Examples
+    --------
+    >>> reason_of(DataError("a.pdb, line 8: has no atoms"), "a.pdb")
+    'line 8: has no atoms'
+    """
+    return str(error).removeprefix(f"{path}: ").removeprefix(f"{path}, ")
+
+
 def ran_out_of_memory(error: BaseException) -> bool:
     """Whether memory was too small, as Python, numpy and torch (on a CPU, on a GPU) say it.
 

@@ -19,7 +19,7 @@ SEQUENCES = {
     3: "MKVLAAGIVG" * 4 + "M",
     4: "TTTSSSQQQE" * 4,
 }
-NAMED = {"4hhb_A": 1, "4hhb_1": 1, "1abc_A": 2, "2xyz_a": 3, "2xyz_B": 4}
+NAMED = {"4hhb_A": 1, "4hhb_1": 1, "1abc_model_A": 2, "2xyz_a": 3, "2xyz_B": 4}
 
 
 def clusters(folder):
@@ -28,7 +28,10 @@ def clusters(folder):
 
 @pytest.mark.parametrize(
     "text",
-    ["4HHB_1 1ABC_A 9ZZZ_A\n2XYZ_a 8YYY_C\n", "4hhb_A\t4hhb_A\n4hhb_A\t1abc_A\n2xyz_a\t2xyz_a\n"],
+    [
+        "4HHB_1 1ABC_model_A 9ZZZ_A\n2XYZ_a 8YYY_C\n",
+        "4hhb_A\t4hhb_A\n4hhb_A\t1abc_model_A\n2xyz_a\t2xyz_a\n",
+    ],
 )
 def test_a_file_decides_on_the_proteins_that_it_names(tmp_path, text):
     file = tmp_path / "clusters.tsv"

@@ -22,7 +22,7 @@ from bevatron.data.readers.proteins.openfold import read_obsolete
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import rank_and_world
 from bevatron.data.store.store import MANIFEST, Store
-from bevatron.errors import DataError, StoreError
+from bevatron.errors import DataError, StoreError, reason_of
 from bevatron.files import TEMPORARY, remove_folder, write_text_atomically
 from bevatron.output import say
 from bevatron.typing import Array, Arrays
@@ -121,7 +121,7 @@ def write_clusters(
     members: dict[object, list[str]] = {}
     if given is not None:
         known = _given_clusters(given, named or {})
-        for key in known.keys() & sequences.keys():
+        for key in (key for key in sequences if key in known):
             members.setdefault(("given", known[key]), []).append(str(key))
         rest = {key: text for key, text in sequences.items() if key not in known}
         if rest:
@@ -147,7 +147,7 @@ def _given_clusters(path: Path, named: Mapping[str, int]) -> dict[int, int]:
     """Return the number of the cluster of each key that a file names."""
     found: dict[int, int] = {}
     for name, number in read_clusters(path).items():
-        code, _, chain = name.partition("_")
+        code, _, chain = name.rpartition("_")
         key = named.get(f"{code.lower()}_{chain}")
         if key is not None:
             found.setdefault(key, number)
@@ -247,7 +247,7 @@ def _tables(
         except DataError as error:
             if strict:
                 raise
-            rejects.append((str(path), str(error).removeprefix(f"{path}: ")))
+            rejects.append((str(path), reason_of(error, path)))
 
 
 def _read_alignments(

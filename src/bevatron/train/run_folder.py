@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -252,12 +251,7 @@ class Saver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         """Wait for the checkpoint under way, also after an error; not after a second Ctrl-C."""
         if error is None:
             self.wait()

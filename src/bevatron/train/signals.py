@@ -7,7 +7,7 @@ they make anyway, and then all save together. A second Ctrl-C exits at once.
 import signal
 import threading
 from collections.abc import Mapping
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
@@ -31,12 +31,7 @@ class StopRequests:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

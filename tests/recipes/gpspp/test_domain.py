@@ -92,7 +92,7 @@ def test_elements_are_those_of_the_training_part_alone(tmp_path):
     assert known.atomic_numbers == (6, 7, 8, 11, 35, 53)
     given = load_molecules(MoleculeDataConfig(train=(table,), prepare_workers=1), tmp_path / "b")
     known = trained_on(given.train, GPSPlusPlusConfig(), CorruptionConfig())
-    assert known == TrainedOn((6, 8), 2, 3, positions=False)
+    assert known == TrainedOn((6, 8), 2, 3, positions=False, formal_charges=(0,))
 
 
 def test_molecules_outside_the_training_data_are_named_and_predicted(run, tmp_path, capsys):
@@ -118,6 +118,28 @@ def test_molecules_outside_the_training_data_are_named_and_predicted(run, tmp_pa
     assert found.reason == [row["reason"] for row in rows]
     assert found.outside.tolist() == [False, True, True, True, False]
     assert MoleculePredictor(run).embed(smiles).reason == found.reason
+
+
+def test_charges_that_no_training_molecule_has_are_named(table, tmp_path):
+    known = TrainedOn((6, 7, 8), 1, 9, positions=False, formal_charges=(-1, 0))
+    smiles = ["CCO", "CC[O-]", "C[NH3+]", "[O-]CC[NH2+]CBr"]
+    found = MoleculePredictor(model(trained_on=known)).predict(smiles)
+    assert found.reason == [
+        "",
+        "",
+        "outside the training data, which have no atom of charge +1",
+        "outside the training data, which have no Br and no atom of charge +1",
+    ]
+    # Models of before know no charges, and one set of features has none.
+    old = dataclasses.replace(known, formal_charges=None)
+    assert not MoleculePredictor(model(trained_on=old)).predict(["C[NH3+]"]).reason[0]
+    assert known.joined(old).formal_charges is None
+    plus = dataclasses.replace(known, formal_charges=(0, 1))
+    assert known.joined(plus).formal_charges == (-1, 0, 1)
+    files = MoleculeDataConfig(train=(table,), feature_set="set2", prepare_workers=1)
+    train = load_molecules(files, tmp_path / "s").train
+    set2 = GPSPlusPlusConfig(feature_set="set2")
+    assert trained_on(train, set2, CorruptionConfig()).formal_charges is None
 
 
 def test_evaluation_counts_the_molecules_outside(run, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """A run that chooses its batches: nearly the highest rate, many steps an epoch, never too large."""
 
+import contextlib
 import itertools
 import json
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from bevatron.errors import ConfigError, OutOfMemoryError
+from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.mace import capacity as module
 from bevatron.recipes.mace.capacity import (
     capacity_of_run,
@@ -213,3 +215,16 @@ def test_the_choice_is_kept_before_the_run_has_a_folder(tmp_path, monkeypatch):
     again, note = capacity_of_run(path, config, lambda _: None)
     assert again == found
     assert "as chosen when the run began" in note
+
+
+def test_it_says_that_it_is_busy_before_a_gpu_measures(monkeypatch, tmp_path, capsys):
+    def choose(*_):
+        assert "compiling kernels" in capsys.readouterr().err
+        return {"atoms": 1}, ""
+
+    mesh = Mesh(device=torch.device("cuda"))
+    monkeypatch.setattr(module, "open_mesh", lambda *_: contextlib.nullcontext(mesh))
+    monkeypatch.setattr(module, "choose_capacity", choose)
+    capacity_of_run(tmp_path / "capacity.json", TrainConfig(), lambda _: None)
+    capacity_of_run(tmp_path / "capacity.json", TrainConfig(), lambda _: None)
+    assert not capsys.readouterr().err

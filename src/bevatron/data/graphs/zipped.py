@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Iterator
 from io import BufferedIOBase
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -34,12 +33,7 @@ class NpzFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._zip.close()
 
     def __contains__(self, name: str) -> bool:

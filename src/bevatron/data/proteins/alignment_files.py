@@ -18,7 +18,7 @@ from bevatron.data.readers.base import FileState, state_and_hash
 from bevatron.data.readers.proteins.alignments import Alignment, parse_alignment, read_alignment
 from bevatron.data.readers.proteins.alphabet import GAP, Polymer
 from bevatron.data.readers.proteins.names import parse_names
-from bevatron.errors import DataError
+from bevatron.errors import DataError, reason_of
 from bevatron.typing import Arrays
 
 OF_NO_CHAIN = "its first sequence is neither that of a chain of the structures nor a part of one"
@@ -113,7 +113,7 @@ class AlignmentReader:
             except DataError as error:
                 if strict:
                     raise
-                self.rejects.append((str(path), _reason(error, path)))
+                self.rejects.append((str(path), reason_of(error, path)))
                 continue
             self.queries[path] = query
             places = [Place(query, 0)] if chains is None else chains.places(query)
@@ -144,7 +144,7 @@ class AlignmentReader:
                     if self.strict:
                         raise
                     reasons.append(
-                        f"{self.sources[number]}\t{_reason(error, self.sources[number])}"
+                        f"{self.sources[number]}\t{reason_of(error, self.sources[number])}"
                     )
             if not parts:
                 parts.append(_alone(query))
@@ -183,10 +183,6 @@ def _placed(found: Alignment, chain: bytes, first: int) -> Alignment:
 def _alone(query: bytes) -> Alignment:
     rows = np.frombuffer(query, dtype=np.int8)[None]
     return Alignment(rows, np.zeros(rows.shape, dtype=np.uint16), ("query",))
-
-
-def _reason(error: DataError, path: str | Path) -> str:
-    return str(error).removeprefix(f"{path}: ")
 
 
 def _query(path: Path, kind: Polymer) -> bytes:

@@ -9,7 +9,7 @@ from bevatron.data.proteins.chain_index import UNKNOWN_DAY
 from bevatron.data.proteins.places import ChainSequences, Place
 from bevatron.data.proteins.template_search import HitsOf, TemplateQuery, queries_of
 from bevatron.data.readers.proteins.alphabet import CLASSES
-from bevatron.errors import DataError
+from bevatron.errors import DataError, reason_of
 
 # 1abc_A, 1abc-assembly1A: names of chains, of which whatever follows is no part.
 _CHAIN = re.compile(r"([A-Za-z0-9-]+)_([A-Za-z0-9]+)(?![A-Za-z0-9])")
@@ -90,7 +90,7 @@ def template_queries(
         except DataError as error:
             if strict:
                 raise
-            rejects.append((str(path), str(error).removeprefix(f"{path}: ")))
+            rejects.append((str(path), reason_of(error, path)))
             continue
         unknown = []
         for query in queries:

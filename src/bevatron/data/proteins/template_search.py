@@ -16,7 +16,7 @@ from bevatron.data.proteins.template_hits import EMBARGO
 from bevatron.data.readers.proteins import read_hits, read_structure
 from bevatron.data.readers.proteins.hits import TemplateHits, joined
 from bevatron.data.readers.proteins.structure import Structure
-from bevatron.errors import DataError
+from bevatron.errors import DataError, reason_of
 from bevatron.typing import Arrays
 
 _STRUCTURES_HELD = 64
@@ -99,7 +99,7 @@ def find_templates(
         except DataError as error:
             if strict:
                 raise
-            reasons[f"{path}\t{str(error).removeprefix(f'{path}: ')}"] = None
+            reasons[f"{path}\t{reason_of(error, path)}"] = None
             return None
 
     parts = []
@@ -109,7 +109,7 @@ def find_templates(
         except DataError as error:
             if strict:
                 raise
-            reasons[f"{each.path}\t{str(error).removeprefix(f'{each.path}: ')}"] = None
+            reasons[f"{each.path}\t{reason_of(error, each.path)}"] = None
     days = [_date(day) for day in sorted(set(query.released))]
     found = chain_templates(query.sequence, joined(parts), opened, days)
     return FoundTemplates(found, list(reasons), list(absent))

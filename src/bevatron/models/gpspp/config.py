@@ -72,20 +72,26 @@ class TrainedOn:
         Heavy atoms of the smallest and the largest.
     positions
         Whether positions were shown.
+    formal_charges
+        Of their atoms, ascending; None = not recorded, or not among the features.
     """
 
     atomic_numbers: tuple[int, ...]
     min_atoms: int
     max_atoms: int
     positions: bool
+    formal_charges: tuple[int, ...] | None = None
 
     def joined(self, other: Self | None) -> Self:
         """Return both together."""
         if other is None:
             return self
+        charges, others = self.formal_charges, other.formal_charges
+        known = None if charges is None or others is None else tuple(sorted({*charges, *others}))
         return replace(
             self,
             atomic_numbers=tuple(sorted({*self.atomic_numbers, *other.atomic_numbers})),
+            formal_charges=known,
             min_atoms=min(self.min_atoms, other.min_atoms),
             max_atoms=max(self.max_atoms, other.max_atoms),
             positions=self.positions or other.positions,

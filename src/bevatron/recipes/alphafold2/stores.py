@@ -20,7 +20,7 @@ from bevatron.data.readers.proteins.folders import StructureFiles
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare
 from bevatron.data.store.store import Store
-from bevatron.errors import DataError
+from bevatron.errors import DataError, reason_of
 from bevatron.recipes.proteins import (
     begin,
     find_structures,
@@ -78,7 +78,7 @@ class ChainFeaturizer:
         except DataError as error:
             if self.strict:
                 raise
-            reason = str(error).removeprefix(f"{path}: ")
+            reason = reason_of(error, path)
             return {**nothing(FIELDS), "reason": text_bytes(reason), "source": source}
 
 

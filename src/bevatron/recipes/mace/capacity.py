@@ -18,6 +18,7 @@ import torch
 
 from bevatron.errors import ConfigError, OutOfMemoryError
 from bevatron.files import write_json_atomically
+from bevatron.output import note
 from bevatron.parallel.collectives import broadcast_json, gather_json
 from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes.mace.step_cost import StepCost, StepMeter, non_negative
@@ -69,6 +70,8 @@ def capacity_of_run(
         if broadcast_json(path.exists(), mesh):
             kept: dict[str, int] = json.loads(path.read_text())
             return kept, f"{_batches_of(kept)}, as chosen when the run began"
+        if mesh.is_main and mesh.device.type == "cuda":
+            note("batch.capacity auto: compiling kernels (once for all runs) and measuring steps")
         found = gather_json(choose_capacity(make(mesh.device), mesh.world * accumulate), mesh)
         capacity = {name: min(one[name] for one, _ in found) for name in found[0][0]}
         if mesh.is_main:
