@@ -497,7 +497,8 @@ def test_a_full_disk_is_told_to_the_shell_and_leaves_no_half_file(shelf, tmp_pat
 
 
 def test_two_processes_train_from_a_plain_file_with_one_log(structures, tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    # Alone, it meets at a port of its own.
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, "-m", "bevatron", "train", "mace", "--data", structures]
     done = subprocess.run(
         [*command, "--output", tmp_path / "run", *TINY],
