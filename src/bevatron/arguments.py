@@ -36,8 +36,7 @@ def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **op
     SystemExit
         After ``--help`` was printed.
     """
-    if not {"-h", "--help"}.isdisjoint(arguments):
-        _strip_markup(target)
+    _strip_markup(target)  # not for help alone: tyro remembers the docstrings that it has read
     printed = io.StringIO()
     try:
         with redirect_stderr(printed):

@@ -121,7 +121,7 @@ def write_clusters(
     members: dict[object, list[str]] = {}
     if given is not None:
         known = _given_clusters(given, named or {})
-        for key in known.keys() & sequences.keys():
+        for key in (key for key in sequences if key in known):
             members.setdefault(("given", known[key]), []).append(str(key))
         rest = {key: text for key, text in sequences.items() if key not in known}
         if rest:

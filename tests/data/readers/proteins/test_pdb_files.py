@@ -59,12 +59,19 @@ def test_without_a_sequence_the_residues_are_those_observed():
 def test_without_a_sequence_numbers_leave_room_for_residues_that_are_missing():
     """Where the author's numbers jump and the residues are apart, as many are missing."""
     row = "ATOM  {:5d}  CA  GLY A{:>4}{}   {:8.3f}   0.000   0.000  1.00 12.50           C\n"
-    # A gap of 4, a jump of a bonded pair, an insertion, a piece of another chain.
-    authors = [(1, " ", 0), (6, " ", 12), (9, " ", 13.5), (9, "A", 15), (3, " ", 60)]
+    # A gap of 4, a jump of a bonded pair, an insertion, a piece of another chain, any number.
+    authors = [
+        (1, " ", 0),
+        (6, " ", 12),
+        (9, " ", 13.5),
+        (9, "A", 15),
+        (3, " ", 60),
+        (9999, " ", 99),
+    ]
     text = "".join(row.format(i, *each) for i, each in enumerate(authors, 1))
     entry = parse_structure(text.encode(), "a.pdb")
-    assert entry.residues.number.tolist() == [1, 6, 7, 8, 10]
-    assert entry.sequence(0) == "GGGGG"
+    assert entry.residues.number.tolist() == [1, 6, 7, 8, 10, 1010]
+    assert entry.sequence(0) == "GGGGGG"
 
 
 def test_models_are_counted_and_chosen():

@@ -47,6 +47,9 @@ WORST_RESOLUTION = 1000.0
 _BONDED = 2.4
 """Å; atoms of residues that follow each other are at most so far apart."""
 
+_WIDEST_GAP = 1000
+"""Numbers from one residue to the next; authors number freely."""
+
 _RESOLUTIONS = (
     ("_refine", "ls_d_res_high"),
     ("_em_3d_reconstruction", "resolution"),
@@ -240,13 +243,13 @@ def _tables(sites: Sites, entities: Entities) -> tuple[Residues, Chains, Any]:
 def _numbers(sites: Sites, rows: slice) -> IntArray:
     """Return numbers of residues without a sequence, with room for those that are missing.
 
-    These are as many as the author's numbers skip where two residues are apart; at least one where
-    the numbers go back, as of chains that were joined.
+    These are as many as the author's numbers skip where two residues are apart; one where the
+    numbers go back, as of chains that were joined.
     """
     position = sites.columns["position"]
     first = rows.start
-    step = np.maximum(1, np.diff(sites.author_number[rows]).astype(np.int64))
-    step[np.diff(sites.author_number[rows]) < 0] = 2
+    skipped = np.diff(sites.author_number[rows].astype(np.int64))
+    step = np.where(skipped < 0, 2, np.clip(skipped, 1, _WIDEST_GAP))
     for place in np.flatnonzero(step > 1).tolist():
         begin, middle, end = sites.atom_ptr[first + place : first + place + 3]
         apart = position[begin:middle, None] - position[None, middle:end]
