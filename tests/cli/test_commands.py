@@ -490,14 +490,17 @@ def shell(*arguments, before=""):
 
 def test_a_full_disk_is_told_to_the_shell_and_leaves_no_half_file(shelf, tmp_path):
     out = tmp_path / "out.xyz"
-    done = shell("predict", shelf / "run", shelf / "data.xyz", out, before="ulimit -f 1;")
+    # Compiled sources would be cut off as well, and break all later processes.
+    full = "export PYTHONDONTWRITEBYTECODE=1; ulimit -f 1;"
+    done = shell("predict", shelf / "run", shelf / "data.xyz", out, before=full)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"error: {out}: cannot be written")
     assert not list(tmp_path.iterdir())
 
 
 def test_two_processes_train_from_a_plain_file_with_one_log(structures, tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    # Alone, it meets at a port of its own.
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, "-m", "bevatron", "train", "mace", "--data", structures]
     done = subprocess.run(
         [*command, "--output", tmp_path / "run", *TINY],

@@ -81,7 +81,7 @@ class Table:
 
     def integers(self, tag: str, length: int, default: int) -> npt.NDArray[np.int32]:
         """Read a column of whole numbers of 32 bits; ``default`` where unknown or absent."""
-        return self._numbers(tag, np.full(length, default, dtype=np.int32), int)
+        return self._numbers(tag, np.full(length, default, dtype=np.int32), _whole)
 
     def _numbers(
         self, tag: str, values: npt.NDArray[Any], convert: Callable[[str], float]
@@ -91,7 +91,9 @@ class Table:
             return values
         if _NOTHING.isdisjoint(column):
             try:
-                return np.array(column, dtype=values.dtype)
+                found = np.array(column, dtype=np.float64 if convert is _number else np.int64)
+                if convert is _number or (np.abs(found) < 2**31).all():
+                    return found.astype(values.dtype)
             except (ValueError, OverflowError):
                 pass
         memory = _Memory(convert)
@@ -137,6 +139,13 @@ def _unquoted(value: str) -> str:
 def _number(text: str) -> float:
     """Parse a number, which may end in its standard uncertainty: ``1.54(2)``."""
     return float(text.partition("(")[0] if text.endswith(")") else text)
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if abs(number) >= 2**31:  # numpy 1 takes any
+        raise OverflowError
+    return number
 
 
 class _Memory(dict[str, _T]):
