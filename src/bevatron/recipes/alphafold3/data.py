@@ -163,12 +163,12 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
             entries = np.flatnonzero(store.lengths("restype"))
             if not len(entries):
                 raise DataError(f"{path}: holds no entry that can be used")
-            if role == "train":
-                train.append((Path(path), entries))
-            else:
+            if role == "valid":
                 valid.append((Path(path), entries))
-            report.append(f"{path}: {len(entries):,} complexes for {role}")
-            if role == "train" and (unsure := _unsure(store, entries)):
+                continue
+            train.append((Path(path), entries))
+            report.append(f"complexes for training: {len(entries):,} of {path}")
+            if unsure := _unsure(store, entries):
                 report.append(
                     f"{path}: confidences do not learn from {unsure:,} of them, whose resolution "
                     f"is unknown or not {BEST_RESOLUTION:g} to {WORST_RESOLUTION:g} Å"
@@ -184,7 +184,9 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
         entries = entries[: config.valid_most]
         units = np.stack([entries, 0 * entries, 0 * entries], axis=1)
         dataset = ComplexDataset(path, units, valid_sizes)
-        report.append(f"complexes for validation: {len(entries)}, in crops that stay the same")
+        report.append(
+            f"complexes for validation: {len(entries)} of {path}, in crops that stay the same"
+        )
     return ComplexData(train, dataset, fingerprints, report)
 
 
