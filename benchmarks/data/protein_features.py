@@ -433,7 +433,8 @@ def main() -> None:
             try:
                 compare(path, found, *more, tallies[peer])
             except DataError as error:
-                tallies[peer].add("entries that we refuse", f"{stem(path)}: {error}", 1, 1)
+                why = str(error).removeprefix(str(path))
+                tallies[peer].add("entries that we refuse", stem(path) + why, 1, 1)
 
     for path in structures(arguments.shared):
         each("OpenFold", path, compare_pdb if ".pdb" in path.name else compare_chains)
