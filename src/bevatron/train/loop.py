@@ -560,6 +560,8 @@ class Trainer:
     def _open_loader(self) -> None:
         """Load from the data of the current stage."""
         data, config = self.course.data(self.state.progress), self.run.settings.loader
+        if config.pin is None and self.captured is not None:
+            config = replace(config, pin=False)  # it copies batches to page-locked memory itself
         self.loader = make_loader(data, [], self.run.task.collate, config, self.mesh)
 
     def _monitored(self, metrics: Mapping[str, float]) -> float:

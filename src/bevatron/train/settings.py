@@ -312,8 +312,9 @@ class LoaderConfig:
     Attributes
     ----------
     workers
-        Processes that read and collate; 0 = in the training process, None = on a GPU as many as
-        the CPUs allow, on a CPU 0.
+        Processes that read and collate; 0 = in the training process. None = on a GPU in a thread
+        of it while batches take under a millisecond, else as many processes as the CPUs allow; on
+        a CPU 0.
     window
         1 = strict order of the plan; more = a ready batch may overtake up to that many slow ones
         (faster on uneven data, but a run does not repeat to the last bit).
@@ -326,7 +327,8 @@ class LoaderConfig:
         not in time, at the second attempt either: each is logged with its name. One more ends the
         run. Where samples are drawn, another draw takes the place of one that is left out.
     pin
-        Use page-locked memory, so that transfers overlap with work; None = on a GPU.
+        Use page-locked memory, so that transfers overlap with work; None = on a GPU, where steps
+        are not captured.
     stage_to
         Node-local folder to copy the store to first, once per machine.
     """
