@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from inspect import unwrap
 from operator import is_
-from typing import Any, Literal, Protocol, no_type_check, runtime_checkable
+from typing import Any, Literal, Protocol, no_type_check
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,6 @@ from bevatron.train.capture.transfers import NumberFeed
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
-@runtime_checkable
 class Averages(Protocol):
     """Averaged weights by name, kept elsewhere: `bevatron.train.optim.AveragedWeights`."""
 
@@ -170,10 +169,10 @@ class FusedAdamEMA(NotCompiled):
         self.gradient = self._gradients.flat
         kept = MOMENTS if amsgrad else MOMENTS[:2]
         self._flat = {name: FlatTensors.zeros(named) for name in kept}
-        if isinstance(self._kind, Averages):
-            self._move_averages(self._kind)
-        elif self._kind is not None:
+        if isinstance(self._kind, str):
             self._flat["average"] = FlatTensors.copy(named)
+        elif self._kind is not None:
+            self._move_averages(self._kind)
         self._copies: FlatTensors | None = None
         if copies is not None:
             typed = {name: weight.to(copies) for name, weight in named.items()}
@@ -257,12 +256,12 @@ class FusedAdamEMA(NotCompiled):
         updates = self.param_groups[0]["updates"] + 1
         self.param_groups[0]["updates"] = updates
         share = 0.0
-        if isinstance(self._kind, Averages):
-            share = 1.0 - self._kind.next_decay()
-        elif self._kind == "ema":
+        if self._kind == "ema":
             share = 1.0 - min(self._decay, (1 + updates) / (10 + updates))
         elif self._kind == "swa":
             share = 1.0 / updates
+        elif self._kind is not None:
+            share = 1.0 - self._kind.next_decay()
         rates = [float(group["lr"]) for group in self.param_groups]
         first = rates[0] or 1.0
         shared = (first, self.largest_loss, share)
