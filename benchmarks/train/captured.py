@@ -12,7 +12,6 @@ limit that holds about half of the graphs, memory stays bounded.
 """
 
 import argparse
-import dataclasses
 import tempfile
 import time
 from collections.abc import Sequence
@@ -42,7 +41,7 @@ from bevatron.train.loop import begin_state
 from bevatron.train.run import Run, Stage
 from bevatron.train.settings import OptimConfig, Settings, StageConfig, TrainConfig
 
-LENGTHS = [round(2 ** (k / 4)) if k > 12 else k + 4 for k in range(20)]
+LENGTHS = [round(4 * 2 ** (k / 4)) for k in range(20)]
 """Cells of the crystals, of 4 atoms each; no two have the same shape."""
 
 STEPS = 300
@@ -144,7 +143,7 @@ def lengths(device: torch.device, passes: int, limit: float | None) -> dict[str,
     hits = after - (graphs.num_launched - len(LENGTHS))
     step.close()
     return {
-        "what": f"{len(step.buckets.shapes)} shapes in random order, {passes} passes"
+        "what": f"{len(LENGTHS)} shapes in random order, {passes} passes"
         + ("" if limit is None else f", graphs may hold {limit:g} GiB"),
         "replayed after the first pass %": round(100 * hits / after, 1),
         "GiB after 2 passes": round(held[1] / 2**30, 2),

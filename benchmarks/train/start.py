@@ -77,13 +77,14 @@ def main() -> None:
     )
     parser.add_argument("--systems", nargs="*", default=["mace", "mace:small", "gpspp"])
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=len(TURNS))
     add_out(parser)
     arguments = parser.parse_args()
     rows, printed = [], {}
     for what in arguments.systems:
         system, _, preset = what.partition(":")
         with tempfile.TemporaryDirectory() as cache:
-            for turn in TURNS:
+            for turn in TURNS[: arguments.turns]:
                 with tempfile.TemporaryDirectory() as scratch:
                     given = (system, preset or None, Path(scratch), Path(cache))
                     first, records, words = started(*given, arguments.epochs)

@@ -147,7 +147,7 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
     # A model loaded for further training may be in eval mode.
     model.train()
     equalise(model, mesh)
-    ema = None if optim.ema is None else AveragedWeights(model, optim.ema)
+    ema = AveragedWeights(model, *optim.decays) if optim.decays else None
     state = TrainState(model, make_optimizer(model, optim, ema), ema, generators=run.generators)
     if checkpoint is None:
         if run.optimizer_tensors:

@@ -46,7 +46,8 @@ class OptimConfig:
         Batches per rank and optimiser step (gradient accumulation).
     ema
         Decay of the exponential moving average of the weights, which is what is validated and
-        kept; None = the weights themselves.
+        kept; None = the weights themselves. Of several decays the first is validated; the other
+        averages become models of their own at the end, in folders such as ``ema-0.9999``.
     fused
         Clip, step and average in a few kernels of our own instead of torch's; the default on a GPU.
     """
@@ -59,7 +60,7 @@ class OptimConfig:
     clip: float | None = 10.0
     clip_norm: Literal["global", "tensor"] = "global"
     accumulate: int = 1
-    ema: float | None = 0.99
+    ema: float | tuple[float, ...] | None = 0.99
     fused: bool | None = None
 
     def __post_init__(self) -> None:
@@ -73,8 +74,17 @@ class OptimConfig:
         fine = self.clip is None or self.clip > 0
         _expect(fine, "optim.clip", "a number above 0", self.clip)
         _expect(self.accumulate >= 1, "optim.accumulate", "1 or more", self.accumulate)
-        fine = self.ema is None or 0 < self.ema < 1
-        _expect(fine, "optim.ema", "a number in (0, 1)", self.ema)
+        fine = all(0 < decay < 1 for decay in self.decays)
+        _expect(fine, "optim.ema", "numbers in (0, 1)", self.ema)
+        fine = len({*self.decays}) == len(self.decays)
+        _expect(fine, "optim.ema", "different numbers", self.ema)
+
+    @property
+    def decays(self) -> tuple[float, ...]:
+        """Decays of all averages of the weights."""
+        if self.ema is None:
+            return ()
+        return self.ema if isinstance(self.ema, tuple) else (self.ema,)
 
 
 @dataclass(frozen=True)
