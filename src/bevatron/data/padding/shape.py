@@ -10,12 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, runtime_checkable
 
-from torch import Tensor
-
 from bevatron.task import Batch
-from bevatron.typing import IntArray
+from bevatron.typing import Array, IntArray
 
-Rows: TypeAlias = Tensor | float | bool | int
+Rows: TypeAlias = Array | float | bool | int
 """Values of padding rows; what broadcasts to all of them."""
 
 _OLD_ORDER = ("edges", "atoms", "graphs", "pairs")
