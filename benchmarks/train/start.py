@@ -4,7 +4,8 @@
 
 Every run is a process of its own on the bundled data, with all defaults: interpreter, imports,
 preparing the data, compiling, capturing. Cold, Triton's cache is empty; warm, a run before has
-filled it. "waited" is the share of an epoch that its steps waited for batches.
+filled it. "waited" is the share of an epoch that its steps waited for batches. Python's bytecode
+must be cached, as in an installation: train once before where packages come without.
 """
 
 import argparse
