@@ -323,6 +323,13 @@ def test_a_bias_within_a_larger_tensor_is_read_alone():
     assert torch.equal(within, alone)
 
 
+def test_a_bias_with_its_heads_behind_is_that_with_heads_in_front():
+    inputs = make(Nq=64, Nk=64, H=2, D=8)
+    behind = inputs["bias"].movedim(2, -1).contiguous().movedim(-1, 2)
+    with kernels.use(pair_attention="triton"):
+        assert torch.equal(pair_attention(**inputs | {"bias": behind}), pair_attention(**inputs))
+
+
 def test_heads_it_cannot_take_are_refused():
     with kernels.use(pair_attention="triton"), pytest.raises(KernelError, match="multiple of 8"):
         pair_attention(**make(D=12))
