@@ -1,8 +1,8 @@
 """The triangle multiplication: the reference everywhere, the kernels interpreted or compiled."""
 
-import numpy as np
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
