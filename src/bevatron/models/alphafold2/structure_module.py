@@ -71,8 +71,8 @@ class InvariantPointAttention(nn.Module):
         centre = frames.translation.mean(-2, keepdim=True).detach()
         frames = Rigid(frames.rotation, frames.translation - centre)
         k, v = self.kv(s).unflatten(-1, (H, 2 * D)).split(D, dim=-1)
-        k_points, v_points = self._points(self.kv_points(s), frames).split([P, V], dim=-2)
-        weights = self._weights(s, k, k_points, bias, frames)
+        q_points, k_points, v_points = self._points(s, frames).split([P, P, V], dim=-2)
+        weights = self._weights(s, k, q_points, k_points, bias)
 
         values = torch.cat([v, v_points.flatten(-2)], dim=-1).transpose(-2, -3)
         scalars, points = (weights @ values).transpose(-2, -3).split([D, 3 * V], dim=-1)
@@ -86,12 +86,11 @@ class InvariantPointAttention(nn.Module):
         return update
 
     def _weights(
-        self, s: Tensor, k: Tensor, k_points: Tensor, bias: Tensor, frames: Rigid
+        self, s: Tensor, k: Tensor, q_points: Tensor, k_points: Tensor, bias: Tensor
     ) -> Float[Tensor, "*batch H N N"]:
         H, D, P, _ = self.sizes
         q = self.q(s).unflatten(-1, (H, D)) * sqrt(1 / (3 * D))
-        q_points = self._points(self.q_points(s), frames).flatten(-2)
-        k_points = k_points.flatten(-2)
+        q_points, k_points = q_points.flatten(-2), k_points.flatten(-2)
         gamma = F.softplus(self.head_weights)[:, None] * sqrt(2 / (27 * P))
         lengths = k_points.square().sum(-1, keepdim=True)
         q = torch.cat([q, gamma * q_points, (-0.5 * gamma).expand_as(lengths)], dim=-1)
@@ -99,10 +98,12 @@ class InvariantPointAttention(nn.Module):
         logits = q.transpose(-2, -3) @ k.transpose(-2, -3).mT
         return (logits + bias).softmax(-1)
 
-    def _points(self, projected: Tensor, frames: Rigid) -> Float[Tensor, "*batch N H P 3"]:
-        """Take a projection, all x before all y before all z, as points of the world."""
-        H = self.sizes[0]
-        points = projected.unflatten(-1, (3, H, -1)).movedim(-3, -1)
+    def _points(self, s: Tensor, frames: Rigid) -> Float[Tensor, "*batch N H _ 3"]:
+        """Project s to points of queries, keys and values, and take them into the world."""
+        # A projection has all x before all y before all z.
+        projected = [each(s).unflatten(-1, (3, self.sizes[0], -1))
+                     for each in (self.q_points, self.kv_points)]  # fmt: skip
+        points = torch.cat(projected, dim=-1).movedim(-3, -1)
         return rigid.apply(rigid.select(frames, (..., None, None)), points)
 
 
@@ -196,9 +197,12 @@ class AngleResnet(nn.Module):
         self.linear_out = Linear(width, 14)
 
     def forward(
-        self, s: Float[Tensor, "*rows C"], initial: Float[Tensor, "*rows C"]
-    ) -> tuple[Float[Tensor, "*rows 7 2"], Float[Tensor, "*rows 7 2"]]:
-        """Return the angles as they leave the network, and as points of the unit circle."""
+        self, s: Float[Tensor, "*blocks N C"], initial: Float[Tensor, "*batch N C"]
+    ) -> tuple[Float[Tensor, "*blocks N 7 2"], Float[Tensor, "*blocks N 7 2"]]:
+        """Return the angles as they leave the network, and as points of the unit circle.
+
+        ``initial`` is the same for all blocks, which may lead in s.
+        """
         a = self.linear_in(s.relu()) + self.linear_initial(initial.relu())
         for layer in self.layers:
             a = layer(a)
@@ -259,10 +263,13 @@ class StructureModule(nn.Module):
             s = self.norm_ipa(_dropped(s, masks[2 * block]))
             s = self.transition(s, masks[2 * block + 1])
             frames = self.bb_update(s, frames, moved.rotation)
-            blocks.append((frames, *self.angle_resnet(s, initial), s))
+            blocks.append((frames, s))
             # Gradients through the rotations of several blocks destabilise training.
             frames = torch.cat([frames[..., :4].detach(), frames[..., 4:]], dim=-1)
-        return self._structure(aatype, *(torch.stack(found) for found in zip(*blocks, strict=True)))
+        all_frames, states = (torch.stack(found) for found in zip(*blocks, strict=True))
+        # No block reads the angles of another, so one pass computes those of all.
+        raw, angles = self.angle_resnet(states, initial)
+        return self._structure(aatype, all_frames, raw, angles, states)
 
     def _structure(
         self, aatype: Tensor, frames: Tensor, raw: Tensor, angles: Tensor, states: Tensor
