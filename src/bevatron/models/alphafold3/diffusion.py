@@ -19,7 +19,7 @@ from bevatron.models.alphafold3.conditioning import DiffusionConditioning
 from bevatron.models.alphafold3.config_diffusion import DiffusionConfig, TrunkWidths
 from bevatron.models.alphafold3.diffusion_transformer import DiffusionTransformer
 from bevatron.models.common.folding import LayerNorm, Linear
-from bevatron.parallel.axial import all_rows, own_rows
+from bevatron.parallel.axial import all_of, sample_group
 
 
 class Shared(NamedTuple):
@@ -30,7 +30,8 @@ class Shared(NamedTuple):
     singles
         The condition of tokens before the noise level is added.
     biases
-        What the conditioned pairs add in the attention of each block of the token transformer.
+        What the conditioned pairs add in the attention of each block of the token transformer, own
+        rows of it.
     atoms
         Conditions and pairs of atoms.
     mask
@@ -38,13 +39,9 @@ class Shared(NamedTuple):
     """
 
     singles: Float[Tensor, "*batch N C"]
-    biases: list[Float[Tensor, "*batch H N N"]]
+    biases: list[Float[Tensor, "*batch H R N"]]
     atoms: Atoms
     mask: Bool[Tensor, "*batch N"]
-
-    def contiguous(self) -> "Shared":
-        """Have the biases lie as attention reads them, which is worth it for many passes."""
-        return self._replace(biases=[bias.contiguous() for bias in self.biases])
 
 
 class DiffusionModule(nn.Module):
@@ -80,7 +77,7 @@ class DiffusionModule(nn.Module):
         batch: Mapping[str, Tensor],
         s_inputs: Float[Tensor, "*batch N I"],
         s: Float[Tensor, "*batch N C"],
-        z: Float[Tensor, "*batch N N P"],
+        z: Float[Tensor, "*batch R N P"],
     ) -> Shared:
         """Compute what all copies share.
 
@@ -89,13 +86,24 @@ class DiffusionModule(nn.Module):
         batch
             A sample's features of atoms and tokens; see `AtomEncoder.describe`.
         s_inputs, s, z
-            Input embedding, single and pair representation of the trunk; activations have the type
-            of s.
+            Input embedding, single representation and own rows of the pair's of the trunk;
+            activations have the type of s.
         """
-        pairs = all_rows(self.conditioning.pairs(batch, own_rows(z)))
+        pairs = self.conditioning.pairs(batch, z)
         atoms = self.encoder.describe(batch, s, pairs)
         singles = self.conditioning.singles(s_inputs, s)
         return Shared(singles, self.transformer.biases(pairs), atoms, batch["token_mask"])
+
+    def for_many_passes(self, shared: Shared) -> Shared:
+        """Have the biases lie as attention reads them.
+
+        Of processes that share a sample each then has all rows of all blocks' biases; where blocks
+        compute activations again, to save memory, they gather their own in every pass instead.
+        """
+        if sample_group().size > 1 and self.transformer.checkpointing.kind != "none":
+            return shared
+        N = shared.mask.shape[-1]
+        return shared._replace(biases=[all_of(b, -2, N).contiguous() for b in shared.biases])
 
     def forward(
         self,

@@ -32,12 +32,12 @@ class Representation(NamedTuple):
 
     Attributes
     ----------
-    s_inputs, s, z : input embedding, single and pair representation
+    s_inputs, s, z : input embedding, single representation and own rows of the pair's
     """
 
     s_inputs: Float[Tensor, "*batch N I"]
     s: Float[Tensor, "*batch N C"]
-    z: Float[Tensor, "*batch N N P"]
+    z: Float[Tensor, "*batch R N P"]
 
 
 class AlphaFold3(nn.Module):
@@ -108,9 +108,9 @@ class AlphaFold3(nn.Module):
         levels = edm.schedule(steps, mask.device, start.dtype)
         draws = sampler.draw_steps(steps, shape, normal)
         with torch.no_grad(), standing_weights():
-            laid_out = shared.contiguous()
+            shared = self.diffusion.for_many_passes(shared)
             return sampler.sample(
-                lambda x, sigma: self.diffusion(x, sigma, laid_out), levels, start, draws, mask
+                lambda x, sigma: self.diffusion(x, sigma, shared), levels, start, draws, mask
             )
 
     def judge(
