@@ -130,17 +130,27 @@ class _Checks:
 def _shapes(value):
     """What a check of a value depends on; TypeError if it is too long."""
     kind = type(value)
-    if isinstance(value, torch.Tensor | np.ndarray):
+    sort = _sort_of(kind)
+    if sort is None:
+        return kind
+    if sort == "array":
         return kind, value.shape, value.dtype
-    if isinstance(value, str | bool):  # a literal may be asked for
+    if sort == "literal":
         return kind, value
-    if isinstance(value, tuple | list | dict):
-        if len(value) > 32:
-            raise TypeError
-        if isinstance(value, dict):
-            value = value.items()
-        return kind, *map(_shapes, value)
-    return kind
+    if len(value) > 32:
+        raise TypeError
+    return kind, *map(_shapes, value.items() if sort == "dict" else value)
+
+
+@functools.cache
+def _sort_of(kind):
+    sorts = {
+        (torch.Tensor, np.ndarray): "array",
+        (str, bool): "literal",  # one may be asked for
+        (dict,): "dict",
+        (tuple, list): "list",
+    }
+    return next((sort for kinds, sort in sorts.items() if issubclass(kind, kinds)), None)
 
 
 def _mentions_shapes(annotation):

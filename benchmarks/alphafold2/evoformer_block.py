@@ -195,10 +195,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "ms" in row:
             row["x ours"] = row["ms"] / rows[0]["ms"]
         print(row, flush=True)
-    write_result(
-        "alphafold2/evoformer_block", rows, (__doc__ or "").split("\n\n")[-1], device=given.device,
-        folder=given.out, extra={"kernels": longest},
-    )  # fmt: skip
+        write_result(
+            "alphafold2/evoformer_block", rows, (__doc__ or "").split("\n\n")[-1],
+            device=given.device, folder=given.out, extra={"kernels": longest},
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

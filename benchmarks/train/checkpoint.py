@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from benchmarks.common.arguments import add_out
 from benchmarks.common.report import write_result
 from torch import nn
 
@@ -197,10 +198,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What a checkpoint costs")
     parser.add_argument("--parameters", type=float, default=93.2, help="millions")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--disk", type=Path, default=Path.cwd(), help="a folder on it")
     parser.add_argument("--device", default="cpu")
+    add_out(parser)
     arguments = parser.parse_args()
     state = make_state(arguments.parameters, arguments.device)
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with tempfile.TemporaryDirectory(dir=arguments.disk) as folder:
         found = measure(state, Path(folder), arguments.repeats, arguments.device)
     write_result(
         "train/checkpoint",
@@ -219,6 +222,7 @@ def main() -> None:
         ),
         device=arguments.device,
         extra={"turns": found},
+        folder=arguments.out,
     )
 
 

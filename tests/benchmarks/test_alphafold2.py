@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from benchmarks.alphafold2 import evoformer_block, learning, train_step
+from benchmarks.alphafold2 import evoformer_block, learning, sample_times, train_step
 from benchmarks.common.arms import set_policy
 
 from bevatron.models.alphafold2.config import AlphaFold2Config
@@ -70,6 +70,16 @@ def test_a_model_is_trained_and_tested_with_alignments_and_without(store, tmp_pa
     with_rows, alone = run["tested"]
     assert with_rows["rows"] > alone["rows"] == 1
     assert with_rows["lddt_ca"] != alone["lddt_ca"]
+
+
+def test_times_of_samples_are_sorted_and_drawn(store, tmp_path):
+    sample_times.main([str(store), "--draws", "5", "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "alphafold2/sample_times.json").read_text())
+    assert result["extra"]["ms"] == sorted(result["extra"]["ms"])
+    assert [row["ms"] for row in result["rows"]][-1] == pytest.approx(
+        result["extra"]["ms"][-1], 1e-2
+    )
+    assert (tmp_path / "alphafold2/sample_times.png").stat().st_size
 
 
 def test_the_policy_of_an_arm_reaches_the_blocks():

@@ -229,6 +229,20 @@ def test_curves_of_kernels_are_set_beside_each_other():
         run("auto", kind, seed, 4 + seed) for kind in ("bfloat16", "float32") for seed in (0, 2)
     ]
     (row,) = learning.curve_rows([*runs, run("reference", "bfloat16", 0, 5.0)])
-    assert row["off by"] == pytest.approx(0.2)
-    assert row["bfloat16, mean"] == row["float32, mean"] == 5
-    assert row["same seed, bfloat16 to float32, most"] == 0
+    assert row["fused float32 off plain bfloat16 by"] == pytest.approx(0.2)
+    assert row["fused bfloat16, mean of 2"] == row["fused float32, mean of 2"] == 5
+    assert row["fused float32, deviation of seeds"] == pytest.approx(2**0.5)
+    assert row["plain bfloat16, mean of 1"] == 5
+    assert "plain bfloat16, deviation of seeds" not in row
+
+
+def test_runs_that_differ_in_their_seed_are_averaged():
+    def run(seed, lddt):
+        found = {"with alignments": {"lddt": lddt, "plddt": 50.0}}
+        options = {"seed": seed}
+        return {"name": f"a-{seed}", "options": options, "found": found, "steps": 4, "hardware": ""}
+
+    (row,) = learning.found_rows([run(0, 0.1), run(1, 0.3)])
+    assert (row["trained"], row["seeds"], row["steps"]) == ("a", 2, 4)
+    assert row["lddt"] == pytest.approx(0.2)
+    assert row["lddt, deviation"] == pytest.approx(0.2 / 2**0.5)

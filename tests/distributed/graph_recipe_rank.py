@@ -1,13 +1,12 @@
-"""What a rank does in the tests of the recipe: ``torchrun graph_recipe_rank.py MODE FOLDER``."""
+"""What a rank does in the tests of the recipe; ``torchrun graph_recipe_rank.py FOLDER``: `use`."""
 
-import json
 import os
 import sys
 from pathlib import Path
 
 from bevatron import cli
 from bevatron.errors import BevatronError
-from bevatron.parallel.mesh import is_main_process, open_mesh
+from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes.graph.run import GraphRun, build
 from bevatron.train.loop import fit
 
@@ -54,18 +53,16 @@ def run_dropped(partition, graphs, folder, epochs, *, resume=False):
 
 def train(folder):
     """Train every case."""
-    with open_mesh("cpu", 60):
-        for name in LAYERS:
-            run(name, folder, folder / "several")
+    for name in LAYERS:
+        run(name, folder, folder / "several")
 
 
 def resume(folder):
     """Train at once, and with a break."""
-    with open_mesh("cpu", 60):
-        for partition in DROPPED:
-            run_dropped(partition, folder, folder / "whole", 6)
-            run_dropped(partition, folder, folder / "resumed", 3)
-            run_dropped(partition, folder, folder / "resumed", 6, resume=True)
+    for partition in DROPPED:
+        run_dropped(partition, folder, folder / "whole", 6)
+        run_dropped(partition, folder, folder / "resumed", 3)
+        run_dropped(partition, folder, folder / "resumed", 6, resume=True)
 
 
 def use(folder):
@@ -82,24 +79,21 @@ def use(folder):
 
 
 def refuse(folder):
-    """Note what every rank says of data that only some ranks see to be wrong."""
+    """Return what this rank says of data that only some ranks see to be wrong."""
     said = []
-    with open_mesh("cpu", 60):
-        for name in ("twice.npz", "few.npz"):
-            values = {"data": {"train": [str(folder / name)]}, "output": str(folder / "r"),
-                      "partition": "2d", "train": {"device": "cpu", "epochs": 1}}  # fmt: skip
-            try:
-                build(GraphRun.from_values(values)).train[0].batch()
-                said.append("")
-            except BevatronError as error:
-                said.append(str(error))
-    number = 0 if is_main_process() else 1
-    (folder / f"said{number}.json").write_text(json.dumps(said))
+    for name in ("twice.npz", "few.npz"):
+        values = {"data": {"train": [str(folder / name)]}, "output": str(folder / "r"),
+                  "partition": "2d", "train": {"device": "cpu", "epochs": 1}}  # fmt: skip
+        try:
+            build(GraphRun.from_values(values)).train[0].batch()
+            said.append("")
+        except BevatronError as error:
+            said.append(str(error))
+    return said
 
 
 if __name__ == "__main__":
-    modes = {"train": train, "resume": resume, "use": use, "refuse": refuse}
-    modes[sys.argv[1]](Path(sys.argv[2]))
+    use(Path(sys.argv[1]))
     # As the command line does: gloo's threads may abort a process that is being taken down.
     sys.stdout.flush()
     os._exit(0)

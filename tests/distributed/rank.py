@@ -206,11 +206,12 @@ def capacity(folder: Path) -> int:
         {"atoms": 100 - measured, "edges": 500 + measured},
         "",
     )
+    capacities.unmeasured_capacity = lambda *_: None
     config = TrainConfig(device="cpu", timeout_minutes=2.0)
     found = []
     for rank in (this_rank(), 50):
         path = folder / "capacity.json"
-        found.append(capacities.capacity_of_run(path, config, lambda _, rank=rank: rank)[0])
+        found.append(capacities.capacity_of_run(path, config, {}, lambda _, rank=rank: rank)[0])
     (folder / f"found{this_rank()}.json").write_text(json.dumps(found))
     return 0
 

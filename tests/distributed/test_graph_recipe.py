@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 import graph_recipe_rank
 from graph_data_sets import planted, write
+from graph_ranks import run_ranks
 
 from bevatron.errors import ConfigError, DataError
 from bevatron.recipes.graph.evaluate import evaluate_graphs
@@ -62,9 +63,8 @@ def test_losses_of_20_steps_are_those_of_one_process(tmp_path):
     with np.load(plain) as graph:
         weights = np.arange(len(graph["edge_src"])) % 7 / 3 + 0.25  # no numbers of float32
     write(tmp_path / "weighted.npz", edge_weight=weights)
-    done = torchrun(3, graph_recipe_rank.__file__, "train", tmp_path)
-    assert done.returncode == 0, done.stderr[-6000:]
-    assert "2d over 3 ranks: 90 vertices" in done.stdout
+    run_ranks(3, lambda _: graph_recipe_rank.train(tmp_path), tmp_path)
+    assert "2d over 3 ranks: 90 vertices" in (tmp_path / "output0").read_text()
     for name in graph_recipe_rank.LAYERS:
         graph_recipe_rank.run(name, tmp_path, tmp_path / "one")
         one, several = losses(tmp_path / "one" / name), losses(tmp_path / "several" / name)
@@ -105,7 +105,7 @@ def trained(tmp_path_factory):
 def test_evaluation_and_prediction_cut_the_graph_and_write_what_one_process_writes(trained):
     for folder in ("cut", "one"):
         (trained / folder).mkdir()
-    done = torchrun(2, graph_recipe_rank.__file__, "use", trained)
+    done = torchrun(2, graph_recipe_rank.__file__, trained)
     assert done.returncode == 0, done.stderr[-6000:]
     cut = [line for line in done.stdout.splitlines() if "over 2 ranks: 90 vertices" in line]
     assert len(cut) == 4, "each evaluation and prediction, told once"
@@ -132,8 +132,7 @@ def test_evaluation_and_prediction_cut_the_graph_and_write_what_one_process_writ
 
 def test_two_processes_with_dropout_resume_to_the_last_bit(tmp_path):
     write(tmp_path / "plain.npz")
-    done = torchrun(2, graph_recipe_rank.__file__, "resume", tmp_path)
-    assert done.returncode == 0, done.stderr[-6000:]
+    run_ranks(2, lambda _: graph_recipe_rank.resume(tmp_path), tmp_path)
     for partition in graph_recipe_rank.DROPPED:
         whole, resumed = (tmp_path / name / partition for name in ("whole", "resumed"))
         assert losses(resumed) == losses(whole), partition
@@ -147,9 +146,7 @@ def test_all_processes_say_what_one_process_says_of_duplicate_edges(tmp_path, mo
     pair = {k: np.concatenate([values[k], values[k][7:8]]) for k in ("edge_src", "edge_dst")}
     write(tmp_path / "twice.npz", **pair)
     write(tmp_path / "few.npz", x=np.ones((50, 3), np.float32))
-    done = torchrun(2, graph_recipe_rank.__file__, "refuse", tmp_path)
-    assert done.returncode == 0, done.stderr[-6000:]
-    found = [json.loads((tmp_path / f"said{rank}.json").read_text()) for rank in range(2)]
+    found = run_ranks(2, lambda _: graph_recipe_rank.refuse(tmp_path), tmp_path)
     for number, name in enumerate(("twice.npz", "few.npz")):
         config = GraphRun.from_values({"data": {"train": [str(tmp_path / name)]}})
         with pytest.raises(DataError) as caught:

@@ -55,6 +55,25 @@ def test_averaged_weights_are_validated_and_kept(tmp_path):
         assert torch.equal(value, weights[name])
 
 
+def test_of_several_averages_the_first_is_validated_and_all_are_kept(tmp_path):
+    for name, ema in (("both", (0.5, 0.9)), ("first", 0.5), ("second", 0.9)):
+        fit(tiny.make_run(tmp_path / name, optim={"ema": ema}, checkpoint={"final": "last"}))
+    assert tiny.losses(tmp_path / "both") == tiny.losses(tmp_path / "first")
+    for found, expected in (("both", "first"), ("both/ema-0.9", "second")):
+        weights, wanted = (load_file(tmp_path / name / WEIGHTS) for name in (found, expected))
+        assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+    assert not (tmp_path / "first" / "ema-0.5").exists()
+
+
+def test_all_averages_go_on_from_a_checkpoint(tmp_path):
+    groups = {"optim": {"ema": (0.5, 0.9)}, "checkpoint": {"final": "last"}}
+    fit(tiny.make_run(tmp_path / "whole", **groups, train={"epochs": 4}))
+    fit(tiny.make_run(tmp_path / "parts", **groups, train={"epochs": 2}))
+    fit(tiny.make_run(tmp_path / "parts", **groups, train={"epochs": 4}, resume=True))
+    whole, parts = (load_file(tmp_path / n / "ema-0.9" / WEIGHTS) for n in ("whole", "parts"))
+    assert all(torch.equal(parts[name], whole[name]) for name in whole)
+
+
 def test_without_averaging_the_weights_themselves_are_kept(tmp_path):
     fit(tiny.make_run(tmp_path, optim={"ema": None}, checkpoint={"final": "last"}))
     newest = max((tmp_path / "checkpoints").iterdir())

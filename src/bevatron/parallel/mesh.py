@@ -7,9 +7,10 @@ started and every collective does nothing. A rank that fails or dies stops the o
 
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -122,6 +123,21 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
             )
         device = torch.device("cuda", index)
     return device
+
+
+def start_gpu(wanted: str) -> None:
+    """Begin to initialise this process's GPU, in a thread: that takes a second.
+
+    Errors are left to what needs the device.
+    """
+
+    def start() -> None:
+        with suppress(ConfigError, RuntimeError):
+            device = choose_device(wanted, ranks_from_environment(os.environ)[2])
+            if device.type == "cuda":
+                torch.zeros(1, device=device)
+
+    threading.Thread(target=start, name="bevatron-gpu", daemon=True).start()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What runs in stages of drawn proteins share: their configuration, sizes and precision."""
+"""What runs in stages of drawn proteins share: their configuration, precision and stages."""
 
 import dataclasses
 import os
@@ -13,8 +13,10 @@ from bevatron.config import from_dict, merged, to_dict
 from bevatron.errors import ConfigError
 from bevatron.parallel import axial
 from bevatron.parallel.mesh import parse_device, ranks_from_environment
-from bevatron.recipes.run_config import RunConfig
-from bevatron.train.run import SamplesApart, SamplesInGroups, Sharing
+from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
+from bevatron.recipes.system import System
+from bevatron.task import Task
+from bevatron.train.run import Run, SamplesApart, SamplesInGroups, Sharing, Stage
 from bevatron.typing import IntArray
 
 
@@ -108,6 +110,47 @@ class StagedRun(RunConfig):
                 f"precision: bfloat16 needs train.dtype float32, not {self.train.dtype}"
             )
         return torch.bfloat16 if chosen == "bfloat16" else None
+
+
+LARGEST_BATCH = 256
+"""Samples of a step in the published training of AlphaFold3; above it AlphaFold2 fails to converge
+(ScaleFold, section 4.2)."""
+
+
+def staged_run(
+    config: Any, system: System, model: torch.nn.Module, task: Task[Any], data: Any, **options: Any
+) -> Run:
+    """Assemble the run of a configuration from what a system has built; ``options`` are the rest.
+
+    ``data.draws(sizes, seed)`` are the training samples of a stage.
+    """
+    stages = []
+    for name, stage in config.stages.items():
+        draws = data.draws(stage.sizes, config.train.seed)
+        stages.append(Stage(name, stage, draws, token_sizes(draws.lengths("tokens"))))
+    report = f"bevatron.recipes.{system.name}.report"
+    return Run(
+        model=model,
+        task=task,
+        train=stages[0].train,
+        sizes=stages[0].sizes,
+        valid=data.valid,
+        valid_sizes=None if data.valid is None else token_sizes(data.valid.lengths("tokens")),
+        folder=config.output,
+        settings=config.settings,
+        config={"recipe": config.recipe, **to_dict(config)},
+        identity={
+            "model": to_dict(config.model),
+            "data": {"fingerprints": list(data.fingerprints)},
+        },
+        save_model=SaveModel(system.kind, config.model),
+        sharing=config.sharing,
+        stages=stages,
+        most_samples=LARGEST_BATCH,
+        notes=list(data.report),
+        on_end=WriteReport(report, model, data.report) if config.report else None,
+        **options,
+    )
 
 
 def token_sizes(tokens: IntArray) -> dict[str, IntArray]:

@@ -16,7 +16,12 @@ from bevatron.data.processes import own_cpus, start_fork_server
 from bevatron.errors import CheckpointError, ConfigError, DamagedError
 from bevatron.output import say
 from bevatron.parallel.collectives import barrier
-from bevatron.parallel.mesh import open_mesh, parse_device, ranks_from_environment
+from bevatron.parallel.mesh import (
+    open_mesh,
+    parse_device,
+    ranks_from_environment,
+    start_gpu,
+)
 from bevatron.recipes import DEFAULT, SYSTEMS, recipe
 from bevatron.recipes.starter import check_filled
 from bevatron.train.checkpoint import list_checkpoints, read_intact
@@ -113,6 +118,7 @@ def begin(config: Any, resume: Resume = "never") -> Run:
         )
     if own_cpus() >= WORTH_A_FORK_SERVER:
         start_fork_server()
+    start_gpu(config.train.device)
     _, build = recipe(config.recipe)
     run: Run = build(config, resume=resume != "never")
     if goes_on is not None:

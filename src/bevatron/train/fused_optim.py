@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from inspect import unwrap
 from operator import is_
-from typing import Any, Literal, Protocol, no_type_check, runtime_checkable
+from typing import Any, Literal, Protocol, no_type_check
 
 import torch
 from jaxtyping import Float
@@ -23,14 +23,13 @@ from bevatron.train.capture.transfers import NumberFeed
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
-@runtime_checkable
 class Averages(Protocol):
     """Averaged weights by name, kept elsewhere: `bevatron.train.optim.AveragedWeights`."""
 
-    averages: dict[str, Tensor]
+    sets: list[dict[str, Tensor]]
 
-    def next_decay(self) -> float:
-        """Count an update and return its decay."""
+    def next_decays(self) -> list[float]:
+        """Count an update and return its decays."""
 
 
 class NotCompiled(torch.optim.Optimizer):
@@ -170,27 +169,28 @@ class FusedAdamEMA(NotCompiled):
         self.gradient = self._gradients.flat
         kept = MOMENTS if amsgrad else MOMENTS[:2]
         self._flat = {name: FlatTensors.zeros(named) for name in kept}
-        if isinstance(self._kind, Averages):
-            self._move_averages(self._kind)
-        elif self._kind is not None:
+        if isinstance(self._kind, str):
             self._flat["average"] = FlatTensors.copy(named)
+        elif self._kind is not None:
+            self._move_averages(self._kind)
         self._copies: FlatTensors | None = None
         if copies is not None:
             typed = {name: weight.to(copies) for name, weight in named.items()}
             self._copies = FlatTensors.copy(typed)
         # Of each parameter: share of the rate, decay, whether it has a gradient.
         self._feed = NumberFeed(3 * number, device)
-        self._controls = NumberFeed(3, device)
+        largest, average = self._flat.get(MOMENTS[2]), self._flat.get("average")
+        number_of_averages = 0 if average is None else len(average.flat) // len(self.gradient)
+        self._controls = NumberFeed(2 + number_of_averages, device)
         lr_scale, weight_decay, active = self._feed.values.view(3, number)
         self._steps = torch.zeros(number, dtype=torch.float32, device=device)
-        largest, average = self._flat.get(MOMENTS[2]), self._flat.get("average")
         self._tensors = AdamTensors(
             parameters=self.parameters,
             gradient=self._gradients.flat,
             first=self._flat[MOMENTS[0]].flat,
             second=self._flat[MOMENTS[1]].flat,
             largest=None if largest is None else largest.flat,
-            average=None if average is None else average.flat,
+            averages=None if average is None else average.flat.view(number_of_averages, -1),
             steps=self._steps,
             lr_scale=lr_scale,
             weight_decay=weight_decay,
@@ -209,15 +209,21 @@ class FusedAdamEMA(NotCompiled):
     def _move_averages(self, kept: Averages) -> None:
         """Move averages that are kept elsewhere into one buffer; they stay known by their names."""
         names = [name for group in self.param_groups for name in group["param_names"]]
-        flat = FlatTensors.copy({str(i): kept.averages[name] for i, name in enumerate(names)})
-        places = {name: str(i) for i, name in enumerate(names)}
-        kept.averages = {name: flat.parts[places[name]] for name in kept.averages}
+        flat = FlatTensors.copy(
+            {f"{k} {name}": own[name] for k, own in enumerate(kept.sets) for name in names}
+        )
+        kept.sets = [
+            {name: flat.parts[f"{k} {name}"] for name in own} for k, own in enumerate(kept.sets)
+        ]
         self._flat["average"] = flat
+
+    def _own(self) -> dict[str, FlatTensors]:
+        """Return what is part of the optimiser's state, not kept elsewhere."""
+        return {k: v for k, v in self._flat.items() if k in MOMENTS or isinstance(self._kind, str)}
 
     def _link_state(self, i: int) -> None:
         """Expose the moments of a parameter where torch's optimisers keep them."""
-        own = {k: v for k, v in self._flat.items() if k in MOMENTS or isinstance(self._kind, str)}
-        state = {name: flat.parts[str(i)] for name, flat in own.items()}
+        state = {name: flat.parts[str(i)] for name, flat in self._own().items()}
         self.state[self.parameters[i]] = {"step": self._steps[i], **state}
 
     @property
@@ -242,8 +248,9 @@ class FusedAdamEMA(NotCompiled):
 
     @property
     def averages(self) -> list[Tensor]:
-        """The averaged weights, in the order of the parameters; empty without."""
-        return list(self._flat["average"].parts.values()) if "average" in self._flat else []
+        """The (first) averaged weights, in the order of the parameters; empty without."""
+        parts = list(self._flat["average"].parts.values()) if "average" in self._flat else []
+        return parts[: len(self.parameters)]
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002  torch's signature
         """Forget the gradients; they stay where they are."""
@@ -256,16 +263,16 @@ class FusedAdamEMA(NotCompiled):
         """Send what changes from step to step; `step` does it unless it is being captured."""
         updates = self.param_groups[0]["updates"] + 1
         self.param_groups[0]["updates"] = updates
-        share = 0.0
-        if isinstance(self._kind, Averages):
-            share = 1.0 - self._kind.next_decay()
-        elif self._kind == "ema":
-            share = 1.0 - min(self._decay, (1 + updates) / (10 + updates))
+        shares: list[float] = []
+        if self._kind == "ema":
+            shares = [1.0 - min(self._decay, (1 + updates) / (10 + updates))]
         elif self._kind == "swa":
-            share = 1.0 / updates
+            shares = [1.0 / updates]
+        elif self._kind is not None:
+            shares = [1.0 - decay for decay in self._kind.next_decays()]
         rates = [float(group["lr"]) for group in self.param_groups]
         first = rates[0] or 1.0
-        shared = (first, self.largest_loss, share)
+        shared = (first, self.largest_loss, *shares)
         if shared != self._sent_shared:
             self._controls.send(torch.tensor(shared, dtype=torch.float64))
             self._sent_shared = shared
@@ -371,13 +378,12 @@ class FusedAdamEMA(NotCompiled):
         for i, parameter in enumerate(self.parameters):
             loaded = dict(self.state[parameter])
             self._steps[i] = torch.as_tensor(loaded.get("step", 0.0))
-            for name, flat in self._flat.items():
+            for name, flat in self._own().items():
                 part = flat.parts[str(i)]
                 if name in loaded:
                     part.copy_(loaded[name])
                 elif name == "average":
-                    if isinstance(self._kind, str):
-                        part.copy_(parameter)
+                    part.copy_(parameter)
                 else:
                     part.zero_()
             if self._copies is not None:

@@ -147,7 +147,7 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
     # A model loaded for further training may be in eval mode.
     model.train()
     equalise(model, mesh)
-    ema = None if optim.ema is None else AveragedWeights(model, optim.ema)
+    ema = AveragedWeights(model, *optim.decays) if optim.decays else None
     state = TrainState(model, make_optimizer(model, optim, ema), ema, generators=run.generators)
     if checkpoint is None:
         if run.optimizer_tensors:
@@ -560,6 +560,8 @@ class Trainer:
     def _open_loader(self) -> None:
         """Load from the data of the current stage."""
         data, config = self.course.data(self.state.progress), self.run.settings.loader
+        if config.pin is None and self.captured is not None:
+            config = replace(config, pin=False)  # it copies batches to page-locked memory itself
         self.loader = make_loader(data, [], self.run.task.collate, config, self.mesh)
 
     def _monitored(self, metrics: Mapping[str, float]) -> float:

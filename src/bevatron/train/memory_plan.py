@@ -267,7 +267,8 @@ class _Step:
         model = _cast(run.model, self._dtype).train()
         live.note([*model.parameters(), *model.buffers()])
         self._weights = live.now
-        self._ema = None if self._optim.ema is None else AveragedWeights(model, self._optim.ema)
+        decays = self._optim.decays
+        self._ema = AveragedWeights(model, *decays) if decays else None
         self._optimizer = make_optimizer(model, self._optim, self._ema)
         self._sums = GradientSums(trained_parameters(model).values(), Mesh())
         live.note(parameter.grad for parameter in model.parameters())

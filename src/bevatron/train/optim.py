@@ -197,45 +197,71 @@ def load_optimizer_tensors(
 
 
 class AveragedWeights:
-    """Exponential moving average of the trained parameters.
+    """Exponential moving averages of the trained parameters, one for each decay.
 
     After update n the decay is min(decay, (1 + n) / (10 + n)), so that the first, poor weights are
     soon forgotten (as mace's ExponentialMovingAverage does).
+
+    Attributes
+    ----------
+    decays, sets
+        Of each average its decay, and its tensors by parameter; the first is the one to validate.
+    updates
+        So far.
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
-        self.updates = 0
-        self.averages = {
-            name: parameter.detach().clone()
-            for name, parameter in trained_parameters(model).items()
-        }
+    def __init__(self, model: nn.Module, *decays: float) -> None:
+        self.decays, self.updates = decays, 0
+        self.sets = [
+            {name: value.detach().clone() for name, value in trained_parameters(model).items()}
+            for _ in decays
+        ]
+
+    @property
+    def averages(self) -> dict[str, Tensor]:
+        """The average that is validated, by parameter."""
+        return self.sets[0]
+
+    def further(self) -> dict[str, dict[str, Tensor]]:
+        """Return the other averages by their decay."""
+        others = zip(self.decays[1:], self.sets[1:], strict=True)
+        return {f"{decay:g}": averages for decay, averages in others}
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Move the averages towards the current weights."""
-        decay = self.next_decay()
         present = [parameter.detach() for parameter in trained_parameters(model).values()]
-        torch._foreach_lerp_(list(self.averages.values()), present, 1 - decay)
+        for averages, decay in zip(self.sets, self.next_decays(), strict=True):
+            torch._foreach_lerp_(list(averages.values()), present, 1 - decay)
 
-    def next_decay(self) -> float:
-        """Count an update and return its decay."""
+    def next_decays(self) -> list[float]:
+        """Count an update and return its decays."""
         self.updates += 1
-        return min(self.decay, (1 + self.updates) / (10 + self.updates))
+        return [min(decay, (1 + self.updates) / (10 + self.updates)) for decay in self.decays]
 
-    def load(self, averages: Mapping[str, Tensor], updates: int) -> None:
-        """Replace the averages.
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all averages: the first by parameter, others as ``decay/parameter``."""
+        others = {
+            f"{decay}/{name}": value
+            for decay, averages in self.further().items()
+            for name, value in averages.items()
+        }
+        return {**self.averages, **others}
+
+    def load(self, tensors: Mapping[str, Tensor], updates: int) -> None:
+        """Replace the averages by what `tensors` returned.
 
         Raises
         ------
         CheckpointError
             If they are of other parameters.
         """
-        if set(averages) != set(self.averages):
-            odd = min(set(averages) ^ set(self.averages))
+        own = self.tensors()
+        if set(tensors) != set(own):
+            odd = min(set(tensors) ^ set(own))
             raise CheckpointError(f"averaged weights: '{odd}' is in only one of run and checkpoint")
-        for name, value in averages.items():
-            self.averages[name].copy_(value)
+        for name, value in tensors.items():
+            own[name].copy_(value)
         self.updates = updates
 
 

@@ -381,6 +381,7 @@ class Saver:
             with explained(self.run.folder, BevatronError):
                 self.run.save_model(self.run.folder, weights)
             self.logger.console.say(f"weights: {which}; all is in {self.run.folder}")
+            self._save_further_averages()
         equalise(self.state.model, self.mesh)
         if self.run.before_end is not None:
             self.run.before_end(self.mesh)
@@ -390,6 +391,15 @@ class Saver:
                 self.logger.console.say(line)
         barrier(self.mesh)
         return result
+
+    def _save_further_averages(self) -> None:
+        """Write the averages that were not validated, each a model of its own."""
+        ema, model = self.state.ema, self.state.model.state_dict()
+        for decay, averages in ({} if ema is None else ema.further()).items():
+            path = self.folder.path / f"ema-{decay}"
+            with atomic_folder(path, CheckpointError) as folder:
+                self.run.save_model(folder, {**model, **averages})
+            self.logger.console.say(f"last weights averaged with decay {decay}: {path}")
 
     def result(self, stopped_by: str | None, metrics: Mapping[str, float]) -> FitResult:
         """Summarise the progress of the run."""

@@ -46,7 +46,8 @@ class OptimConfig:
         Batches per rank and optimiser step (gradient accumulation).
     ema
         Decay of the exponential moving average of the weights, which is what is validated and
-        kept; None = the weights themselves.
+        kept; None = the weights themselves. Of several decays the first is validated; the other
+        averages become models of their own at the end, in folders such as ``ema-0.9999``.
     fused
         Clip, step and average in a few kernels of our own instead of torch's; the default on a GPU.
     """
@@ -59,7 +60,7 @@ class OptimConfig:
     clip: float | None = 10.0
     clip_norm: Literal["global", "tensor"] = "global"
     accumulate: int = 1
-    ema: float | None = 0.99
+    ema: float | tuple[float, ...] | None = 0.99
     fused: bool | None = None
 
     def __post_init__(self) -> None:
@@ -73,8 +74,17 @@ class OptimConfig:
         fine = self.clip is None or self.clip > 0
         _expect(fine, "optim.clip", "a number above 0", self.clip)
         _expect(self.accumulate >= 1, "optim.accumulate", "1 or more", self.accumulate)
-        fine = self.ema is None or 0 < self.ema < 1
-        _expect(fine, "optim.ema", "a number in (0, 1)", self.ema)
+        fine = all(0 < decay < 1 for decay in self.decays)
+        _expect(fine, "optim.ema", "numbers in (0, 1)", self.ema)
+        fine = len({*self.decays}) == len(self.decays)
+        _expect(fine, "optim.ema", "different numbers", self.ema)
+
+    @property
+    def decays(self) -> tuple[float, ...]:
+        """Decays of all averages of the weights."""
+        if self.ema is None:
+            return ()
+        return self.ema if isinstance(self.ema, tuple) else (self.ema,)
 
 
 @dataclass(frozen=True)
@@ -312,8 +322,9 @@ class LoaderConfig:
     Attributes
     ----------
     workers
-        Processes that read and collate; 0 = in the training process, None = on a GPU as many as
-        the CPUs allow, on a CPU 0.
+        Processes that read and collate; 0 = in the training process. None = on a GPU in a thread
+        of it while batches take under a millisecond, else as many processes as the CPUs allow; on
+        a CPU 0.
     window
         1 = strict order of the plan; more = a ready batch may overtake up to that many slow ones
         (faster on uneven data, but a run does not repeat to the last bit).
@@ -326,7 +337,8 @@ class LoaderConfig:
         not in time, at the second attempt either: each is logged with its name. One more ends the
         run. Where samples are drawn, another draw takes the place of one that is left out.
     pin
-        Use page-locked memory, so that transfers overlap with work; None = on a GPU.
+        Use page-locked memory, so that transfers overlap with work; None = on a GPU, where steps
+        are not captured.
     stage_to
         Node-local folder to copy the store to first, once per machine.
     """

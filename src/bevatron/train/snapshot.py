@@ -134,7 +134,7 @@ class SnapshotMemory:
             "optimizer.safetensors": optimizer_tensors(state.model, state.optimizer),
         }
         if state.ema is not None:
-            tensors["ema.safetensors"] = state.ema.averages
+            tensors["ema.safetensors"] = state.ema.tensors()
         if state.progress.pending is not None and state.pending is not None:
             tensors[PENDING] = dict(state.pending)
         if state.generators:

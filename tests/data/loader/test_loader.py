@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -300,6 +301,75 @@ def test_a_slow_sample_is_noticed_without_workers_too():
         pytest.raises(LoaderError, match=r"train\.xyz, frame 5: reading it took .* longer"),
     ):
         list(loader)
+
+
+# ---- without a number of workers ----
+
+
+def test_small_batches_are_made_in_a_thread_epoch_after_epoch():
+    with Loader(Numbers(), batches(), collate) as loader:
+        for planned in (batches(), batches()[:3], batches()):
+            loader.set_batches(planned)
+            loaded = list(loader)
+            assert [item.position for item in loaded] == list(range(len(planned)))
+            assert {item.batch["pid"] for item in loaded} == {os.getpid()}
+            assert all(item.waited_seconds < 5 for item in loaded)
+        assert [item.position for item in loader] == list(range(10))
+        assert not loader.worker_pids
+
+
+def test_batches_that_take_long_go_to_workers_from_where_the_thread_was():
+    with Loader(Numbers(delay=0.004), batches(), collate) as loader:
+        loaded = list(loader)
+        assert [item.position for item in loaded] == list(range(10))
+        for item, (indices, _) in zip(loaded, batches(), strict=True):
+            assert item.batch["x"][:, 0].tolist() == indices.tolist()
+        here = [item.batch["pid"] == os.getpid() for item in loaded]
+        assert here[0]
+        assert not here[-1]
+        assert here == sorted(here, reverse=True)
+        assert os.getpid() not in {item.batch["pid"] for item in loader}
+    assert not leftovers()
+
+
+def test_what_the_thread_cannot_read_is_named_by_workers():
+    with Loader(Numbers(bad=18), batches(), collate) as loader:
+        iterator = iter(loader)
+        assert [next(iterator).position for _ in range(4)] == [0, 1, 2, 3]
+        with pytest.raises(LoaderError, match=r"train\.xyz, frame 18: ValueError"):
+            next(iterator)
+    with (
+        Loader(Numbers(slow={5: 5}), batches(), collate, sample_timeout=0.2) as loader,
+        pytest.raises(LoaderError, match=r"train\.xyz, frame 5: reading it took longer"),
+    ):
+        list(loader)
+    with (
+        Loader(Numbers(bad=2), batches(), lambda *_: None) as loader,
+        pytest.raises(LoaderError, match="cannot be sent to worker processes"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("more", [{"window": 3}, {"leave_out": True}])
+def test_workers_read_what_may_be_slow_or_damaged(more):
+    with Loader(Numbers(), batches(8), collate, prefetch=1, **more) as loader:
+        assert os.getpid() not in {item.batch["pid"] for item in loader}
+
+
+def test_batches_set_anew_drop_those_before_and_no_thread_outlives_its_loader():
+    before = threading.active_count()
+    loader = Loader(Numbers(400), batches(400), collate)
+    loader.set_batches(batches(400))
+    assert next(iter(loader)).position == 0
+    loader.set_batches(batches(12))
+    assert [item.batch["x"][0, 0].item() for item in loader] == [0, 4, 8]
+    loader.set_batches(batches(400))
+    del loader
+    gc.collect()
+    deadline = time.monotonic() + 20
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
 
 
 # ---- samples that are left out ----

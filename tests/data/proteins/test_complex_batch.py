@@ -54,6 +54,15 @@ def test_every_field_of_the_sample_is_in_the_batch_and_counted():
     assert made.sample_indices.tolist() == [7]
 
 
+def test_long_crops_are_padded_by_a_sixteenth_of_their_tokens_at_most():
+    made = batch()
+    for tokens in range(1024, 4097):
+        sizes = {**made.sizes, "tokens": tokens}
+        padded = made.padding.rounded(made.padding.size_of(sizes)).tokens
+        assert tokens <= padded <= tokens * 17 / 16
+    assert made.padding.rounded(made.padding.size_of({**made.sizes, "tokens": 2176})).tokens == 2176
+
+
 def test_padding_keeps_what_is_real_and_is_masked():
     made = batch()
     shape = made.padding.rounded(made.padding.size_of(made.sizes))

@@ -84,13 +84,13 @@ def check_permutations(entry):
         joined = np.zeros((len(members), len(members)), dtype=bool)
         joined[own[:, 0], own[:, 1]] = joined[own[:, 1], own[:, 0]] = True
         assert listed[0].tolist() == list(range(len(members)))
-        assert len(np.unique(listed, axis=0)) == len(listed) > 1
-        for permutation in listed[:: max(1, len(listed) // 10)]:
-            assert (joined[np.ix_(permutation, permutation)] == joined).all()
-            elements = entry["ref_element"][members]
-            np.testing.assert_array_equal(elements[permutation], elements)
-            fixed = np.flatnonzero(linked[members])
-            np.testing.assert_array_equal(permutation[fixed], fixed)
+        assert len({row.tobytes() for row in listed}) == len(listed) > 1
+        chosen = listed[:: max(1, len(listed) // 10)]
+        assert (joined[chosen[:, :, None], chosen[:, None, :]] == joined).all()
+        elements = entry["ref_element"][members]
+        assert (elements[chosen] == elements).all()
+        fixed = np.flatnonzero(linked[members])
+        assert (chosen[:, fixed] == fixed).all()
 
 
 @pytest.mark.parametrize("name", EVERY_KIND)

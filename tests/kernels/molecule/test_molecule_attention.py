@@ -105,6 +105,25 @@ def test_sixteen_bits_are_close():
     check(make([9, 20], heads=1, dtype=HALF), tolerance=Tolerance(1e-2, 3e-2))
 
 
+@pytest.mark.parametrize("size", [20, 40])
+def test_what_all_keys_share_gets_no_gradient(size):
+    inputs = make([size], heads=1, dtype=HALF)
+    for name, shared_part in (("q", 1.0), ("k", 60.0), ("v", 30.0)):
+        inputs[name] += shared_part
+
+    def gradients(implementation, dtype):
+        leaves = {name: inputs[name].to(dtype).requires_grad_() for name in ("q", "k", "bias")}
+        with use(molecule_attention=implementation):
+            out = molecule_attention(**inputs | {"v": inputs["v"].to(dtype)} | leaves)
+        along = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
+        return torch.autograd.grad(out, [*leaves.values()], along.to(HALF).to(DEVICE, dtype))
+
+    found, exact = gradients("triton", HALF), gradients("reference", torch.float64)
+    rounding = torch.finfo(HALF).eps
+    for got, want, most in zip(found, exact, (40, 1, 1), strict=True):
+        assert (got.double() - want).norm() <= most * rounding * want.norm()
+
+
 def test_atoms_of_no_molecule_and_molecules_without_pairs_get_zero():
     inputs = make([4, 2], spare=37, skipped=40)
     check(inputs)

@@ -17,6 +17,7 @@ from bevatron.kernels.optim.fused_adam_ema import (
 )
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHARES = (0.1, 0.01, 1.0)
 SHAPES = [(3, 5), (), (1025,), (64, 33), (1,), (2, 2, 2)]
 
 
@@ -39,7 +40,8 @@ def make(dtype=torch.float64, amsgrad=True, ema=True, shapes=SHAPES):
     outer, weights = zip(*(poisoned(shape, dtype) for shape in shapes), strict=True)
     named = {str(i): weight for i, weight in enumerate(weights)}
     flat = [FlatTensors.zeros(named).flat for _ in range(4)]
-    average = FlatTensors.copy(named).flat
+    averages = torch.stack([FlatTensors.copy(named).flat] * 3)
+    shares = SHARES if ema else ()
     p = len(shapes)
     tensors = AdamTensors(
         parameters=list(weights),
@@ -47,11 +49,11 @@ def make(dtype=torch.float64, amsgrad=True, ema=True, shapes=SHAPES):
         first=flat[1],
         second=flat[2],
         largest=flat[3] if amsgrad else None,
-        average=average if ema else None,
+        averages=averages if ema else None,
         steps=torch.zeros(p, device=DEVICE),
         lr_scale=torch.linspace(1.0, 0.5, p, dtype=torch.float64, device=DEVICE),
         weight_decay=torch.linspace(0.0, 0.1, p, dtype=torch.float64, device=DEVICE),
-        controls=numbers(0.01, float("inf"), 0.1),
+        controls=numbers(0.01, float("inf"), *shares),
         loss=numbers(1.0)[0],
         verdict=numbers(0.0, 0.0, 0.0),
     )
@@ -68,7 +70,7 @@ def set_gradient(tensors, seed, scale=1.0):
 
 def everything(tensors):
     """Copies of all that may change."""
-    flat = (tensors.first, tensors.second, tensors.largest, tensors.average, tensors.steps)
+    flat = (tensors.first, tensors.second, tensors.largest, tensors.averages, tensors.steps)
     return [one.clone() for one in (*tensors.parameters, *flat) if one is not None]
 
 
@@ -80,7 +82,7 @@ def test_it_does_what_torch_does(algorithm, clip, per_tensor):
         (0.9, 0.99), 1e-7, decoupled=algorithm == "adamw", clip=clip, per_tensor=per_tensor
     )
     weights = [torch.nn.Parameter(weight.clone()) for weight in tensors.parameters]
-    averages = [weight.detach().clone() for weight in weights]
+    averages = [[weight.detach().clone() for weight in weights] for _ in SHARES]
     groups = [
         {"params": [weight], "lr": 0.01 * float(scale), "weight_decay": float(decay)}
         for weight, scale, decay in zip(
@@ -100,15 +102,17 @@ def test_it_does_what_torch_does(algorithm, clip, per_tensor):
             torch.nn.utils.clip_grad_norm_([weight], clip)
         optimizer.step()
         with torch.no_grad():
-            torch._foreach_lerp_(averages, weights, 0.1)
+            for own, share in zip(averages, SHARES, strict=True):
+                torch._foreach_lerp_(own, weights, share)
         with kernels.use("reference"):
             fused_adam_ema(tensors, settings)
         assert float(tensors.verdict[1]) == pytest.approx(float(norm), rel=1e-12)
     for found, weight in zip(tensors.parameters, weights, strict=True):
         assert torch.allclose(found, weight, rtol=1e-12, atol=1e-14)
-    for start, average in zip(starts_of(tensors.parameters), averages, strict=False):
-        part = tensors.average[start : start + average.numel()]
-        assert torch.allclose(part, average.flatten(), rtol=1e-12, atol=1e-14)
+    for flat, own in zip(tensors.averages, averages, strict=True):
+        for start, average in zip(starts_of(tensors.parameters), own, strict=False):
+            part = flat[start : start + average.numel()]
+            assert torch.allclose(part, average.flatten(), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
@@ -130,7 +134,7 @@ def test_triton_equals_the_reference(dtype, tolerance, amsgrad, ema, decoupled, 
     for one, other in zip(expected.parameters, found.parameters, strict=True):
         one.copy_(other)
     if ema:
-        expected.average.copy_(found.average)
+        expected.averages.copy_(found.averages)
     kernels.reset_launches()
     for seed in range(3):
         for tensors, choice in ((expected, "reference"), (found, "triton")):
@@ -192,7 +196,7 @@ def test_parameters_without_gradient_stay_copies_follow_and_known_norms_are_used
     squares = torch.zeros(3, device=DEVICE)
     values = {**vars(tensors), "active": active, "copy": twin, "squares": squares, "kept": {}}
     tensors = AdamTensors(**values)
-    tensors.average.zero_()
+    tensors.averages.zero_()
     starts = starts_of(tensors.parameters)
     before = [weight.clone() for weight in tensors.parameters]
     for seed in range(2):
@@ -212,7 +216,7 @@ def test_parameters_without_gradient_stay_copies_follow_and_known_norms_are_used
         assert tensors.first[span].any() == (i != idle)
         assert torch.equal(twin[span].view(weight.shape), weight.half())
     span = slice(starts[idle], starts[idle] + before[idle].numel())
-    assert torch.allclose(tensors.average[span], 0.19 * before[idle].flatten(), rtol=1e-5)
+    assert torch.allclose(tensors.averages[0, span], 0.19 * before[idle].flatten(), rtol=1e-5)
 
 
 def test_two_runs_give_equal_bits():

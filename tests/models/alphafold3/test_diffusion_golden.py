@@ -140,6 +140,9 @@ def test_denoiser(shared, policy):
     x, s_inputs, s, z = inputs(golden, "x_noisy", "s_inputs", "s_trunk", "z_trunk")
     shared_by_copies = module.describe(sample(golden), s_inputs, s, z)
     found = module(x, tensor(golden["in__t_hat"]), shared_by_copies)
+    with torch.no_grad():
+        beforehand = _one_by_one(module, x, tensor(golden["in__t_hat"]), shared_by_copies)
+    golden_modules.assert_same(beforehand, golden["out__x_denoised"], "of conditions beforehand")
     check(
         golden,
         module,
@@ -149,3 +152,11 @@ def test_denoiser(shared, policy):
         s_trunk=s,
         z_trunk=z,
     )
+
+
+def _one_by_one(module, x, sigma, shared):
+    """Denoise every copy as a sampling does: its level is conditioned with the others."""
+    prepared = module.prepare(shared)
+    levels = module.levels(sigma.flatten(), prepared)
+    copies = zip(x.split(1, -3), sigma.split(1, -1), levels, strict=True)
+    return torch.cat([module(one, at, prepared, level) for one, at, level in copies], -3)

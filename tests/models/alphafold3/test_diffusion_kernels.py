@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bevatron import kernels
+from bevatron.models.alphafold3 import diffusion
 from bevatron.models.alphafold3.atom_transformer import AtomTransformer
 from bevatron.models.alphafold3.config_diffusion import (
     AtomConfig,
@@ -65,6 +66,31 @@ def test_fused_operators_read_windows_and_shared_conditions_in_place():
             assert {which for _, which in kernels.launches()} == {implementation}
     for fused, plain in zip(found["triton"], found["reference"], strict=True):
         assert_close(fused, plain, 2e-5)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 0.02)])
+def test_a_sampling_conditions_its_levels_beforehand(module, dtype, tolerance, monkeypatch):
+    if dtype == torch.bfloat16 and DEVICE == "cpu":
+        implementation = "reference"
+    else:
+        pytest.importorskip("triton")
+        implementation = "triton"
+    monkeypatch.setattr(diffusion, "ROWS_AT_ONCE", 12)  # two levels, then one
+    module.to(DEVICE)
+    batch = random_complex.features([5, 1, 9, 14, 4])
+    batch = {name: x.float() if x.is_floating_point() else x for name, x in batch.items()}
+    batch = {name: x.to(DEVICE) for name, x in batch.items()}
+    trunk = [x.to(DEVICE, dtype) for x in random_complex.trunk(5, WIDTHS)]
+    x = 16 * torch.randn(2, 33, 3, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    sigmas = torch.tensor([900.0, 40.0, 3.0], device=DEVICE)
+    with torch.no_grad(), kernels.use(implementation):
+        shared = module.describe(batch, *trunk)
+        prepared = module.prepare(shared)
+        for sigma, level in zip(sigmas, module.levels(sigmas, prepared), strict=True):
+            found = module(x, sigma.expand(2), prepared, level)
+            with kernels.use("reference"):
+                expected = module(x, sigma.expand(2), shared)
+            assert_close(found, expected, tolerance)
 
 
 def test_a_trunk_in_bfloat16_leaves_coordinates_in_float32(module):

@@ -19,12 +19,12 @@ from bevatron.recipes.alphafold2.data import MAX_RESOLUTION, MOST_OF_ONE
 from bevatron.recipes.alphafold2.run import (
     CHANGES,
     CYCLES,
-    LARGEST_BATCH,
     AlphaFold2Run,
     ChainStage,
     build,
 )
 from bevatron.recipes.alphafold2.start import started_from
+from bevatron.recipes.staged_run import LARGEST_BATCH
 from bevatron.train.loop import begin_state, fit
 from bevatron.train.optim import optimizer_tensors
 from bevatron.train.schedule import learning_rate

@@ -19,6 +19,7 @@ from bevatron.recipes.mace.capacity import (
     measured_rates,
     rate_share,
     smallest_near_highest,
+    unmeasured_capacity,
 )
 from bevatron.recipes.mace.step_cost import StepCost, StepMeter
 from bevatron.train.memory_plan import NotPlannableError
@@ -175,13 +176,31 @@ def test_a_gpu_with_room_for_one_structure_alone_is_told_of_no_rate(gpu):
         choose_capacity(memory, 1)
 
 
-def test_a_cpu_takes_256_atoms_or_the_largest_structure(gpu):
-    memory = gpu()
-    memory.device = torch.device("cpu")
-    assert choose_capacity(memory, 1)[0] == {"atoms": 256}
-    memory.sizes["atoms"][0] = 400
-    assert choose_capacity(memory, 1)[0] == {"atoms": 400}
-    assert not memory.tried
+def test_a_cpu_takes_256_atoms_or_the_largest_structure():
+    sizes = Sizes(2000).sizes
+    assert unmeasured_capacity(sizes, torch.device("cpu"), 1)[0] == {"atoms": 256}
+    sizes["atoms"][0] = 400
+    assert unmeasured_capacity(sizes, torch.device("cpu"), 1)[0] == {"atoms": 400}
+
+
+@pytest.mark.parametrize(("number", "per_step"), [(1000, 1), (5000, 4), (3, 1)])
+def test_few_atoms_are_trained_on_without_measuring(gpu, monkeypatch, number, per_step):
+    """The steps of an epoch decide, as they would after measuring."""
+    memory = gpu(number, limit=1e15)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1e15, 1e15))
+    found = unmeasured_capacity(memory.sizes, memory.device, per_step)
+    capacity, why = choose_capacity(memory, per_step)
+    assert found is not None
+    assert found[0] == capacity
+    assert found[1].removeprefix(": ") in why
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1e8, 1e15))
+    assert unmeasured_capacity(memory.sizes, memory.device, per_step) is None
+
+
+def test_the_rate_is_measured_where_it_could_decide(gpu, monkeypatch):
+    memory = gpu(number=10_000)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1e15, 1e15))
+    assert unmeasured_capacity(memory.sizes, memory.device, 1) is None
 
 
 def test_measuring_ends_when_time_is_up(gpu, monkeypatch):
@@ -204,15 +223,15 @@ def test_shares_of_the_rate_between_and_below_measured_batches():
 
 def test_the_choice_is_kept_before_the_run_has_a_folder(tmp_path, monkeypatch):
     found = {"atoms": 7, "edges": 90}
-    monkeypatch.setattr(module, "choose_capacity", lambda *_: (found, ": why"))
+    monkeypatch.setattr(module, "unmeasured_capacity", lambda *_: (found, ": why"))
     path, config = tmp_path / "runs" / "new" / "capacity.json", TrainConfig(device="cpu")
-    assert capacity_of_run(path, config, lambda _: None) == (
+    assert capacity_of_run(path, config, {}, lambda _: None) == (
         found,
         "batches of 7 atoms and 90 edges: why",
     )
     assert json.loads(path.read_text()) == found
-    monkeypatch.setattr(module, "choose_capacity", lambda *_: ({"atoms": 1}, ""))
-    again, note = capacity_of_run(path, config, lambda _: None)
+    monkeypatch.setattr(module, "unmeasured_capacity", lambda *_: ({"atoms": 1}, ""))
+    again, note = capacity_of_run(path, config, {}, lambda _: None)
     assert again == found
     assert "as chosen when the run began" in note
 
@@ -224,7 +243,8 @@ def test_it_says_that_it_is_busy_before_a_gpu_measures(monkeypatch, tmp_path, ca
 
     mesh = Mesh(device=torch.device("cuda"))
     monkeypatch.setattr(module, "open_mesh", lambda *_: contextlib.nullcontext(mesh))
+    monkeypatch.setattr(module, "unmeasured_capacity", lambda *_: None)
     monkeypatch.setattr(module, "choose_capacity", choose)
-    capacity_of_run(tmp_path / "capacity.json", TrainConfig(), lambda _: None)
-    capacity_of_run(tmp_path / "capacity.json", TrainConfig(), lambda _: None)
+    capacity_of_run(tmp_path / "capacity.json", TrainConfig(), {}, lambda _: None)
+    capacity_of_run(tmp_path / "capacity.json", TrainConfig(), {}, lambda _: None)
     assert not capsys.readouterr().err

@@ -297,6 +297,15 @@ def test_a_run_that_diverges_keeps_the_weights_from_before(tmp_path, on_a_cpu):
             assert not tensor.is_floating_point() or torch.isfinite(tensor).all(), name
 
 
+def test_a_drawn_batch_is_padded_to_its_own_size_whatever_came_before(tmp_path):
+    run, state = prepared(tmp_path, one_element=True)
+    run.stages = ("a stage",)
+    step = CapturedStep(run, state, MESH)
+    large, small = tiny.batch_of(run, [*range(10)] * 4), tiny.batch_of(run, [0])
+    shapes = [step._key_of(batch) for batch in (large, small, large)]
+    assert shapes[1] < shapes[0] == shapes[2]
+
+
 def test_asking_for_what_cannot_be_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"train.cuda_graphs: .* the device is cpu"):
         fit(make_run(tmp_path, train={"cuda_graphs": True}))

@@ -1,5 +1,6 @@
 """Batches of a plan, prefetched by worker processes."""
 
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 
 from bevatron.data.dataset import SampleSource
+from bevatron.data.loader.ahead import Ahead
 from bevatron.data.loader.failures import LeftOut, loader_error, name_of, named
 from bevatron.data.loader.pool import Pool
 from bevatron.data.loader.worker import SampleError, failure_of, make_batch
@@ -46,7 +48,7 @@ class LoadedBatch(Generic[B]):
 
 
 class Loader:
-    """Prefetch the batches of a plan in worker processes.
+    """Prefetch the batches of a plan, in a thread or in worker processes.
 
     Unlike torch's DataLoader it knows which batch every worker holds. A dead worker is detected at
     once and restarted for the same batch; if that batch kills a second worker, or a sample raises
@@ -69,8 +71,9 @@ class Loader:
     collate
         (samples, indices, weights) -> batch; picklable.
     workers
-        Number of worker processes; 0 collates in this process on demand, None means
-        `default_workers`.
+        Number of worker processes; 0 collates in this process on demand. None makes batches in a
+        thread of this process while each takes under a millisecond, then in as many processes as
+        `default_workers` says; in processes at once with a window or ``leave_out``.
     window
         1 keeps the order of the plan. With w > 1 a finished batch may overtake unfinished ones, if
         it is less than w positions ahead of the first of them.
@@ -122,6 +125,7 @@ class Loader:
         start_method: str = "forkserver",
     ) -> None:
         self.workers = default_workers() if workers is None else workers
+        self._in_thread = workers is None and window == 1 and not leave_out
         if self.workers < 0 or window < 1 or (prefetch is not None and prefetch < 1):
             raise LoaderError(
                 f"the loader needs workers >= 0, window >= 1 and prefetch >= 1, "
@@ -142,6 +146,8 @@ class Loader:
             "start_method": start_method,
         }
         self._pool: Pool | None = None
+        self._ahead: Ahead | None = None
+        self._lock = threading.Lock()
         self._generation: int | None = None
         self._end: weakref.finalize[Any, Any] | None = None
 
@@ -149,16 +155,20 @@ class Loader:
         return len(self._batches)
 
     def set_batches(self, batches: Sequence[tuple[IntArray, FloatArray]]) -> None:
-        """Set the batches of the next epoch; workers begin to load them at once."""
+        """Set the batches of the next epoch; they begin to be loaded at once."""
+        self._stop_ahead()
         self._batches = batches
-        if self.workers:
-            self._generation = self._running().begin(batches)
+        if self._in_thread:
+            self._begin_ahead()
+        elif self.workers:
+            self._begin_workers()
 
     def __iter__(self) -> Iterator[LoadedBatch[Any]]:
         return self._in_process() if self.workers == 0 else self._from_workers()
 
     def close(self) -> None:
         """Stop the workers; iterating again starts new ones."""
+        self._stop_ahead()
         if self._end is not None:
             self._end()
         self._pool = self._end = self._generation = None
@@ -181,7 +191,46 @@ class Loader:
             self._end = weakref.finalize(self, self._pool.close)
         return self._pool
 
+    def _begin_workers(self, first: int = 0) -> None:
+        self._generation = self._running().begin(self._batches, first)
+
+    def _begin_ahead(self) -> None:
+        loader = weakref.ref(self)  # a thread that waits for room must not keep it
+
+        def hand_over(position: int) -> None:
+            one = loader()
+            if one is None:
+                return
+            with one._lock:  # noqa: SLF001
+                if one._ahead is made:  # noqa: SLF001  else other batches were set meanwhile
+                    one._in_thread = False  # noqa: SLF001
+                    one._begin_workers(position)  # noqa: SLF001
+
+        with self._lock:
+            made = self._ahead = Ahead(
+                self._dataset,
+                self._collate,
+                self._batches,
+                hand_over,
+                patience=self._sample_timeout,
+                pin_memory=self._pin,
+            )
+            self._ahead_ends = weakref.finalize(self, made.stop)
+
+    def _stop_ahead(self) -> None:
+        with self._lock:
+            if self._ahead is not None:
+                self._ahead_ends()
+                self._ahead = None
+
     def _from_workers(self) -> Iterator[LoadedBatch[Any]]:
+        if self._in_thread and (self._ahead is None or self._ahead.begun):
+            self.set_batches(self._batches)
+        if self._ahead is not None and not self._ahead.begun:
+            for position, batch, waited in self._ahead:
+                yield LoadedBatch(batch, position, waited)
+            if self._in_thread:
+                return
         pool = self._running()
         generation, self._generation = self._generation, None
         if generation is None:

@@ -114,8 +114,8 @@ class Pool:
         self._thread = threading.Thread(target=self._watch, name="bevatron-loader", daemon=True)
         self._thread.start()
 
-    def begin(self, batches: Sequence[tuple[IntArray, FloatArray]]) -> int:
-        """Start with the first of ``batches``; earlier work in progress is dropped.
+    def begin(self, batches: Sequence[tuple[IntArray, FloatArray]], first: int = 0) -> int:
+        """Start with a batch, by default the first; earlier work in progress is dropped.
 
         Returns
         -------
@@ -125,7 +125,7 @@ class Pool:
         with self._changed:
             self._generation += 1
             self._batches = batches
-            self._next = self._oldest = 0
+            self._next = self._oldest = first
             self._delivered.clear()
             self._ready.clear()
         self._wake()

@@ -9,24 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bevatron.data.padding.shape import (
-    Axis,
-    BatchShape,
-    PaddingRule,
-    round_geometrically,
-    round_up,
-)
+from bevatron.data.padding.shape import Axis, BatchShape, PaddingRule, round_up
 from bevatron.typing import IntArray
 
 MAX_NEIGHBOURS = 128
 """Upper bound of padding edges per padding atom, where possible: a kernel that loops over the edges
 of an atom would be held up by an atom with thousands."""
-LARGE = {"edges": 65536, "atoms": 2048}
-"""Sizes above which inference is bound by edges and atoms, not by launches: padding costs time."""
 MAX_PADDING_MOLECULE = 16
 """Upper bound of atoms of a padding molecule: kernels are tuned for molecules of this size."""
 
-EDGES, ATOMS = Axis("edges", 128), Axis("atoms", 16, spare=1)
+# From where steps are fine, inference is bound by edges and atoms, not by launches.
+EDGES, ATOMS = Axis("edges", 128), Axis("atoms", 16, spare=1, fine_from=2048)
 GRAPHS = Axis("graphs", 8, spare=1, headroom=4.0, counts_work=False)
 PAIRS = Axis("pairs", 128, counts_work=False)
 
@@ -59,8 +52,8 @@ class AtomPadding(PaddingRule):
     def rounded(self, size: Sequence[int]) -> BatchShape:
         """Round a batch's size up to a shape that depends on nothing else.
 
-        Edges and atoms are rounded to four steps per doubling, large ones (`LARGE`) to sixteen, so
-        that structures whose edges come and go as they move share a shape.
+        Edges and atoms are rounded to four steps per doubling, many to sixteen, so that structures
+        whose edges come and go as they move share a shape.
 
         Examples
         --------
@@ -70,11 +63,11 @@ class AtomPadding(PaddingRule):
         True
         """
         edges, atoms, graphs = size[:3]
-        most_edges = round_geometrically(edges, EDGES.multiple, LARGE["edges"])
+        most_edges = EDGES.rounded(edges)
         spare = 1 + -(-(most_edges - edges) // MAX_NEIGHBOURS)
         return BatchShape(
             edges=most_edges,
-            atoms=round_geometrically(atoms + spare, ATOMS.multiple, LARGE["atoms"]),
+            atoms=ATOMS.rounded(atoms + spare),
             graphs=max(GRAPHS.multiple, 1 << graphs.bit_length()),
         )
 
@@ -104,9 +97,7 @@ class MoleculePadding(AtomPadding):
         """Round a batch's size up; edges come in twos, as `AtomPadding.rounded` has them."""
         bare = super().rounded(size)
         found = self._with_pairs(bare, np.array([size], dtype=np.int64), 0)
-        return BatchShape(
-            **{**dict(found.lengths), "pairs": round_geometrically(found.pairs, PAIRS.multiple)}
-        )
+        return BatchShape(**{**dict(found.lengths), "pairs": PAIRS.rounded(found.pairs)})
 
     def _with_pairs(self, shape: BatchShape, sizes: IntArray, least: int) -> BatchShape:
         """Add graphs until padding molecules are small, and room for the pairs of all batches."""

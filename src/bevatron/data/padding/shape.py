@@ -10,12 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, runtime_checkable
 
-from torch import Tensor
-
 from bevatron.task import Batch
-from bevatron.typing import IntArray
+from bevatron.typing import Array, IntArray
 
-Rows: TypeAlias = Tensor | float | bool | int
+Rows: TypeAlias = Array | float | bool | int
 """Values of padding rows; what broadcasts to all of them."""
 
 _OLD_ORDER = ("edges", "atoms", "graphs", "pairs")
@@ -38,6 +36,8 @@ class Axis:
         How much headroom it gets, relative to other axes.
     counts_work
         Whether the time of a step grows with it; shapes are chosen to waste little of these.
+    fine_from
+        Length from which on shapes are sixteen to a doubling instead of four.
     """
 
     name: str
@@ -45,6 +45,20 @@ class Axis:
     spare: int = 0
     headroom: float = 1.0
     counts_work: bool = True
+    fine_from: int = 65536
+
+    def rounded(self, length: int) -> int:
+        """Round up to one of few lengths.
+
+        Examples
+        --------
+        >>> axis = Axis("atoms", 16, fine_from=128)
+        >>> [axis.rounded(length) for length in (3, 33, 41, 65, 129)]
+        [16, 40, 48, 80, 136]
+        """
+        steps = 4 if length < self.fine_from else 16
+        below = 1 << max(length - 1, 1).bit_length() - 1  # the power of two below, or 1
+        return max(round_up(length, max(below // steps, 1)), self.multiple)
 
 
 @dataclass(frozen=True, order=True, init=False)
@@ -152,8 +166,9 @@ class PaddingRule:
     def rounded(self, size: Sequence[int]) -> BatchShape:
         """Round the size of one batch up to one of few shapes.
 
-        Four per doubling of each axis; axes on which the work does not depend grow fourfold from
-        their multiple on, so that they hardly add to the number of shapes.
+        Four per doubling of each axis, sixteen where it is long; axes on which the work does not
+        depend grow fourfold from their multiple on, so that they hardly add to the number of
+        shapes.
 
         Examples
         --------
@@ -165,7 +180,7 @@ class PaddingRule:
 
         def length(axis: Axis, needed: int) -> int:
             if axis.counts_work:
-                return round_geometrically(needed, axis.multiple)
+                return axis.rounded(needed)
             found = axis.multiple
             while found < needed:
                 found *= 4
@@ -234,16 +249,3 @@ def ragged_axes(ragged: Ragged | tuple[Ragged, ...]) -> tuple[Ragged, ...]:
 def round_up(value: float, multiple: int) -> int:
     """Round up to a multiple."""
     return int(-(-value // multiple) * multiple)
-
-
-def round_geometrically(value: int, least: int, fine_from: int = 65536) -> int:
-    """Round up to four steps per doubling, from ``fine_from`` on to sixteen.
-
-    Examples
-    --------
-    >>> [round_geometrically(value, 16) for value in (3, 33, 41, 65)]
-    [16, 40, 48, 80]
-    """
-    steps = 4 if value < fine_from else 16
-    below = 1 << max(value - 1, 1).bit_length() - 1  # the power of two below, or 1
-    return max(round_up(value, max(below // steps, 1)), least)

@@ -101,7 +101,7 @@ class StaticBatch:
             if ragged.dim:
                 values = np.moveaxis(values, ragged.dim, 0)
             np.copyto(target[: len(values)], values, casting="same_kind")
-            target[len(values) :] = rest.numpy() if isinstance(rest, Tensor) else rest
+            target[len(values) :] = rest
 
     def copy_from(self, other: "StaticBatch") -> None:
         """Copy everything in one piece, without waiting if the other is page-locked."""

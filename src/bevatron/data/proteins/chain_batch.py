@@ -73,7 +73,9 @@ class ChainBatch(ProteinBatch):
     template_torsions_mask: Tensor
     template_mask: Tensor
 
-    padding: ClassVar[PaddingRule] = rule(Axis("tokens", 8), Axis("rows", 4), Axis("extra_rows", 8))
+    padding: ClassVar[PaddingRule] = rule(
+        Axis("tokens", 8, fine_from=1024), Axis("rows", 4), Axis("extra_rows", 8)
+    )
     ragged: ClassVar[RaggedFields] = {
         **{name: Ragged("tokens") for name in _RESIDUE_FIELDS},
         **{name: (Ragged("rows", 1), Ragged("tokens", 2)) for name in _CENTRE_FIELDS},

@@ -121,7 +121,7 @@ class ComplexBatch(ProteinBatch):
     permutation_atoms: Tensor
 
     padding: ClassVar[PaddingRule] = rule(
-        Axis("tokens", 32), Axis("atoms", 256), Axis("rows", 64),
+        Axis("tokens", 32, fine_from=1024), Axis("atoms", 256, fine_from=8192), Axis("rows", 64),
         Axis("templates", 1, headroom=0.0), Axis("token_bonds", 512, counts_work=False),
         Axis("polymer_ligand_bonds", 64, counts_work=False),
         Axis("molecules", 32, counts_work=False), Axis("copies", 16, counts_work=False),

@@ -89,10 +89,10 @@ class AtomBatch:
         changes: dict[str, Any] = {**tensors, "indices": none, "checked": True}
         return replace(self, **changes)
 
-    def _spread(self, shape: BatchShape, number: int) -> Tensor:
+    def _spread(self, shape: BatchShape, number: int) -> IntArray:
         """Spread a number of edges or bonds evenly over the padding atoms, ascending."""
         spare = shape.atoms - self.num_atoms
-        return torch.arange(number) * spare // max(number, 1)
+        return np.arange(number) * spare // max(number, 1)
 
     def _map(self, function: Callable[[str, Tensor], Tensor]) -> Self:
         values = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -158,19 +158,20 @@ class MoleculeBatch(AtomBatch):
         if shape.edges % 2:
             raise ValueError(f"edges of molecules come in pairs, {shape.edges} is odd")
         sizes = _even(spare, shape.graphs - graphs)
-        owner = graphs + torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        owner = np.repeat(np.arange(graphs, shape.graphs), sizes)
         # Both directions of a padding bond leave and reach one atom.
-        place = self._spread(shape, missing // 2).repeat_interleave(2)
+        place = np.repeat(self._spread(shape, missing // 2), 2)
+        further = np.arange(edges, shape.edges)
         return {
             "edges": (atoms + place)[:, None],
             "graph": owner,
-            "graph_ptr": atoms + sizes.cumsum(0),
+            "graph_ptr": atoms + sizes.cumsum(),
             "edge_graph": owner[place],
-            "reverse_edge": torch.arange(edges, shape.edges) ^ 1,
-            "incoming": torch.arange(edges, shape.edges),
-            "incoming_ptr": edges + torch.bincount(place, minlength=spare).cumsum(0),
+            "reverse_edge": further ^ 1,
+            "incoming": further,
+            "incoming_ptr": edges + np.bincount(place, minlength=spare).cumsum(),
             "neighbours": atoms + place,
-            "pair_ptr": self.num_pairs + (sizes**2).cumsum(0),
+            "pair_ptr": self.num_pairs + (sizes**2).cumsum(),
         }
 
     def pairs(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -258,9 +259,9 @@ def collate_molecules(
     )
 
 
-def _even(total: int, parts: int) -> Tensor:
+def _even(total: int, parts: int) -> IntArray:
     """Whole numbers that differ by one at most and add up to ``total``."""
-    sizes = torch.full((parts,), total // parts)
+    sizes = np.full(parts, total // parts)
     sizes[: total % parts] += 1
     return sizes
 

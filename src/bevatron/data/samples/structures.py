@@ -146,10 +146,10 @@ class StructureBatch(AtomBatch):
         receiver = self.num_atoms + self._spread(shape, shape.edges - self.num_edges)
         return {
             "edges": receiver[:, None],
-            "edge_shifts": torch.tensor([1.0, 0.0, 0.0], dtype=self.edge_shifts.dtype),
-            "cell": PADDING_LENGTH * torch.eye(3, dtype=self.cell.dtype),
+            "edge_shifts": np.array([1.0, 0.0, 0.0]),
+            "cell": PADDING_LENGTH * np.eye(3),
             # An element of the batch is one that the model knows.
-            "atomic_numbers": self.atomic_numbers[:1],
+            "atomic_numbers": self.atomic_numbers[:1].numpy(),
             "graph": self.num_graphs,
             "graph_ptr": shape.atoms,
         }

@@ -32,7 +32,9 @@ class InvariantPointAttention(nn.Module):
         \sqrt{\tfrac{1}{3}}\, b_{ij} - \tfrac{\gamma}{2} \sqrt{\tfrac{2}{27 P}} \sum_p
         |T_i q_{ip} - T_j k_{jp}|^2\Big)
 
-    for each of H heads of D channels and P points.
+    for each of H heads of D channels and P points. Of the square only
+    :math:`2 T_i q_{ip} \cdot T_j k_{jp} - |T_j k_{jp}|^2` counts in the softmax: channels that are
+    appended to q and k, so that no array of all pairs of points is made.
     """
 
     def __init__(self, c_s: int, c_z: int, config: StructureConfig) -> None:
@@ -48,48 +50,60 @@ class InvariantPointAttention(nn.Module):
         self.bias = Linear(c_z, H)
         self.out = Linear(H * (c_z + D + V * 4), c_s, init="final")
 
+    def pair_bias(
+        self, z: Float[Tensor, "*batch N N Z"], mask: Bool[Tensor, "*batch N"]
+    ) -> Float[Tensor, "*batch H N N"]:
+        """Return what pair and mask add to the logits: the same in all blocks."""
+        both = mask[..., None, :, None] & mask[..., None, None, :]
+        bias: Tensor = sqrt(1 / 3) * self.bias(z).movedim(-1, -3)
+        return (bias - MASKED * ~both).contiguous()
+
     def forward(
         self,
         s: Float[Tensor, "*batch N C"],
         z: Float[Tensor, "*batch N N Z"],
+        bias: Float[Tensor, "*batch H N N"],
         frames: Rigid,
-        mask: Bool[Tensor, "*batch N"],
     ) -> Float[Tensor, "*batch N C"]:
-        """Return the update of s."""
+        """Return the update of s; ``bias`` is that of `pair_bias`."""
         H, D, P, V = self.sizes
+        # Products of points lose digits with their distance from the origin, which is anywhere.
+        centre = frames.translation.mean(-2, keepdim=True).detach()
+        frames = Rigid(frames.rotation, frames.translation - centre)
         k, v = self.kv(s).unflatten(-1, (H, 2 * D)).split(D, dim=-1)
-        k_points, v_points = self._points(self.kv_points(s), frames).split([P, V], dim=-2)
-        weights = self._weights(s, z, k, k_points, frames, mask)
+        q_points, k_points, v_points = self._points(s, frames).split([P, P, V], dim=-2)
+        weights = self._weights(s, k, q_points, k_points, bias)
 
-        scalars = torch.einsum("...ijh,...jhd->...ihd", weights, v)
-        points = torch.einsum("...ijh,...jhpx->...ihpx", weights, v_points)
+        values = torch.cat([v, v_points.flatten(-2)], dim=-1).transpose(-2, -3)
+        scalars, points = (weights @ values).transpose(-2, -3).split([D, 3 * V], dim=-1)
+        points = points.unflatten(-1, (V, 3))
         points = rigid.apply_inverse(rigid.select(frames, (..., None, None)), points)
         norms = torch.sqrt(points.square().sum(-1) + 1e-8)
-        pairs = torch.einsum("...ijh,...ijc->...ihc", weights, z)
+        pairs = weights.transpose(-2, -3) @ z
         by_axis = points.flatten(-3, -2).mT.flatten(-2)
         parts = [scalars.flatten(-2), by_axis, norms.flatten(-2), pairs.flatten(-2)]
         update: Tensor = self.out(torch.cat(parts, dim=-1))
         return update
 
     def _weights(
-        self, s: Tensor, z: Tensor, k: Tensor, k_points: Tensor, frames: Rigid, mask: Tensor
-    ) -> Float[Tensor, "*batch N N H"]:
+        self, s: Tensor, k: Tensor, q_points: Tensor, k_points: Tensor, bias: Tensor
+    ) -> Float[Tensor, "*batch H N N"]:
         H, D, P, _ = self.sizes
-        q = self.q(s).unflatten(-1, (H, D))
-        q_points = self._points(self.q_points(s), frames)
-        gaps = q_points[..., :, None, :, :, :] - k_points[..., None, :, :, :, :]
-        gamma = F.softplus(self.head_weights) * sqrt(2 / (27 * P))
-        logits = sqrt(1 / (3 * D)) * torch.einsum("...ihd,...jhd->...ijh", q, k)
-        logits = logits + sqrt(1 / 3) * self.bias(z)
-        logits = logits - 0.5 * gamma * gaps.square().sum((-1, -2))
-        both = mask[..., :, None, None] & mask[..., None, :, None]
-        weights: Tensor = (logits - MASKED * ~both).softmax(-2)
-        return weights
+        q = self.q(s).unflatten(-1, (H, D)) * sqrt(1 / (3 * D))
+        q_points, k_points = q_points.flatten(-2), k_points.flatten(-2)
+        gamma = F.softplus(self.head_weights)[:, None] * sqrt(2 / (27 * P))
+        lengths = k_points.square().sum(-1, keepdim=True)
+        q = torch.cat([q, gamma * q_points, (-0.5 * gamma).expand_as(lengths)], dim=-1)
+        k = torch.cat([k, k_points, lengths], dim=-1)
+        logits = q.transpose(-2, -3) @ k.transpose(-2, -3).mT
+        return (logits + bias).softmax(-1)
 
-    def _points(self, projected: Tensor, frames: Rigid) -> Float[Tensor, "*batch N H P 3"]:
-        """Take a projection, all x before all y before all z, as points of the world."""
-        H = self.sizes[0]
-        points = projected.unflatten(-1, (3, H, -1)).movedim(-3, -1)
+    def _points(self, s: Tensor, frames: Rigid) -> Float[Tensor, "*batch N H _ 3"]:
+        """Project s to points of queries, keys and values, and take them into the world."""
+        # A projection has all x before all y before all z.
+        projected = [each(s).unflatten(-1, (3, self.sizes[0], -1))
+                     for each in (self.q_points, self.kv_points)]  # fmt: skip
+        points = torch.cat(projected, dim=-1).movedim(-3, -1)
         return rigid.apply(rigid.select(frames, (..., None, None)), points)
 
 
@@ -183,9 +197,12 @@ class AngleResnet(nn.Module):
         self.linear_out = Linear(width, 14)
 
     def forward(
-        self, s: Float[Tensor, "*rows C"], initial: Float[Tensor, "*rows C"]
-    ) -> tuple[Float[Tensor, "*rows 7 2"], Float[Tensor, "*rows 7 2"]]:
-        """Return the angles as they leave the network, and as points of the unit circle."""
+        self, s: Float[Tensor, "*blocks N C"], initial: Float[Tensor, "*batch N C"]
+    ) -> tuple[Float[Tensor, "*blocks N 7 2"], Float[Tensor, "*blocks N 7 2"]]:
+        """Return the angles as they leave the network, and as points of the unit circle.
+
+        ``initial`` is the same for all blocks, which may lead in s.
+        """
         a = self.linear_in(s.relu()) + self.linear_initial(initial.relu())
         for layer in self.layers:
             a = layer(a)
@@ -238,17 +255,21 @@ class StructureModule(nn.Module):
         frames = F.pad(s.new_ones(*s.shape[:-1], 1), (0, 6))
         count = self.config.num_blocks
         masks = drops.draw(s[..., None, :, :], 2 * count, self.config.dropout)
+        bias = self.ipa.pair_bias(z, mask)
         blocks = []
         for block in range(count):
             moved = rigid.rigid_of_quaternion(frames)
-            s = s + self.ipa(s, z, moved, mask)
+            s = s + self.ipa(s, z, bias, moved)
             s = self.norm_ipa(_dropped(s, masks[2 * block]))
             s = self.transition(s, masks[2 * block + 1])
             frames = self.bb_update(s, frames, moved.rotation)
-            blocks.append((frames, *self.angle_resnet(s, initial), s))
+            blocks.append((frames, s))
             # Gradients through the rotations of several blocks destabilise training.
             frames = torch.cat([frames[..., :4].detach(), frames[..., 4:]], dim=-1)
-        return self._structure(aatype, *(torch.stack(found) for found in zip(*blocks, strict=True)))
+        all_frames, states = (torch.stack(found) for found in zip(*blocks, strict=True))
+        # No block reads the angles of another, so one pass computes those of all.
+        raw, angles = self.angle_resnet(states, initial)
+        return self._structure(aatype, all_frames, raw, angles, states)
 
     def _structure(
         self, aatype: Tensor, frames: Tensor, raw: Tensor, angles: Tensor, states: Tensor

@@ -3,17 +3,68 @@
 Legend: C channels of the rows, D of their condition, H hidden channels.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bevatron.kernels import conditioned_transition, layer_norm, layer_norm_linear
+from bevatron.kernels import conditioned_transition, layer_norm, layer_norm_linear, linear, swiglu
 from bevatron.kernels.shared.standing_weights import once
 from bevatron.models.common.folding import LayerNorm, Linear
 
 GATE_BIAS = -2.0
 """Initial bias of output gates: a new block hardly changes its input."""
+
+
+class Condition(NamedTuple):
+    """What a layer reads of its condition, computed beforehand.
+
+    Attributes
+    ----------
+    norms
+        Scale and shift, side by side, of each of its `AdaptiveNorm`.
+    gate
+        Of its update.
+    """
+
+    norms: tuple[Float[Tensor, "*condition _"], ...]
+    gate: Float[Tensor, "*condition C"]
+
+    def at(self, place: int) -> "Condition":
+        """Return one of the rows along the axis of copies; the axis stays."""
+        norms = tuple(norm.narrow(-3, place, 1) for norm in self.norms)
+        return Condition(norms, self.gate.narrow(-3, place, 1))
+
+
+def conditions_of(s: Float[Tensor, "*condition D"], layers: Sequence[nn.Module]) -> list[Condition]:
+    """Compute the conditions of many layers without gradients: s is read twice for all of them.
+
+    A norm's weight is multiplied into the layers behind it: norms differ in the matmul alone.
+
+    Parameters
+    ----------
+    layers : each has ``norms`` and an ``output_gate``
+    """
+    norms = [cast("tuple[AdaptiveNorm, ...]", layer.norms) for layer in layers]
+    gates = [cast("Linear", layer.output_gate) for layer in layers]
+    every = [norm for some in norms for norm in some]
+    made_of = [weight for norm in every for weight in norm.parameters()]
+    weight = once(lambda: torch.cat([norm.weight for norm in every]), *made_of, to="weight")
+    bias = once(lambda: torch.cat([norm.bias for norm in every]), *made_of, to="bias")
+    adapted = layer_norm_linear(s, None, None, weight, bias)
+    parts = iter(adapted.split([len(norm.weight) for norm in every], -1))
+    made_of = [weight for gate in gates for weight in gate.parameters()]
+    weight = once(lambda: torch.cat([gate.weight for gate in gates]), *made_of, to="weight")
+    bias = once(lambda: torch.cat([gate.bias for gate in gates]), *made_of, to="bias")
+    opened = linear(s.reshape(-1, s.shape[-1]), weight, bias).sigmoid()
+    by_layer = opened.view(*s.shape[:-1], -1).split([gate.out_features for gate in gates], -1)
+    return [
+        Condition(tuple(next(parts) for _ in some), gate)
+        for some, gate in zip(norms, by_layer, strict=True)
+    ]
 
 
 def output_gate(condition_width: int, width: int) -> Linear:
@@ -42,15 +93,34 @@ class AdaptiveNorm(nn.Module):
         self.scale = Linear(condition_width, width, init="final")
         self.shift = Linear(condition_width, width, bias=False, init="final")
 
+    @property
+    def weight(self) -> Float[Tensor, "_ D"]:
+        """Of both layers side by side, for conditions that are normalised but not scaled."""
+        return torch.cat([self.scale.weight, self.shift.weight]) * self.condition_norm.weight
+
+    @property
+    def bias(self) -> Float[Tensor, "_"]:
+        """Of both layers side by side."""
+        return F.pad(self.scale.bias, (0, self.shift.out_features))
+
+    def adapted(self, s: Float[Tensor, "*condition D"]) -> Float[Tensor, "*condition _"]:
+        """Return scale and shift, side by side."""
+        layers = (self.scale.weight, self.shift.weight)
+        weight = once(lambda: torch.cat(layers), *layers)
+        bias = once(lambda: self.bias, self.scale.bias, to="padded")
+        return layer_norm_linear(s, *self.condition_norm.parts, weight, bias)
+
     def forward(
         self, a: Float[Tensor, "*rows C"], s: Float[Tensor, "*condition D"]
     ) -> Float[Tensor, "*rows C"]:
         """Normalise rows; a condition that copies share may have an axis of size 1 for them."""
-        layers, own = (self.scale.weight, self.shift.weight), self.scale.bias
-        weight = once(lambda: torch.cat(layers), *layers)
-        bias = once(lambda: F.pad(own, (0, len(own))), own, to="padded")
-        both = layer_norm_linear(s, *self.condition_norm.parts, weight, bias)
-        scale, shift = both.to(a.dtype).chunk(2, -1)
+        return self.given(a, self.adapted(s))
+
+    def given(
+        self, a: Float[Tensor, "*rows C"], adapted: Float[Tensor, "*condition _"]
+    ) -> Float[Tensor, "*rows C"]:
+        """Normalise rows with what `adapted` has returned."""
+        scale, shift = adapted.to(a.dtype).chunk(2, -1)
         return layer_norm(a, scale=scale, shift=shift, sigmoid=True)
 
 
@@ -74,6 +144,11 @@ class ConditionedTransition(nn.Module):
         self.down = Linear(factor * width, width, bias=False)
         self.output_gate = output_gate(condition_width, width)
 
+    @property
+    def norms(self) -> tuple[AdaptiveNorm, ...]:
+        """Of `conditions_of`."""
+        return (self.norm,)
+
     def forward(
         self, a: Float[Tensor, "*rows C"], s: Float[Tensor, "*condition D"]
     ) -> Float[Tensor, "*rows C"]:
@@ -91,3 +166,22 @@ class ConditionedTransition(nn.Module):
             self.output_gate.weight,
             self.output_gate.bias,
         )
+
+    def ungated(self, a: Float[Tensor, "*rows C"], given: Condition) -> Float[Tensor, "*rows C"]:
+        """Return what the gate is multiplied with."""
+        n = self.norm.given(a, given.norms[0])
+        update: Tensor = self.down(swiglu(joined(n, self.gate.weight, self.up.weight)))
+        return update
+
+
+def joined(
+    x: Float[Tensor, "*rows C"], *weights: Tensor, bias: Tensor | None = None
+) -> Float[Tensor, "*rows _"]:
+    """Apply several layers to the same rows in one matmul; the first may have a bias."""
+    dtype = x.dtype
+    weight = once(lambda: torch.cat(weights).to(dtype), *weights, to=dtype)
+    if bias is None:
+        return F.linear(x, weight)
+    missing = len(weight) - len(bias)
+    padded = once(lambda: F.pad(bias.to(dtype), (0, missing)), bias, to=(dtype, missing))
+    return F.linear(x, weight, padded)

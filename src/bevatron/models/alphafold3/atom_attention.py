@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bevatron.kernels import layer_norm_linear
 from bevatron.models.alphafold3.atom_tokens import AtomTokens
-from bevatron.models.alphafold3.atom_transformer import AtomTransformer
+from bevatron.models.alphafold3.atom_transformer import AtomTransformer, Prepared
 from bevatron.models.alphafold3.atom_windows import keys_of, queries_of
 from bevatron.models.alphafold3.config_diffusion import AtomConfig
 from bevatron.models.common.folding import Checkpointing, LayerNorm, Linear
@@ -161,7 +161,10 @@ class AtomEncoder(nn.Module):
         return Atoms(c, p + hidden, tokens, mask)
 
     def forward(
-        self, atoms: Atoms, coordinates: Float[Tensor, "*batch M A 3"] | None = None
+        self,
+        atoms: Atoms,
+        coordinates: Float[Tensor, "*batch M A 3"] | None = None,
+        prepared: Prepared | None = None,
     ) -> tuple[Float[Tensor, "*batch M N T"], Float[Tensor, "*batch M A C"]]:
         """Run the transformer over atoms and average them (lines 7, 11, 15 and 16).
 
@@ -169,6 +172,7 @@ class AtomEncoder(nn.Module):
         ----------
         atoms : of `describe`
         coordinates : noisy, scaled to unit variance; None (and M = 1) in the input embedder
+        prepared : of the transformer's `prepare`
 
         Returns
         -------
@@ -177,7 +181,7 @@ class AtomEncoder(nn.Module):
         q = atoms.c
         if self.trunk is not None and coordinates is not None:
             q = q + self.trunk.coordinates(coordinates).to(q.dtype)
-        q = self.transformer(q, atoms.c, atoms.p, atoms.mask)
+        q = self.transformer(q, atoms.c, atoms.p, atoms.mask, prepared)
         return atoms.tokens.mean(self.to_tokens(q).relu()), q
 
     def _features(self, batch: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
@@ -235,7 +239,11 @@ class AtomDecoder(nn.Module):
         self.update = Linear(config.width, 3, bias=False)
 
     def forward(
-        self, a: Float[Tensor, "*batch M N T"], q: Float[Tensor, "*batch M A C"], atoms: Atoms
+        self,
+        a: Float[Tensor, "*batch M N T"],
+        q: Float[Tensor, "*batch M A C"],
+        atoms: Atoms,
+        prepared: Prepared | None = None,
     ) -> Float[Tensor, "*batch M A 3"]:
         """Return the update, in float32 where rows are 16-bit.
 
@@ -244,9 +252,10 @@ class AtomDecoder(nn.Module):
         a : rows of tokens
         q : rows of atoms from the encoder
         atoms : of the encoder's `describe`
+        prepared : of the transformer's `prepare`
         """
         q = q + atoms.tokens.spread(self.from_tokens(a))
-        q = self.transformer(q, atoms.c, atoms.p, atoms.mask)
+        q = self.transformer(q, atoms.c, atoms.p, atoms.mask, prepared)
         wide = torch.promote_types(q.dtype, torch.float32)
         update: Tensor = self.update(self.norm(q.to(wide)))
         return update

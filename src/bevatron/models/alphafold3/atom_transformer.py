@@ -8,21 +8,28 @@ Legend: M copies, A atoms, W windows of Q = 32 queries and K = 128 keys, C chann
 a pair, H heads.
 """
 
+from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
-import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bevatron.kernels import pair_attention
-from bevatron.kernels.shared.standing_weights import once
-from bevatron.models.alphafold3.adaptive import AdaptiveNorm, ConditionedTransition, output_gate
+from bevatron.models.alphafold3.adaptive import (
+    AdaptiveNorm,
+    Condition,
+    ConditionedTransition,
+    joined,
+    output_gate,
+)
 from bevatron.models.alphafold3.atom_windows import keys_of, queries_of, rows_of
 from bevatron.models.alphafold3.diffusion_transformer import (
+    BlockCondition,
     ConditionedBias,
     DiffusionBlock,
     biases_of,
+    block_conditions,
 )
 from bevatron.models.common.folding import Checkpointing, Linear, run_stack
 
@@ -52,6 +59,11 @@ class WindowAttention(nn.Module):
         self.bias = ConditionedBias(pair_width, num_heads)
         self.output_gate = output_gate(width, width)
 
+    @property
+    def norms(self) -> tuple[AdaptiveNorm, ...]:
+        """Of `conditions_of`."""
+        return self.norm, self.key_norm
+
     def forward(
         self,
         a: Float[Tensor, "*batch M A C"],
@@ -63,10 +75,17 @@ class WindowAttention(nn.Module):
 
         ``bias`` is that of every window's pairs, of `biases_of`.
         """
+        norms = tuple(norm.adapted(c) for norm in self.norms)
+        given = Condition(norms, self.output_gate(c).sigmoid())
+        return given.gate * self.ungated(a, given, bias, mask)
+
+    def ungated(self, a: Tensor, given: Condition, bias: Tensor, mask: Tensor) -> Tensor:
+        """Return what the gate is multiplied with."""
         M, A = a.shape[-3:-1]
-        a = self.norm(a, c)
-        rows = queries_of(_joined(a, self.q.weight, self.gate.weight, bias=self.q.bias))
-        around = keys_of(_joined(self.key_norm(a, c), self.k.weight, self.v.weight))
+        a = self.norm.given(a, given.norms[0])
+        rows = queries_of(joined(a, self.q.weight, self.gate.weight, bias=self.q.bias))
+        a = self.key_norm.given(a, given.norms[1])
+        around = keys_of(joined(a, self.k.weight, self.v.weight))
         parts = (*rows.chunk(2, -1), *around.chunk(2, -1))
         q, gate, k, v = (self._in_windows(x) for x in parts)
         keep = keys_of(mask[..., None])[..., 0].reshape(-1, 1, k.shape[2]).expand(-1, M, -1)
@@ -75,13 +94,25 @@ class WindowAttention(nn.Module):
         )
         windows = attended.reshape(*bias.shape[:-3], *attended.shape[1:]).movedim(-5, -4)
         update: Tensor = self.out(rows_of(windows.flatten(-2), A))
-        output_gate: Tensor = self.output_gate(c).sigmoid()
-        return output_gate * update
+        return update
 
     def _in_windows(self, x: Float[Tensor, "*batch M W n C"]) -> Float[Tensor, "_ M n H D"]:
         """Put windows first and split heads: a view, if there is one sample."""
         heads: Tensor = x.unflatten(-1, (self.num_heads, -1)).movedim(-4, -5)
         return heads.reshape(-1, *heads.shape[-4:])
+
+
+class Prepared(NamedTuple):
+    """What passes of an `AtomTransformer` over the same atoms share.
+
+    Attributes
+    ----------
+    conditions, biases
+        Of each block.
+    """
+
+    conditions: list[BlockCondition]
+    biases: list[Float[Tensor, "*batch W H Q K"]]
 
 
 class AtomTransformer(nn.Module):
@@ -113,30 +144,29 @@ class AtomTransformer(nn.Module):
             for _ in range(num_blocks)
         )
 
+    def prepare(
+        self, c: Float[Tensor, "*batch _ A C"], p: Float[Tensor, "*batch W Q K P"]
+    ) -> Prepared:
+        """Compute, without gradients, what many passes share."""
+        biases = [bias.contiguous() for bias in self._biases(p)]
+        return Prepared(block_conditions(c, self.blocks), biases)
+
     def forward(
         self,
         q: Float[Tensor, "*batch M A C"],
         c: Float[Tensor, "*batch _ A C"],
         p: Float[Tensor, "*batch W Q K P"],
         mask: Bool[Tensor, "*batch A"],
+        prepared: Prepared | None = None,
     ) -> Float[Tensor, "*batch M A C"]:
-        """Update atoms; c may have one copy for all."""
-        biases = biases_of(p, [block.get_submodule("attention.bias") for block in self.blocks])
+        """Update atoms; c may have one copy for all. ``prepared`` is of `prepare`."""
+        conditions: Sequence[Tensor | BlockCondition] = [c] * len(self.blocks)
+        conditions, biases = (conditions, self._biases(p)) if prepared is None else prepared
         blocks = [
-            partial(block, s=c, bias=bias, mask=mask)
-            for block, bias in zip(self.blocks, biases, strict=True)
+            partial(block, s=condition, bias=bias, mask=mask)
+            for block, condition, bias in zip(self.blocks, conditions, biases, strict=True)
         ]
         return run_stack(self.checkpointing, blocks, q)
 
-
-def _joined(
-    x: Float[Tensor, "*rows C"], *weights: Tensor, bias: Tensor | None = None
-) -> Float[Tensor, "*rows _"]:
-    """Apply several layers to the same rows in one matmul; the first may have a bias."""
-    dtype = x.dtype
-    weight = once(lambda: torch.cat(weights).to(dtype), *weights, to=dtype)
-    if bias is None:
-        return F.linear(x, weight)
-    missing = len(weight) - len(bias)
-    padded = once(lambda: F.pad(bias.to(dtype), (0, missing)), bias, to=(dtype, missing))
-    return F.linear(x, weight, padded)
+    def _biases(self, p: Tensor) -> list[Tensor]:
+        return biases_of(p, [block.get_submodule("attention.bias") for block in self.blocks])

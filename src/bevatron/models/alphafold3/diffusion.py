@@ -1,12 +1,13 @@
 """The denoiser of AlphaFold3 (algorithm 20).
 
 `describe` computes what all noisy copies and sampling steps share, once; `forward` denoises copies.
-Nothing that is shared is repeated for the copies.
+Nothing that is shared is repeated for the copies. A sampling asks `prepare` and `levels` for more:
+all that does not depend on coordinates, of several noise levels at a time.
 
 Legend: M copies, A atoms, N tokens, C channels of a single, P of a pair, I of the input embedding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxtyping import Bool, Float
@@ -15,11 +16,19 @@ from torch import Tensor, nn
 from bevatron.kernels import layer_norm_linear
 from bevatron.models.alphafold3 import edm
 from bevatron.models.alphafold3.atom_attention import AtomDecoder, AtomEncoder, Atoms
+from bevatron.models.alphafold3.atom_transformer import Prepared
 from bevatron.models.alphafold3.conditioning import DiffusionConditioning
 from bevatron.models.alphafold3.config_diffusion import DiffusionConfig, TrunkWidths
-from bevatron.models.alphafold3.diffusion_transformer import DiffusionTransformer
+from bevatron.models.alphafold3.diffusion_transformer import (
+    BlockCondition,
+    DiffusionTransformer,
+    block_conditions,
+)
 from bevatron.models.common.folding import LayerNorm, Linear
 from bevatron.parallel.axial import all_of, sample_group
+
+ROWS_AT_ONCE = 2048
+"""Tokens of all noise levels that are conditioned together: enough for a GPU, 0.5 GB at 16 bits."""
 
 
 class Shared(NamedTuple):
@@ -36,12 +45,31 @@ class Shared(NamedTuple):
         Conditions and pairs of atoms.
     mask
         False for padded tokens.
+    encoder, decoder
+        Of `DiffusionModule.prepare`.
     """
 
     singles: Float[Tensor, "*batch N C"]
     biases: list[Float[Tensor, "*batch H R N"]]
     atoms: Atoms
     mask: Bool[Tensor, "*batch N"]
+    encoder: Prepared | None = None
+    decoder: Prepared | None = None
+
+
+class Level(NamedTuple):
+    """What noisy copies have from their noise level.
+
+    Attributes
+    ----------
+    tokens
+        Added to the tokens in front of their transformer.
+    blocks
+        Condition of the transformer's blocks: s, or of `block_conditions`.
+    """
+
+    tokens: Float[Tensor, "*batch _ N T"]
+    blocks: Float[Tensor, "*batch _ N C"] | Sequence[BlockCondition]
 
 
 class DiffusionModule(nn.Module):
@@ -94,22 +122,40 @@ class DiffusionModule(nn.Module):
         singles = self.conditioning.singles(s_inputs, s)
         return Shared(singles, self.transformer.biases(pairs), atoms, batch["token_mask"])
 
-    def for_many_passes(self, shared: Shared) -> Shared:
-        """Have the biases lie as attention reads them.
+    def prepare(self, shared: Shared) -> Shared:
+        """Add, without gradients, what is worth computing beforehand for many passes.
 
-        Of processes that share a sample each then has all rows of all blocks' biases; where blocks
-        compute activations again, to save memory, they gather their own in every pass instead.
+        Of processes that share a sample each then has all rows of the biases; where blocks compute
+        activations again, to save memory, they gather their own in every pass instead.
         """
-        if sample_group().size > 1 and self.transformer.checkpointing.kind != "none":
-            return shared
-        N = shared.mask.shape[-1]
-        return shared._replace(biases=[all_of(b, -2, N).contiguous() for b in shared.biases])
+        atoms, biases = shared.atoms, shared.biases
+        if sample_group().size == 1 or self.transformer.checkpointing.kind == "none":
+            N = shared.mask.shape[-1]
+            biases = [all_of(bias, -2, N).contiguous() for bias in biases]
+        return shared._replace(
+            biases=biases,
+            encoder=self.encoder.transformer.prepare(atoms.c, atoms.p),
+            decoder=self.decoder.transformer.prepare(atoms.c, atoms.p),
+        )
+
+    def levels(self, sigmas: Float[Tensor, "L"], shared: Shared) -> Iterator[Level]:
+        """Condition on levels, in Å, that all copies have in turn; without gradients."""
+        *batch, N, _ = shared.singles.shape
+        noise = edm.preconditioning(sigmas).noise
+        for some in noise.split(max(ROWS_AT_ONCE // N, 1)):
+            s = self.conditioning.at_noise(shared.singles, some.expand(*batch, -1))
+            tokens = self._from_condition(s)
+            blocks = block_conditions(s, self.transformer.blocks)
+            for place in range(len(some)):
+                here = [(one.at(place), other.at(place)) for one, other in blocks]
+                yield Level(tokens.narrow(-3, place, 1), here)
 
     def forward(
         self,
         x: Float[Tensor, "*batch M A 3"],
         sigma: Float[Tensor, "*batch M"],
         shared: Shared,
+        level: Level | None = None,
     ) -> Float[Tensor, "*batch M A 3"]:
         """Denoise copies.
 
@@ -118,12 +164,17 @@ class DiffusionModule(nn.Module):
         x : noisy coordinates, Å
         sigma : noise level of each copy, Å; above 0
         shared : of `describe`
+        level : of `levels`, if all copies have that of ``sigma``
         """
         factors = edm.preconditioning(sigma)
         skip, out, in_ = (factor[..., None, None] for factor in factors[:3])
-        s = self.conditioning.at_noise(shared.singles, factors.noise)
-        a, q = self.encoder(shared.atoms, in_ * x)
-        a = a + layer_norm_linear(s, *self.single_norm.parts, self.single.weight)
-        a = self.transformer(a, s, shared.biases, shared.mask)
-        update: Tensor = self.decoder(self.token_norm(a), q, shared.atoms)
+        if level is None:
+            s = self.conditioning.at_noise(shared.singles, factors.noise)
+            level = Level(self._from_condition(s), s)
+        a, q = self.encoder(shared.atoms, in_ * x, shared.encoder)
+        a = self.transformer(a + level.tokens, level.blocks, shared.biases, shared.mask)
+        update: Tensor = self.decoder(self.token_norm(a), q, shared.atoms, shared.decoder)
         return skip * x + out * update.to(x.dtype)
+
+    def _from_condition(self, s: Float[Tensor, "*batch _ N C"]) -> Float[Tensor, "*batch _ N T"]:
+        return layer_norm_linear(s, *self.single_norm.parts, self.single.weight)

@@ -8,14 +8,20 @@ Legend: M copies, N tokens, C channels of a token, D of its condition, P of a pa
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bevatron.kernels import layer_norm_linear
-from bevatron.models.alphafold3.adaptive import AdaptiveNorm, ConditionedTransition, output_gate
+from bevatron.models.alphafold3.adaptive import (
+    AdaptiveNorm,
+    Condition,
+    ConditionedTransition,
+    conditions_of,
+    output_gate,
+)
 from bevatron.models.common.folding import (
     Checkpointing,
     GatedAttention,
@@ -25,6 +31,9 @@ from bevatron.models.common.folding import (
     run_stack,
 )
 from bevatron.parallel.axial import gathered
+
+BlockCondition = tuple[Condition, Condition]
+"""Of a block's attention and of its transition, computed beforehand."""
 
 
 class ConditionedBias(nn.Module):
@@ -82,6 +91,11 @@ class ConditionedAttention(nn.Module):
         self.bias = ConditionedBias(pair_width, num_heads)
         self.output_gate = output_gate(condition_width, width)
 
+    @property
+    def norms(self) -> tuple[AdaptiveNorm, ...]:
+        """Of `conditions_of`."""
+        return (self.norm,)
+
     def forward(
         self,
         a: Float[Tensor, "*batch M N C"],
@@ -94,12 +108,16 @@ class ConditionedAttention(nn.Module):
         ``bias`` is b(z), of `biases_of`; own rows of it are gathered here, so that all of them are
         there for one block at a time.
         """
+        given = Condition((self.norm.adapted(s),), self.output_gate(s).sigmoid())
+        return given.gate * self.ungated(a, given, bias, mask)
+
+    def ungated(self, a: Tensor, given: Condition, bias: Tensor, mask: Tensor) -> Tensor:
+        """Return what the gate is multiplied with."""
         keys = mask[..., None, :].expand(a.shape[:-1])
         N = a.shape[-2]
         whole = gathered(bias, -2, N) if bias.shape[-2] < N else bias
-        update: Tensor = self.attention(self.norm(a, s), whole, keys)
-        gate: Tensor = self.output_gate(s).sigmoid()
-        return gate * update
+        update: Tensor = self.attention(self.norm.given(a, given.norms[0]), whole, keys)
+        return update
 
 
 class DiffusionBlock(nn.Module):
@@ -113,12 +131,28 @@ class DiffusionBlock(nn.Module):
         self.transition = transition
         self.checkpointing = checkpointing
 
-    def forward(self, a: Tensor, s: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, a: Tensor, s: Tensor | BlockCondition, bias: Tensor, mask: Tensor) -> Tensor:
         """Update rows."""
+        attention, transition = cast("Any", self.attention), self.transition
+        if not isinstance(s, Tensor):
+            of_attention, of_transition = s
+            update = attention.ungated(a, of_attention, bias, mask)
+            a = torch.addcmul(a, of_attention.gate, update)
+            return torch.addcmul(a, of_transition.gate, transition.ungated(a, of_transition))
         policy = self.checkpointing
-        a = a + checkpointed(policy, "attention_pair_bias", self.attention)(a, s, bias, mask)
-        update: Tensor = checkpointed(policy, "transition", self.transition)(a, s)
-        return a + update
+        a = a + checkpointed(policy, "attention_pair_bias", attention)(a, s, bias, mask)
+        update = checkpointed(policy, "transition", transition)(a, s)
+        updated: Tensor = a + update
+        return updated
+
+
+def block_conditions(
+    s: Float[Tensor, "*condition D"], blocks: Iterable[nn.Module]
+) -> list[BlockCondition]:
+    """Compute the conditions of all `DiffusionBlock` of a stack, without gradients."""
+    layers = [layer for block in blocks for layer in (block.attention, block.transition)]
+    found = conditions_of(s, cast("list[nn.Module]", layers))
+    return list(zip(found[::2], found[1::2], strict=True))
 
 
 class DiffusionTransformer(nn.Module):
@@ -161,13 +195,17 @@ class DiffusionTransformer(nn.Module):
     def forward(
         self,
         a: Float[Tensor, "*batch M N C"],
-        s: Float[Tensor, "*batch M N D"],
+        s: Float[Tensor, "*batch M N D"] | Sequence[BlockCondition],
         biases: Sequence[Float[Tensor, "*batch H R N"]],
         mask: Bool[Tensor, "*batch N"],
     ) -> Float[Tensor, "*batch M N C"]:
-        """Update tokens of all copies, with what `biases` gives; padded tokens are masked."""
+        """Update tokens of all copies, with what `biases` gives; padded tokens are masked.
+
+        ``s`` may be what `block_conditions` computes of it.
+        """
+        conditions = [s] * len(self.blocks) if isinstance(s, Tensor) else s
         blocks = [
-            partial(block, s=s, bias=bias, mask=mask)
-            for block, bias in zip(self.blocks, biases, strict=True)
+            partial(block, s=condition, bias=bias, mask=mask)
+            for block, condition, bias in zip(self.blocks, conditions, biases, strict=True)
         ]
         return run_stack(self.checkpointing, blocks, a)

@@ -108,10 +108,14 @@ class AlphaFold3(nn.Module):
         levels = edm.schedule(steps, mask.device, start.dtype)
         draws = sampler.draw_steps(steps, shape, normal)
         with torch.no_grad(), standing_weights():
-            shared = self.diffusion.for_many_passes(shared)
-            return sampler.sample(
-                lambda x, sigma: self.diffusion(x, sigma, shared), levels, start, draws, mask
-            )
+            prepared = self.diffusion.prepare(shared)
+            conditions = self.diffusion.levels(sampler.raised(levels), prepared)
+
+            def denoise(x: Tensor, sigma: Tensor) -> Tensor:
+                found: Tensor = self.diffusion(x, sigma, prepared, next(conditions))
+                return found
+
+            return sampler.sample(denoise, levels, start, draws, mask)
 
     def judge(
         self,

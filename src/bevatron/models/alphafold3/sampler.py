@@ -49,6 +49,11 @@ def draw_steps(num_steps: int, shape: tuple[int, ...], normal: Normal) -> Iterat
             yield StepDraw(Move(rotation, translation), numbers)
 
 
+def raised(levels: Float[Tensor, "_"]) -> Float[Tensor, "_"]:
+    """Return the noise levels at which `sample` denoises, Å: one fewer than those of a schedule."""
+    return levels[:-1] * (1 + GAMMA * (levels[1:] > SMALLEST_RAISED).to(levels.dtype))
+
+
 def sample(
     denoise: Denoiser,
     levels: Float[Tensor, "_"],
@@ -75,11 +80,12 @@ def sample(
     with torch.no_grad():
         keep = mask[..., None, :, None].to(start.dtype)
         x = levels[0] * start * keep
-        for level, following, draw in zip(levels[:-1], levels[1:], steps, strict=True):
+        high = raised(levels)
+        added = NOISE_SCALE * (high.square() - levels[:-1].square()).sqrt()
+        share = STEP_SCALE * (levels[1:] - high) / high
+        for level, noise, step, draw in zip(high, added, share, steps, strict=True):
             x = centre_and_move(x, draw.move, mask)
-            raised = level * (1 + GAMMA * (following > SMALLEST_RAISED).to(level.dtype))
-            added = (raised.square() - level.square()).sqrt()
-            x = x + NOISE_SCALE * added * draw.normal * keep
-            denoised = denoise(x, raised.expand(x.shape[:-2]))
-            x = x + STEP_SCALE * (following - raised) * (x - denoised) / raised
+            x = x + noise * draw.normal * keep
+            denoised = denoise(x, level.expand(x.shape[:-2]))
+            x = x + step * (x - denoised)
         return x * keep

@@ -73,11 +73,8 @@ def label_counts(
     """
     weight = batch.graph_weight.double()
     atoms = batch.graph_ptr.diff() * weight
-    counts = {
-        f"target {target.name}": batch.target_weight[:, t].double().sum()
-        for t, target in enumerate(targets)
-    }
-    return counts | {
+    labels = batch.target_weight.sum(0, dtype=torch.float64).unbind()
+    return {f"target {t.name}": count for t, count in zip(targets, labels, strict=True)} | {
         "nodes": atoms.sum(),
         "edges": weight[batch.edge_graph].sum(),
         "directions": share_only_3d * (atoms * batch.has_positions).sum(),

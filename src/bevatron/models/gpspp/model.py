@@ -13,6 +13,7 @@ pairs of atoms of one molecule, H heads, T targets.
 
 from collections.abc import Collection
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -144,16 +145,15 @@ class GPSPlusPlus(nn.Module):
         ):
             if not len(values):
                 continue
-            lowest, highest = values.aminmax(dim=0)
-            for name, size, low, high in zip(
-                names, sizes, lowest.tolist(), highest.tolist(), strict=True
-            ):
-                if low < 0 or high >= size:
-                    wrong = low if low < 0 else high
-                    raise DataError(
-                        f"the feature '{name}' has the value {wrong}, expected 0 to {size - 1}; "
-                        f"prepare the molecules with feature set '{features.name}'"
-                    )
+            # By numpy, every step: torch takes four times as long along columns.
+            wrong = (values.numpy() < 0) | (values.numpy() >= sizes)
+            if wrong.any():
+                row, column = np.argwhere(wrong)[0].tolist()
+                raise DataError(
+                    f"the feature '{names[column]}' has the value {values[row, column]}, expected "
+                    f"0 to {sizes[column] - 1}; prepare the molecules with feature set "
+                    f"'{features.name}'"
+                )
 
     def _check_columns(self, batch: MoleculeBatch) -> None:
         features = self.config.features

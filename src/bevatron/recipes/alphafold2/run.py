@@ -17,12 +17,11 @@ from bevatron.models.alphafold2.losses import FINE_TUNING_WEIGHTS, LossWeights
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.alphafold2.task import AlphaFold2Task
 from bevatron.recipes.alphafold2 import SYSTEM
-from bevatron.recipes.alphafold2.data import ChainData, ChainDataConfig, load_chains
+from bevatron.recipes.alphafold2.data import ChainDataConfig, load_chains
 from bevatron.recipes.alphafold2.start import Started, started_from
 from bevatron.recipes.alphafold2.stores import prepared
-from bevatron.recipes.run_config import SaveModel, WriteReport
-from bevatron.recipes.staged_run import StagedRun, token_sizes
-from bevatron.train.run import Run, Stage
+from bevatron.recipes.staged_run import StagedRun, staged_run
+from bevatron.train.run import Run
 from bevatron.train.settings import (
     BatchConfig,
     CheckpointConfig,
@@ -31,11 +30,6 @@ from bevatron.train.settings import (
     StageConfig,
     TrainConfig,
 )
-
-REPORT = "bevatron.recipes.alphafold2.report"
-
-LARGEST_BATCH = 256
-"""Samples of a step above which training fails to converge (ScaleFold, section 4.2)."""
 
 CYCLES = 4
 """Passes of a step at most: 0 to 3 recyclings."""
@@ -220,34 +214,14 @@ def build(config: AlphaFold2Run, *, resume: bool = False) -> Run:
     else:
         started = started_from(config.start_from, config.model)
     losses = [stage.loss for stage in config.stages.values()]
-    stages = [_stage(name, stage, data, config.train.seed) for name, stage in config.stages.items()]
-    return Run(
-        model=started.model,
+    return staged_run(
+        config,
+        SYSTEM,
+        started.model,
+        AlphaFold2Task(CYCLES, losses, config.activations),
+        data,
         optimizer_tensors=started.optimizer_tensors,
-        task=AlphaFold2Task(CYCLES, losses, config.activations),
-        train=stages[0].train,
-        sizes=stages[0].sizes,
-        valid=data.valid,
-        valid_sizes=None if data.valid is None else token_sizes(data.valid.lengths("tokens")),
-        folder=config.output,
-        settings=config.settings,
-        config={"recipe": config.recipe, **to_dict(config)},
-        identity={
-            "model": to_dict(config.model),
-            "data": {"fingerprints": list(data.fingerprints)},
-        },
         monitor="-lddt_ca",
-        resume=resume,
-        save_model=SaveModel(SYSTEM.kind, config.model),
         shown_metrics=["loss", "lddt_ca", "plddt", "distogram"],
-        sharing=config.sharing,
-        stages=stages,
-        most_samples=LARGEST_BATCH,
-        notes=list(data.report),
-        on_end=WriteReport(REPORT, started.model, data.report) if config.report else None,
+        resume=resume,
     )
-
-
-def _stage(name: str, config: ChainStage, data: ChainData, seed: int) -> Stage:
-    draws = data.draws(config.sizes, seed)
-    return Stage(name, config, draws, token_sizes(draws.lengths("tokens")))

@@ -18,15 +18,13 @@ from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
 from bevatron.recipes.alphafold3 import SYSTEM
 from bevatron.recipes.alphafold3.data import (
-    ComplexData,
     ComplexDataConfig,
     load_complexes,
     sizes_for_validation,
 )
 from bevatron.recipes.alphafold3.stores import prepared
-from bevatron.recipes.run_config import SaveModel, WriteReport
-from bevatron.recipes.staged_run import StagedRun, token_sizes
-from bevatron.train.run import Run, Stage
+from bevatron.recipes.staged_run import StagedRun, staged_run
+from bevatron.train.run import Run
 from bevatron.train.settings import (
     BatchConfig,
     CheckpointConfig,
@@ -35,11 +33,6 @@ from bevatron.train.settings import (
     StageConfig,
     TrainConfig,
 )
-
-REPORT = "bevatron.recipes.alphafold3.report"
-
-LARGEST_BATCH = 256
-"""Samples of a step in the published training."""
 
 
 @dataclass(frozen=True)
@@ -193,36 +186,14 @@ def build(config: AlphaFold3Run, *, resume: bool = False) -> Run:
     )
     data = load_complexes(given, sizes_for_validation(first.sizes))
     torch.manual_seed(config.train.seed)
-    model = AlphaFold3(config.model)
     options = [stage.step for stage in config.stages.values()]
-    task = AlphaFold3Task(config.model.cycles, options, config.activations, config.validation_steps)
-    stages = [_stage(name, stage, data, config.train.seed) for name, stage in config.stages.items()]
-    return Run(
-        model=model,
-        task=task,
-        train=stages[0].train,
-        sizes=stages[0].sizes,
-        valid=data.valid,
-        valid_sizes=None if data.valid is None else token_sizes(data.valid.tokens),
-        folder=config.output,
-        settings=config.settings,
-        config={"recipe": config.recipe, **to_dict(config)},
-        identity={
-            "model": to_dict(config.model),
-            "data": {"fingerprints": list(data.fingerprints)},
-        },
+    return staged_run(
+        config,
+        SYSTEM,
+        AlphaFold3(config.model),
+        AlphaFold3Task(config.model.cycles, options, config.activations, config.validation_steps),
+        data,
         monitor="-lddt",
-        resume=resume,
-        save_model=SaveModel(SYSTEM.kind, config.model),
         shown_metrics=["lddt", "lddt_interface", "distogram", "plddt"],
-        sharing=config.sharing,
-        stages=stages,
-        most_samples=LARGEST_BATCH,
-        notes=list(data.report),
-        on_end=WriteReport(REPORT, model, data.report) if config.report else None,
+        resume=resume,
     )
-
-
-def _stage(name: str, config: ComplexStage, data: ComplexData, seed: int) -> Stage:
-    draws = data.draws(config.sizes, seed)
-    return Stage(name, config, draws, token_sizes(draws.lengths("tokens")))

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,12 +23,22 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from bevatron.data.samples import unlabelled_structure
 from bevatron.data.verlet import VerletList
 from bevatron.errors import ConfigError
+from bevatron.output import note
 from bevatron.recipes.devices import announce
 from bevatron.recipes.finite import check_finite
 from bevatron.recipes.mace.potential import Potential, Results, committee
 from bevatron.typing import Arrays
 
 Model = torch.nn.Module | Path | str
+
+
+@cache
+def tell_of_recording() -> None:
+    """Say, once, why the first evaluations on a GPU take longer."""
+    note(
+        "the first evaluations compile kernels, once on a machine, and record a CUDA graph of each "
+        "padded shape that comes again; after that they are replayed"
+    )
 
 
 class BevatronCalculator(Calculator):  # type: ignore[misc]
@@ -98,6 +109,8 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
             raise ConfigError("the calculator needs at least one model")
         self.potentials = committee(models, device, dtype, head, capture=capture)
         announce(self.potentials[0].device, self.potentials[0].dtype)
+        if self.potentials[0].captured:
+            tell_of_recording()
         cutoffs = {potential.cutoff for potential in self.potentials}
         self.neighbours = {cutoff: VerletList(cutoff, skin) for cutoff in sorted(cutoffs)}
         super().__init__(**kwargs)

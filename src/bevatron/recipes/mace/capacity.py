@@ -3,13 +3,14 @@
 A GPU needs large batches to be busy, a model needs many steps to learn. So ``auto`` is the smallest
 batch within 5 % of the highest rate of training, but leaves at least 100 steps an epoch and fits
 into memory. The rate is measured on steps of the run's own model, once; which batches fit, the plan
-of their memory says before any is tried.
+of their memory says before any is tried. A data set so small that 100 steps an epoch leave no
+choice is trained on at once.
 """
 
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes.mace.step_cost import StepCost, StepMeter, non_negative
 from bevatron.train.memory_plan import NotPlannableError
 from bevatron.train.settings import TrainConfig
+from bevatron.typing import IntArray
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,11 @@ NEAR_HIGHEST = 0.95
 STEPS_PER_EPOCH = 100
 """Steps that an epoch has at least, where structures are small enough."""
 
+EDGE_BYTES = 2**18
+"""Memory of an edge and its share of an atom that a step is sure not to exceed.
+
+mp-0-large takes 42 kB, and a captured step twice that."""
+
 SECONDS = 6.0
 """Time for measuring, once kernels are compiled."""
 
@@ -50,7 +57,11 @@ MEMORY_SHARE = 0.9
 
 
 def capacity_of_run(
-    path: Path, config: TrainConfig, make: Callable[[torch.device], StepMeter], accumulate: int = 1
+    path: Path,
+    config: TrainConfig,
+    sizes: Mapping[str, IntArray],
+    make: Callable[[torch.device], StepMeter],
+    accumulate: int = 1,
 ) -> tuple[dict[str, int], str]:
     """Choose the capacity of a run's batches once: the minimum over ranks, kept for a resume.
 
@@ -58,6 +69,7 @@ def capacity_of_run(
     ----------
     path : file in the run's folder that stores it
     config : names the device
+    sizes : ``atoms`` and ``edges`` of every sample, [n] each
     make : makes a rank's meter on its device
     accumulate : batches per rank and step
 
@@ -70,9 +82,13 @@ def capacity_of_run(
         if broadcast_json(path.exists(), mesh):
             kept: dict[str, int] = json.loads(path.read_text())
             return kept, f"{_batches_of(kept)}, as chosen when the run began"
-        if mesh.is_main and mesh.device.type == "cuda":
-            note("batch.capacity auto: compiling kernels (once for all runs) and measuring steps")
-        found = gather_json(choose_capacity(make(mesh.device), mesh.world * accumulate), mesh)
+        per_step = mesh.world * accumulate
+        chosen = unmeasured_capacity(sizes, mesh.device, per_step)
+        if chosen is None:
+            if mesh.is_main:
+                note("batch.capacity auto: compiling kernels (once for all runs), measuring steps")
+            chosen = choose_capacity(make(mesh.device), per_step)
+        found = gather_json(chosen, mesh)
         capacity = {name: min(one[name] for one, _ in found) for name in found[0][0]}
         if mesh.is_main:
             path.parent.mkdir(parents=True, exist_ok=True)  # the run makes its folder later
@@ -83,6 +99,29 @@ def capacity_of_run(
 def _batches_of(capacity: dict[str, int]) -> str:
     listed = " and ".join(f"{value:,} {name}" for name, value in capacity.items())
     return f"batches of {listed}"
+
+
+def unmeasured_capacity(
+    sizes: Mapping[str, IntArray], device: torch.device, batches_per_step: int
+) -> tuple[dict[str, int], str] | None:
+    """Choose where rates do not matter: on a CPU, and where few atoms have to make many steps.
+
+    Returns what `choose_capacity` does, None if that has to measure.
+    """
+    atoms, edges = sizes["atoms"], sizes["edges"]
+    total, largest = int(atoms.sum()), int(atoms.max())
+    if device.type != "cuda":
+        return {"atoms": max(ON_CPU, largest)}, " (batch.capacity auto, on a CPU)"
+    allowed = max(total // (STEPS_PER_EPOCH * batches_per_step), largest)
+    densest = float(np.max(edges / np.maximum(atoms, 1)))
+    free, _ = torch.cuda.mem_get_info(device)
+    if allowed > FIRST or allowed * max(densest, 1.0) * EDGE_BYTES > MEMORY_SHARE * free:
+        return None
+    return {"atoms": allowed}, f": {_steps(total // (allowed * batches_per_step))}"
+
+
+def _steps(number: int) -> str:
+    return f"{max(number, 1):,} step{'s' if number > 1 else ''} an epoch"
 
 
 def choose_capacity(meter: StepMeter, batches_per_step: int) -> tuple[dict[str, int], str]:
@@ -100,19 +139,15 @@ def choose_capacity(meter: StepMeter, batches_per_step: int) -> tuple[dict[str, 
     """
     atoms = meter.sizes["atoms"]
     total, largest = int(atoms.sum()), int(atoms.max())
-    if meter.device.type != "cuda":
-        return {"atoms": max(ON_CPU, largest)}, " (batch.capacity auto, on a CPU)"
     available = available_bytes(meter)
     ceiling = planned_ceiling(meter, available)
     allowed = max(total // (STEPS_PER_EPOCH * batches_per_step), largest)
-    # Where the steps of an epoch decide, rates are only told.
-    costs = measured_rates(meter, ceiling, factor=2 if allowed > FIRST else 4)
+    costs = measured_rates(meter, ceiling)
     near = smallest_near_highest(costs) if costs else largest
     number = min(max(near, largest), allowed)
     fits = _fits(meter, number, available) if ceiling is None else number <= ceiling
     capacity = {"atoms": number} if fits else largest_capacity(meter, available, number)
-    steps = max(total // (capacity["atoms"] * batches_per_step), 1)
-    reasons = [f"{steps:,} step{'s' if steps > 1 else ''} an epoch"]
+    reasons = [_steps(total // (capacity["atoms"] * batches_per_step))]
     if costs:
         reasons.insert(0, f"{rate_share(costs, capacity['atoms']):.0%} of the highest rate")
     most = min(ceiling or 0, total)
@@ -141,8 +176,8 @@ def _fits(meter: StepMeter, number: int, available: float) -> bool:
         return False
 
 
-def measured_rates(meter: StepMeter, most: int | None = None, factor: int = 2) -> list[StepCost]:
-    """Measure batches that grow by a factor until rate, memory or time allow no larger ones.
+def measured_rates(meter: StepMeter, most: int | None = None) -> list[StepCost]:
+    """Measure batches of doubled size until rate, memory or time allow no larger ones.
 
     ``most`` atoms fit, None = not known.
     """
@@ -157,7 +192,7 @@ def measured_rates(meter: StepMeter, most: int | None = None, factor: int = 2) -
             began = time.monotonic()  # the first compiles the kernels
         elif _rate(costs[-1]) < (1 + (1 - NEAR_HIGHEST) / 2) * _rate(costs[-2]):
             break
-        number *= factor
+        number *= 2
     return costs
 
 

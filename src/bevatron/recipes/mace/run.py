@@ -303,7 +303,8 @@ def _with_capacity(
         return StepMeter(copy.deepcopy(model), task, train, device, dtype)
 
     path = config.output / "capacity.json"
-    capacity, note = capacity_of_run(path, config.train, meter, config.optim.accumulate)
+    sizes, accumulate = batch_sizes(train), config.optim.accumulate
+    capacity, note = capacity_of_run(path, config.train, sizes, meter, accumulate)
     return dataclasses.replace(config, batch=dataclasses.replace(batch, capacity=capacity)), [note]
 
 

@@ -244,7 +244,7 @@ class CapturedStep:
         counts, sizes, totalled = step_totals(run, batches, notes or {}, mesh)
         try:
             graphs = self._graphs_for(batches[0], counts)
-            if self.buckets.shapes and not run.stages:
+            if self.buckets.shapes:
                 graphs.capture_all(self.buckets.shapes, choice, self._smallest_batch)
             for place, batch in enumerate(batches):
                 key = self._key_of(batch)
@@ -302,10 +302,11 @@ class CapturedStep:
             return tuple(batch.sample_indices.tolist())
         paddable = cast("Paddable", batch)
         rule, size = paddable.padding, paddable.padding.size_of(batch.sizes)
+        if self.run.stages:
+            return rule.rounded(size)
         shape = smallest_shape(rule, self.buckets.shapes, size)
         if shape is None:
-            one = np.array([size])
-            shape = rule.rounded(size) if self.run.stages else choose_shapes(rule, one).shapes[0]
+            shape = choose_shapes(rule, np.array([size])).shapes[0]
             self.buckets = SizeBuckets((*self.buckets.shapes, shape))
         return shape
 

@@ -195,7 +195,7 @@ class ProfiledTrainer(Trainer):
         found.captured = self.captured is not None
         memory, moments = found.memory, state.optimizer.state.values()
         memory.optimizer = _bytes(v for m in moments for v in m.values() if torch.is_tensor(v))
-        memory.averages = 0 if state.ema is None else _bytes(state.ema.averages.values())
+        memory.averages = 0 if state.ema is None else _bytes(state.ema.tensors().values())
         if self._on_gpu:
             memory.peak = torch.cuda.max_memory_allocated(self.mesh.device)
             memory.reserved = torch.cuda.max_memory_reserved(self.mesh.device)

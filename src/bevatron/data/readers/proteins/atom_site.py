@@ -1,5 +1,8 @@
 """The atoms of one model: which locations and components are kept, sorted by residue."""
 
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +73,7 @@ def read_sites(block: Any, name: str, model: int | None) -> tuple[Sites, int, tu
         Numbers of all models.
     """
     table = Table(block, "_atom_site", name)
-    rows = len(table.texts("Cartn_x"))
+    rows = table.count("Cartn_x")
     if not rows:
         raise DataError(f"{name}: holds no atoms (_atom_site); it is no structure or is cut off")
     numbers = table.integers("pdbx_PDB_model_num", rows, 1)
@@ -88,14 +91,17 @@ class _Rows:
     """Columns of the rows of one model."""
 
     def __init__(self, table: Table, rows: int, at: IntArray, name: str) -> None:
-        def texts(*tags: str) -> Strings:
+        kept = at.tolist() if len(at) < rows else None
+
+        def texts(*tags: str) -> list[str]:
             found = next((tag for tag in tags if tag in table), tags[0])
-            return table.strings(found, rows)[at]
+            column = table.texts(found, rows)
+            return column if kept is None else [column[row] for row in kept]
 
         self.asym, self.labels = _codes(texts("label_asym_id"))
         self.author, self.authors = _codes(texts("auth_asym_id", "label_asym_id"))
-        self.entity = texts("label_entity_id").astype(object)
-        self.component, self.components = _codes(np.char.upper(texts("label_comp_id")))
+        self.entity = np.array(texts("label_entity_id"), dtype=object)
+        self.component, self.components = _codes(map(str.upper, texts("label_comp_id")))
         self.atom, self.atoms = _codes(texts("label_atom_id", "auth_atom_id"))
         self.alt, self.alts = _codes(texts("label_alt_id"))
         self.insertion, self.insertions = _codes(texts("pdbx_PDB_ins_code"))
@@ -104,7 +110,7 @@ class _Rows:
         self.author_number = table.integers(tag, rows, UNKNOWN_NUMBER)[at]
         self.occupancy = table.floats("occupancy", rows, 1.0)[at]
         self.charge = np.clip(table.integers("pdbx_formal_charge", rows, 0)[at], -128, 127)
-        symbols, known = _codes(np.char.upper(texts("type_symbol")))
+        symbols, known = _codes(map(str.upper, texts("type_symbol")))
         self.element = np.array([_NUMBERS.get(s, 0) for s in known], dtype=np.uint8)[symbols]
         position = [table.floats(f"Cartn_{axis}", rows)[at] for axis in "xyz"]
         with np.errstate(over="ignore"):
@@ -148,11 +154,10 @@ class _Rows:
             )
 
 
-def _codes(texts: Strings) -> tuple[IntArray, list[str]]:
+def _codes(texts: Iterable[str]) -> tuple[IntArray, list[str]]:
     """Give distinct texts codes in order of appearance."""
-    listed = texts.tolist()
-    table = {text: code for code, text in enumerate(dict.fromkeys(listed))}
-    return np.fromiter(map(table.__getitem__, listed), np.int64, len(listed)), list(table)
+    table: defaultdict[str, int] = defaultdict(itertools.count().__next__)
+    return np.fromiter(map(table.__getitem__, texts), np.int64), list(table)
 
 
 def _grouped(rows: _Rows) -> Sites:

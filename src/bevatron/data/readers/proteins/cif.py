@@ -51,7 +51,11 @@ class Table:
         self._rows = 0
 
     def __contains__(self, tag: str) -> bool:
-        return len(self._column(tag)) > 0
+        return self.count(tag) > 0
+
+    def count(self, tag: str) -> int:
+        """Return how many values a column has; 0 if there is none."""
+        return len(self._block.find_values(f"{self._category}.{tag}"))
 
     def texts(self, tag: str, length: int | None = None) -> list[str]:
         """Read a column as text: without quotes, empty where the value is unknown or absent.
@@ -70,10 +74,6 @@ class Table:
         """Read the first value of a column; empty if there is none."""
         values = self._column(tag)[:1]
         return _unquoted(values[0]) if values else ""
-
-    def strings(self, tag: str, length: int | None = None) -> npt.NDArray[Any]:
-        """Read `texts` as an array of strings."""
-        return np.array(self.texts(tag, length), dtype=np.str_)
 
     def floats(self, tag: str, length: int, default: float = np.nan) -> npt.NDArray[np.float64]:
         """Read a column of numbers; ``default`` where a value is unknown or absent."""

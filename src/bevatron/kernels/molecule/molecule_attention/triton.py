@@ -51,7 +51,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor | None]:
         *tensors, ctx.scale, ctx.dropout = inputs
         out, lse = attend(*inputs)
-        ctx.save_for_backward(*tensors, out, lse)
+        ctx.save_for_backward(*tensors, lse)
         ctx.set_materialize_grads(False)
         return out, tensors[3]
 
@@ -132,7 +132,6 @@ def attend_backward(
     graph_ptr: Tensor,
     pair_ptr: Tensor,
     seed: Tensor | None,
-    out: Tensor,
     lse: Tensor,
     more: Tensor | None,
     scale: float,
@@ -147,20 +146,20 @@ def attend_backward(
     grads = _new_gradients(q, k, bias)
     parts = grads[:3] if k is not None else grads[0].unbind(1)
     dout = dout.contiguous()
-    if out.numel() == 0:
+    if dout.numel() == 0:
         grads[3].zero_() if more is None else grads[3].copy_(more)
         return grads
     num_pairs = 0 if bias is None else len(bias)
-    constants = _constants(q, size, bias, dropout)
+    constants, delta = _constants(q, size, bias, dropout), torch.empty_like(lse)
     for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
         molecule_attention_backward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
             *(queries, keys, values, *pointers(q, bias), graph_ptr, pair_ptr),
             *(
                 *pointers(graph_ptr, seed),
-                out,
                 lse,
                 dout,
                 *pointers(q, more),
+                delta,
                 *parts,
                 grads[3],
             ),

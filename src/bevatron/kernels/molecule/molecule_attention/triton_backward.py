@@ -4,8 +4,9 @@ With p the softmax, m the dropout factor, dp = m (do . v) and delta = sum_j p dp
 ds = p (dp - delta) is the gradient of the bias, dq = c ds k, dk = c ds^T q, dv = (m p)^T do.
 
 A program owns HEADS heads of one molecule. A small molecule is one [HEADS, BLOCK, BLOCK] block in
-registers; a larger one takes two passes over its blocks, one by queries (dq and the bias) and one
-by keys (dk and dv), so every result is written by one program: no atomics.
+registers; a larger one takes three passes over its blocks, two by queries (delta; dq and the bias)
+and one by keys (dk and dv), so every result is written by one program: no atomics. From rounded
+results delta would be off, always with the same sign, and what all keys share would get a gradient.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -18,6 +19,7 @@ from bevatron.kernels.molecule.molecule_attention.triton_forward import (
     load_rows,
     load_seed,
     scores,
+    store_numbers,
     store_rows,
     zero_rows,
 )
@@ -64,15 +66,14 @@ def _store_bias(
 
 
 @triton.jit
-def _load_lse(
-    base, first, n, H, heads, BLOCK: tl.constexpr, HEADS: tl.constexpr, WIDE: tl.constexpr
-):
-    """Load the logarithms of a block of rows, +infinity past the end."""
+def _load_numbers(
+    base, first, n, H, heads, outside, BLOCK: tl.constexpr, HEADS: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """Load a number for each head of a block of rows; past the end it is ``outside``."""
     rows = (first + tl.arange(0, BLOCK))[None, :]
     h = tl.arange(0, HEADS)[:, None]
     mask = (rows < n) & (h < heads)
-    lse_ptr = base + (rows * H + h)
-    return tl.load(lse_ptr, mask=mask, other=float("inf")).to(WIDE)  # [HEADS, BLOCK]
+    return tl.load(base + (rows * H + h), mask=mask, other=outside).to(WIDE)  # [HEADS, BLOCK]
 
 
 @triton.jit
@@ -95,7 +96,8 @@ def _whole(
     k = load_rows(k_base, 0, k_N, k_H, n, heads, BLOCK, D, D_PAD, HEADS)  # [HEADS, BLOCK, D_PAD]
     v = load_rows(v_base, 0, v_N, v_H, n, heads, BLOCK, D, D_PAD, HEADS)  # [HEADS, BLOCK, D_PAD]
     do = load_rows(do_base, 0, H * D, D, n, heads, BLOCK, D, D_PAD, HEADS)  # [HEADS, BLOCK, D_PAD]
-    lse = _load_lse(l_base, 0, n, H, heads, BLOCK, HEADS, WIDE)  # [HEADS, BLOCK]
+    # [HEADS, BLOCK]
+    lse = _load_numbers(l_base, 0, n, H, heads, float("inf"), BLOCK, HEADS, WIDE)
     p, dropped, dp = _weights(
         q, k, v, do, lse, b_base, 0, 0, n, heads, bias_P, bias_H, scale, atom, head, low, high,
         threshold, rescale, BLOCK, HEADS, HAS_BIAS, DROPOUT, PRECISION, WIDE,
@@ -116,22 +118,21 @@ def _whole(
 
 @triton.jit
 def _load_queries(
-    q_base, do_base, o_base, l_base, first, q_N, q_H, H, n, heads, BLOCK: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, HEADS: tl.constexpr, WIDE: tl.constexpr,
+    q_base, do_base, l_base, first, q_N, q_H, H, n, heads, BLOCK: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, HEADS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Load what belongs to a block of queries: q, do, the logarithm and delta."""
-    # q, do and o: [HEADS, BLOCK, D_PAD]
+    """Load what belongs to a block of queries: q, do and the logarithm."""
+    # q and do: [HEADS, BLOCK, D_PAD]
     q = load_rows(q_base, first, q_N, q_H, n, heads, BLOCK, D, D_PAD, HEADS)
     do = load_rows(do_base, first, H * D, D, n, heads, BLOCK, D, D_PAD, HEADS)
-    o = load_rows(o_base, first, H * D, D, n, heads, BLOCK, D, D_PAD, HEADS)
-    lse = _load_lse(l_base, first, n, H, heads, BLOCK, HEADS, WIDE)  # [HEADS, BLOCK]
-    delta = tl.sum(o.to(WIDE) * do.to(WIDE), 2)  # [HEADS, BLOCK]
-    return q, do, lse, delta
+    # [HEADS, BLOCK]
+    lse = _load_numbers(l_base, first, n, H, heads, float("inf"), BLOCK, HEADS, WIDE)
+    return q, do, lse
 
 
 @triton.jit
 def _blocks(
-    q_base, k_base, v_base, b_base, o_base, do_base, l_base, dq_base, dk_base, dv_base, db_base,
+    q_base, k_base, v_base, b_base, do_base, l_base, delta_base, dq_base, dk_base, dv_base, db_base,
     m_base, q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P, bias_H, db_P, db_H, m_P, m_H, H, n, heads,
     atom, head, low, high, threshold, rescale, scale, BLOCK: tl.constexpr, D: tl.constexpr,
     D_PAD: tl.constexpr, HEADS: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
@@ -139,10 +140,22 @@ def _blocks(
 ):  # fmt: skip
     """Compute the gradients of queries and bias, then those of keys and values."""
     for first_q in range(0, n, BLOCK):
-        q, do, lse, delta = _load_queries(
-            q_base, do_base, o_base, l_base, first_q, q_N, q_H, H, n, heads, BLOCK, D, D_PAD,
-            HEADS, WIDE,
+        q, do, lse = _load_queries(
+            q_base, do_base, l_base, first_q, q_N, q_H, H, n, heads, BLOCK, D, D_PAD, HEADS, WIDE
         )  # fmt: skip
+        delta = tl.zeros([HEADS, BLOCK], WIDE)
+        for first_k in range(0, n, BLOCK):
+            # [HEADS, BLOCK, D_PAD]
+            k = load_rows(k_base, first_k, k_N, k_H, n, heads, BLOCK, D, D_PAD, HEADS)
+            # [HEADS, BLOCK, D_PAD]
+            v = load_rows(v_base, first_k, v_N, v_H, n, heads, BLOCK, D, D_PAD, HEADS)
+            p, dropped, dp = _weights(
+                q, k, v, do, lse, b_base, first_q, first_k, n, heads, bias_P, bias_H, scale, atom,
+                head, low, high, threshold, rescale, BLOCK, HEADS, HAS_BIAS, DROPOUT, PRECISION,
+                WIDE,
+            )  # fmt: skip
+            delta += tl.sum(p * dp, 2)  # [HEADS, BLOCK]
+        store_numbers(delta_base, delta, first_q, n, H, heads, BLOCK, HEADS)
         dq = tl.zeros([HEADS, BLOCK, D_PAD], WIDE)
         for first_k in range(0, n, BLOCK):
             # [HEADS, BLOCK, D_PAD]
@@ -163,6 +176,7 @@ def _blocks(
             # [HEADS, BLOCK, D_PAD]
             dq += tl.dot(ds.to(q.dtype), k, input_precision=PRECISION, out_dtype=WIDE)
         store_rows(dq_base, dq * scale, first_q, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
+    tl.debug_barrier()  # other threads read what was stored as delta
     for first_k in range(0, n, BLOCK):
         # [HEADS, BLOCK, D_PAD]
         k = load_rows(k_base, first_k, k_N, k_H, n, heads, BLOCK, D, D_PAD, HEADS)
@@ -171,10 +185,12 @@ def _blocks(
         dk = tl.zeros([HEADS, BLOCK, D_PAD], WIDE)
         dv = tl.zeros([HEADS, BLOCK, D_PAD], WIDE)
         for first_q in range(0, n, BLOCK):
-            q, do, lse, delta = _load_queries(
-                q_base, do_base, o_base, l_base, first_q, q_N, q_H, H, n, heads, BLOCK, D, D_PAD,
-                HEADS, WIDE,
+            q, do, lse = _load_queries(
+                q_base, do_base, l_base, first_q, q_N, q_H, H, n, heads, BLOCK, D, D_PAD, HEADS,
+                WIDE,
             )  # fmt: skip
+            # [HEADS, BLOCK]
+            delta = _load_numbers(delta_base, first_q, n, H, heads, 0.0, BLOCK, HEADS, WIDE)
             p, dropped, dp = _weights(
                 q, k, v, do, lse, b_base, first_q, first_k, n, heads, bias_P, bias_H, scale, atom,
                 head, low, high, threshold, rescale, BLOCK, HEADS, HAS_BIAS, DROPOUT, PRECISION,
@@ -219,7 +235,7 @@ def _zero_three(
 
 @triton.jit(do_not_specialize=["N", "P", "G", "H", "threshold"])
 def molecule_attention_backward(
-    Q, K, V, Bias, GraphPtr, PairPtr, Seed, Out, Lse, DOut, More, DQ, DK, DV, DBias,
+    Q, K, V, Bias, GraphPtr, PairPtr, Seed, Lse, DOut, More, Delta, DQ, DK, DV, DBias,
     q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P, bias_H, db_P, db_H, m_P, m_H, N, P, G, H,
     scale, threshold, rescale,
     D: tl.constexpr, D_PAD: tl.constexpr, HEADS: tl.constexpr, LEAST: tl.constexpr,
@@ -228,7 +244,8 @@ def molecule_attention_backward(
 ):  # fmt: skip
     """Write the gradients of HEADS heads of a molecule; LEAST, WHOLE and BLOCK as in the forward.
 
-    With ADD, More is added to the gradient of the bias.
+    With ADD, More is added to the gradient of the bias. Delta is used by programs that take BLOCK
+    atoms at a time.
     """
     head = tl.program_id(1) * HEADS
     heads = tl.minimum(H - head, HEADS)
@@ -259,9 +276,9 @@ def molecule_attention_backward(
             b_base = Bias + pair * bias_P + head.to(tl.int64) * bias_H
             db_base = DBias + pair * db_P
             m_base = More + pair * m_P
-            o_base = Out + first * (H * D) + head * D
             do_base = DOut + first * (H * D) + head * D
             l_base = Lse + first * H + head
+            delta_base = Delta + first * H + head
             dq_base = DQ + first * d_N
             dk_base = DK + first * d_N
             dv_base = DV + first * d_N
@@ -274,7 +291,7 @@ def molecule_attention_backward(
                 )  # fmt: skip
             elif BLOCK > 0:
                 _blocks(
-                    q_base, k_base, v_base, b_base, o_base, do_base, l_base, dq_base, dk_base,
+                    q_base, k_base, v_base, b_base, do_base, l_base, delta_base, dq_base, dk_base,
                     dv_base, db_base, m_base, q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P,
                     bias_H, db_P, db_H, m_P, m_H, H, n, heads, first, head, low, high,
                     threshold, rescale, scale, BLOCK, D, D_PAD, HEADS, HAS_BIAS, ADD, DROPOUT,

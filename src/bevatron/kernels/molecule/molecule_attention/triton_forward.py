@@ -120,11 +120,11 @@ def zero_rows(
 
 
 @triton.jit
-def _store_lse(base, lse, first, n, H, heads, BLOCK: tl.constexpr, HEADS: tl.constexpr):
-    """Store the logarithms [HEADS, BLOCK] of a block of rows."""
+def store_numbers(base, numbers, first, n, H, heads, BLOCK: tl.constexpr, HEADS: tl.constexpr):
+    """Store a number for each head of a block of rows, [HEADS, BLOCK]."""
     rows = (first + tl.arange(0, BLOCK))[None, :]
     h = tl.arange(0, HEADS)[:, None]
-    tl.store(base + (rows * H + h), lse, mask=(rows < n) & (h < heads))
+    tl.store(base + (rows * H + h), numbers, mask=(rows < n) & (h < heads))
 
 
 @triton.jit
@@ -152,7 +152,7 @@ def _whole(
     out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION, out_dtype=WIDE)
     out = out * (rescale / total)[:, :, None]
     store_rows(o_base, out, 0, H * D, n, heads, BLOCK, D, D_PAD, HEADS)
-    _store_lse(l_base, top + tl.log2(total), 0, n, H, heads, BLOCK, HEADS)
+    store_numbers(l_base, top + tl.log2(total), 0, n, H, heads, BLOCK, HEADS)
 
 
 @triton.jit
@@ -191,7 +191,7 @@ def _blocks(
             top = new_top
         out = out / total[:, :, None]
         store_rows(o_base, out, first_q, H * D, n, heads, BLOCK, D, D_PAD, HEADS)
-        _store_lse(l_base, top + tl.log2(total), first_q, n, H, heads, BLOCK, HEADS)
+        store_numbers(l_base, top + tl.log2(total), first_q, n, H, heads, BLOCK, HEADS)
 
 
 @triton.jit(do_not_specialize=["N", "G", "H", "threshold"])

@@ -106,14 +106,14 @@ class AdamTensors:
         Gradient and Adam's moments of all parameters, as `FlatTensors` lays them out.
     largest : [n]
         Largest second moment so far (AMSGrad); None = plain Adam.
-    average : [n]
+    averages : [K, n]
         Averaged weights; None = none.
     steps : [P] float32
         Updates so far.
     lr_scale, weight_decay : [P] float64
         Of each parameter.
-    controls : [3] float64
-        Learning rate, largest sound loss, and the share of the new weights in the average.
+    controls : [2 + K] float64
+        Learning rate, largest sound loss, and the share of the new weights in each average.
     loss : [] float64
         Of this step.
     verdict : [3] float64
@@ -136,11 +136,11 @@ class AdamTensors:
     first: Float[Tensor, " n"]
     second: Float[Tensor, " n"]
     largest: Float[Tensor, " n"] | None
-    average: Float[Tensor, " n"] | None
+    averages: Float[Tensor, "K n"] | None
     steps: Float[Tensor, " P"]
     lr_scale: Float[Tensor, " P"]
     weight_decay: Float[Tensor, " P"]
-    controls: Float[Tensor, "3"]
+    controls: Float[Tensor, " c"]
     loss: Float[Tensor, ""]
     verdict: Float[Tensor, "3"]
     active: Float[Tensor, " P"] | None = None
@@ -152,13 +152,15 @@ class AdamTensors:
         if not all(parameter.is_contiguous() for parameter in self.parameters):
             raise ValueError("fused_adam_ema: parameters must be contiguous")
         end = starts_of(self.parameters)[-1]
-        flat = (self.gradient, self.first, self.second, self.largest, self.average, self.copy)
-        for tensor in flat:
+        flat = (self.gradient, self.first, self.second, self.largest, self.copy)
+        for tensor in (*flat, *(() if self.averages is None else self.averages)):
             if tensor is not None and tensor.shape != (end,):
                 raise ValueError(
                     f"fused_adam_ema: a flat tensor has shape {tuple(tensor.shape)}, expected "
                     f"({end},)"
                 )
+        if len(self.controls) != 2 + (0 if self.averages is None else len(self.averages)):
+            raise ValueError("fused_adam_ema: each average needs a share")
 
 
 @torch.no_grad()
@@ -173,7 +175,7 @@ def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
         m \leftarrow \beta_1 m + (1-\beta_1) g, \quad v \leftarrow \beta_2 v + (1-\beta_2) g^2,
         \quad w \leftarrow w - \frac{\eta}{1-\beta_1^t}
         \frac{m}{\sqrt{\hat v / (1-\beta_2^t)} + \epsilon}, \quad
-        a \leftarrow a + \alpha (w - a)
+        a_k \leftarrow a_k + \alpha_k (w - a_k)
 
     where :math:`\hat v` is v, or the largest v so far (Kingma and Ba 2015; Reddi et al. 2018;
     Loshchilov and Hutter 2019). It never synchronises with the device. If norm or loss is not
@@ -188,7 +190,7 @@ def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
     >>> def numbers(*values): return torch.tensor(values, dtype=torch.float64)
     >>> tensors = AdamTensors(
     ...     [weight], *flat, None, None, torch.zeros(1), numbers(1.0), numbers(0.0),
-    ...     numbers(0.1, float("inf"), 1.0), numbers(2.0)[0], numbers(0.0, 0.0, 0.0),
+    ...     numbers(0.1, float("inf")), numbers(2.0)[0], numbers(0.0, 0.0, 0.0),
     ... )
     >>> fused_adam_ema(tensors, AdamSettings())
     >>> weight, tensors.steps

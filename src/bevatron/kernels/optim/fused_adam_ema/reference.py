@@ -10,7 +10,7 @@ from bevatron.kernels.optim.fused_adam_ema import AdamSettings, AdamTensors, sta
 
 def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
     """Judge the step, then update every parameter if all is sound."""
-    lr, largest_loss, new_share = tensors.controls.unbind()
+    lr, largest_loss, *shares = tensors.controls.unbind()
     if tensors.squares is None:
         norm = torch.linalg.vector_norm(tensors.gradient).double()
     else:
@@ -48,10 +48,11 @@ def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
         root = (1 - beta2**step).sqrt().to(weight)
         kept = weight * (1 - rate.to(weight) * decay) if settings.decoupled else weight
         moved = kept - size * first / (second.sqrt() / root + settings.eps)
-        if tensors.average is not None:
-            average = part(tensors.average)
-            present = torch.where(moves, moved, weight)
-            news.append((average, torch.lerp(average, present, new_share.to(weight)), fine))
+        present = torch.where(moves, moved, weight)
+        averages = () if tensors.averages is None else tensors.averages
+        for flat, share in zip(averages, shares, strict=True):
+            average = part(flat)
+            news.append((average, torch.lerp(average, present, share.to(weight)), fine))
         for old, new, changes in [*news, (weight, moved, moves)]:
             old.copy_(torch.where(changes, new, old))
         if tensors.copy is not None:

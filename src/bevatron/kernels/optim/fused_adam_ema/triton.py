@@ -105,17 +105,18 @@ def _launch(tensors: AdamTensors, settings: AdamSettings, chunk: int) -> None:
         gradient,
         tensors.first,
         tensors.second,
-        *(gradient if t is None else t for t in (tensors.largest, tensors.average, tensors.copy)),
+        *(gradient if t is None else t for t in (tensors.largest, tensors.averages, tensors.copy)),
         rates,
         tensors.lr_scale if active is None else active,
         len(steps),
+        gradient.numel(),
         tensors.controls,
         tensors.verdict,
         BETA1=beta1,
         BETA2=beta2,
         EPS=eps,
         AMSGRAD=tensors.largest is not None,
-        AVERAGED=tensors.average is not None,
+        AVERAGES=0 if tensors.averages is None else len(tensors.averages),
         DECOUPLED=settings.decoupled,
         PER_TENSOR=per_tensor,
         SOME_IDLE=active is not None,
@@ -236,18 +237,19 @@ def _adam(
     first,
     second,
     largest,
-    average,
+    averages,
     copy,
     rates,
     active,
     num_parameters,
+    numel,
     controls,
     verdict,
     BETA1: tl.constexpr,
     BETA2: tl.constexpr,
     EPS: tl.constexpr,
     AMSGRAD: tl.constexpr,
-    AVERAGED: tl.constexpr,
+    AVERAGES: tl.constexpr,
     DECOUPLED: tl.constexpr,
     PER_TENSOR: tl.constexpr,
     SOME_IDLE: tl.constexpr,
@@ -307,8 +309,9 @@ def _adam(
     tl.store(weights + offset, w, mask=moves)
     if COPIED:
         tl.store(copy + at, w.to(copy.dtype.element_ty), mask=sound)
-    if AVERAGED:
-        a = tl.load(average + at, mask=sound, other=0.0).to(ACCUMULATOR)  # [CHUNK]
-        alpha = tl.load(controls + 2).to(ACCUMULATOR)  # []
-        tl.store(average + at, a + alpha * (w - a), mask=sound)
+    for k in tl.static_range(AVERAGES):
+        average = averages + k * numel.to(tl.int64) + at
+        a = tl.load(average, mask=sound, other=0.0).to(ACCUMULATOR)  # [CHUNK]
+        alpha = tl.load(controls + 2 + k).to(ACCUMULATOR)  # []
+        tl.store(average, a + alpha * (w - a), mask=sound)
     tl.store(gradient + at, tl.zeros((CHUNK,), dtype=ACCUMULATOR), mask=mask)

@@ -18,7 +18,7 @@ LARGEST_BIAS_FIRST = 64
 
 SMALL_HEADS: Mapping[str, Tiles] = {
     "forward": Tiles(128, 64, 4, 3, registers=168),
-    "dq": Tiles(64, 64, 4, 3, registers=168),
+    "dq": Tiles(64, 32, 4, 3, registers=128),
     "dkv": Tiles(32, 64, 4, 3, registers=96),
     "dkv_bias_first": Tiles(64, 64, 4, 4, registers=168),
     "dbias": Tiles(64, 64, 4, 4, registers=168),
@@ -27,7 +27,7 @@ SMALL_HEADS: Mapping[str, Tiles] = {
 
 MEDIUM_HEADS: Mapping[str, Tiles] = {
     "forward": Tiles(64, 64, 4, 3, registers=128),
-    "dq": Tiles(64, 32, 4, 2, registers=168),
+    "dq": Tiles(64, 32, 4, 3, registers=168),
     "dkv": Tiles(32, 64, 4, 3),
     "dkv_bias_first": Tiles(32, 64, 4, 3, registers=168),
     "dbias": Tiles(64, 64, 4, 3, registers=168),

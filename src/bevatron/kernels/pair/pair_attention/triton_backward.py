@@ -88,10 +88,11 @@ def _dq_step(
     ds = p * (dp - delta[:, None])
     if ROUNDED:
         left += tl.sum(tl.reshape(ds, (BLOCK_Q, BLOCK_K // 8, 8)), 1)  # [BLOCK_Q, 8]
-        p_k = tl.dot(p.to(k.dtype), k, input_precision=PRECISION)  # [BLOCK_Q, D_PAD]
-        mean_k = accumulate(mean_k, p_k)
-    ds_k = tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)  # [BLOCK_Q, D_PAD]
-    return accumulate(dq, ds_k), left, mean_k
+        # [BLOCK_Q, D_PAD]
+        mean_k = tl.dot(p.to(k.dtype), k, mean_k, input_precision=PRECISION)
+    # In place both take the registers of one: more programs fit an SM.
+    dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # [BLOCK_Q, D_PAD]
+    return dq, left, mean_k
 
 
 @triton.jit(do_not_specialize=NUMBERS)
