@@ -60,12 +60,18 @@ def test_a_model_is_trained_and_tested_with_alignments_and_without(store, tmp_pa
     sizes = "--crop 12 --rows 3 --extra-rows 4 --preset small --device cpu --longest 64"
     steps = "--steps 2 --samples 1 --evaluate-every 1"
     stores = [str(store), "--valid", str(store), "--test", str(store)]
-    learning.main([*stores, *sizes.split(), *steps.split(), "--out", str(tmp_path / "rows")])
+    rows = ["--out", str(tmp_path / "rows")]
+    learning.main([*stores, *sizes.split(), *steps.split(), *rows])
+    late = [*steps.split(), "--name", "held out, late", "--slow", "1", "--longest-delay", "0.01"]
+    learning.main([str(store), *sizes.split(), *late, *rows])
     learning.main(["--collect", str(tmp_path / "rows"), "--results", str(tmp_path)])
     result = json.loads((tmp_path / "alphafold2/learning.json").read_text())
     judged = [row["judged on"] for row in result["rows"]]
     assert judged == ["validation, step 2", "test, alignment", "test, sequence alone"]
-    (run,) = result["extra"]["runs"]
+    (pair,) = json.loads((tmp_path / "alphafold2/learning_pairs.json").read_text())["rows"]
+    assert pair["beside"] == "held out, late"
+    assert pair["overtaken"] == pair["loss apart %"] == 0  # late samples are the same samples
+    run, _ = result["extra"]["runs"]
     assert [step for step, *_ in run["curve"]["steps"]] == [2]
     with_rows, alone = run["tested"]
     assert with_rows["rows"] > alone["rows"] == 1

@@ -125,7 +125,7 @@ def test_whole_training_graphs_are_training_whatever_masks_their_files_hold(tmp_
     table = evaluate_graphs(run, [files[0]], tell=lines.append)
     assert list(table) == ["train", "all labelled"]
     assert lines == [
-        f"{files[0]}: the split of the training, by whole graphs (90 train, 0 valid, 0 test)"
+        f"{files[0]}: the split used in training, by whole graphs (90 train, 0 valid, 0 test)"
     ]
     assert list(evaluate_graphs(run, [files[2]])) == ["valid", "all labelled"]
 
