@@ -5,10 +5,11 @@
 
 Arms: our kernels, captured as CUDA graphs or launched one by one; the same model in eager PyTorch;
 and every block of that through torch.compile, static shapes. After a comma, what the backward pass
-computes again. At every length all arms take steps on the same crops with the same noise; loss and
-norm of the gradient of the first step are compared with those of eager PyTorch. The order of the
-arms changes from length to length. torch.compile takes minutes: with ``--after FILE`` a call
-compiles beside another one, and measures once this file exists.
+computes again, and which of our operators is left to PyTorch. At every length all arms take steps
+on the same crops with the same noise; loss and norm of the gradient of the first step are compared
+with those of eager PyTorch. The order of the arms changes from length to length. torch.compile
+takes minutes: with ``--after FILE`` a call compiles beside another one, and measures once this file
+exists.
 """
 
 import argparse
@@ -46,6 +47,24 @@ ARMS = {
         Arm(f"{COMPILED}, all", "reference", "all", captured=False, compiled=True),
     )
 }
+LADDER = {
+    arm.name: arm
+    for arm in (
+        Arm(f"{OURS}, all, {title} of PyTorch", policy="all", plain=plain)
+        for title, plain in (
+            ("attention", ("pair_attention",)),
+            ("triangle multiplication", ("triangle_multiply",)),
+            ("norms and what follows them", ("layer_norm", "layer_norm_linear", "qkvg")),
+            ("transitions", ("transition", "conditioned_transition", "swiglu")),
+            ("outer product mean", ("outer_product_mean",)),
+            ("residual updates", ("add_dropped",)),
+            ("smooth lDDT", ("smooth_lddt",)),
+        )
+    )
+}
+"""What each fused operator brings: a step without it."""
+WARM_STEPS = 3
+"""Before compiled steps are timed: blocks are compiled in the second one too."""
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -67,6 +86,8 @@ def measured(
         row["loss"], row["gradient norm"] = first.results[0].loss, first.results[0].grad_norm
         if arm.captured:
             training.steps([0])  # a shape is launched the first time and captured the second
+        elif arm.compiled:
+            training.steps(range(WARM_STEPS))
         row["ready s"] = time.perf_counter() - began
         if on_gpu:
             row["peak GiB"] = peak_gib(model)
@@ -104,7 +125,8 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     How far loss and gradient are from those of eager PyTorch, time over that of our fastest arm,
     memory over that of ours with the same policy.
     """
-    rows = sorted(rows, key=lambda row: (row["N"], [*ARMS].index(row["arm"])))
+    order = [*ARMS, *LADDER]
+    rows = sorted(rows, key=lambda row: (row["N"], order.index(row["arm"])))
     for row in rows:
         here = [other for other in rows if other["N"] == row["N"]]
         of = {other["arm"]: other for other in here}
@@ -127,7 +149,7 @@ def main() -> None:
     )
     parser.add_argument("store", type=Path, nargs="?", help="of complexes; the largest is cropped")
     parser.add_argument("--lengths", nargs="*", type=int, default=[128, 256, 384, 512, 640, 768])
-    parser.add_argument("--arms", nargs="*", choices=[*ARMS], default=[*ARMS])
+    parser.add_argument("--arms", nargs="*", choices=[*ARMS, *LADDER], default=[*ARMS])
     parser.add_argument("--steps", type=int, default=100, help="that count, at most")
     parser.add_argument("--seconds", type=float, default=60.0, help="that they take, about")
     parser.add_argument("--after", type=Path, help="measure once this file exists")
@@ -150,7 +172,7 @@ def measure_all(given: argparse.Namespace) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     for place, length in enumerate(given.lengths):
         crops = Crops(given.store, length, rows=given.rows)
-        arms = [ARMS[name] for name in given.arms]
+        arms = [(ARMS | LADDER)[name] for name in given.arms]
         for arm in arms if place % 2 == 0 else arms[::-1]:
             row = measured(arm, model, crops, options, given)
             print(row, flush=True)

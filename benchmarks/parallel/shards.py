@@ -8,8 +8,7 @@ structure module and, of a store of complexes, what follows the trunk of AlphaFo
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from benchmarks.alphafold3.arms import Crops, built
 from benchmarks.common import trace
 from benchmarks.common.arguments import add_out
-from benchmarks.common.arms import drawn, free
+from benchmarks.common.arms import drawn, free, set_policy
 from benchmarks.common.report import write_result
 from benchmarks.common.timing import captured, median_ms
 from torch import Tensor, nn
@@ -36,9 +35,8 @@ from bevatron.models.alphafold3.pairformer import PairformerBlock
 from bevatron.models.alphafold3.task import ROLLOUT_STEPS
 from bevatron.models.common.folding import Checkpointing
 from bevatron.models.common.folding.normal import SeededNormal
-from bevatron.parallel.axial import groups, own, own_rows
-from bevatron.parallel.groups import Group, Pending
-from bevatron.parallel.traffic import count_traffic, record
+from bevatron.parallel.axial import one_of, own, own_rows
+from bevatron.parallel.traffic import count_traffic
 from bevatron.train.capture.cuda_graphs import GraphPool
 
 MIB = 2**20
@@ -46,46 +44,6 @@ KEPT = Checkpointing("none")
 COPIES = 48
 
 Call = Callable[[], tuple[Tensor, ...]]
-
-
-class Silent(Group):
-    """The first of some processes that are not there: what they would send is zero."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(range(size), 0)
-
-    def all_gather(self, part: Tensor) -> Pending:
-        """Return zeros for the parts of all."""
-        record("all_gather", part, self.size)
-        return Pending(part.new_zeros((self.size * part.shape[0], *part.shape[1:])))
-
-    def all_to_all(
-        self,
-        rows: Tensor,
-        send: Sequence[int] | None = None,
-        receive: Sequence[int] | None = None,
-    ) -> Pending:
-        """Return zeros for what all would send; the rows are laid out to be sent."""
-        rows = rows.contiguous()
-        send = list(send) if send is not None else [len(rows) // self.size] * self.size
-        record("all_to_all", rows, self.size, parts=send[0] * rows[:1].numel())
-        return Pending(rows.new_zeros((sum(receive or send), *rows.shape[1:])))
-
-    def pass_on(self, x: Tensor, received: Tensor) -> Pending:
-        """Write zeros for what the next would send."""
-        record("pass_on", x, self.size)
-        x.contiguous()
-        return Pending(received.zero_())
-
-
-@contextmanager
-def one_of(size: int) -> Iterator[None]:
-    """Be one of so many processes that share a sample."""
-    groups._joined.append(Silent(size) if size > 1 else groups._ALONE)  # noqa: SLF001
-    try:
-        yield
-    finally:
-        groups._joined.pop()  # noqa: SLF001
 
 
 def call_of(
@@ -169,25 +127,29 @@ def after_the_trunk(
 ) -> dict[str, Callable[[], Call]]:
     """Name what follows the trunk of AlphaFold3, on a crop of a store."""
     model, widths = built(given.three, device), AlphaFold3Config.preset(given.three).widths
+    set_policy(model, "none")
     crops = Crops(given.complexes, given.tokens, rows=given.rows)
     batch = collate_complex([crops[0]], np.zeros(1, np.int64), [1.0]).to(device).tensors()
     N, seed = batch["token_mask"].shape[-1], torch.zeros((), dtype=torch.long, device=device)
     shapes = (N, widths.inputs), (N, widths.single), (N, N, widths.pair)
-    trunk = Representation(*(torch.randn(s, device=device, dtype=dtype) for s in shapes))
+    single, of_tokens, z = (torch.randn(s, device=device, dtype=dtype) for s in shapes)
     structure = batch["position"]
     noisy = structure + torch.randn(COPIES, *structure.shape, device=device)
     sigma = torch.rand(COPIES, device=device) + 1
 
+    def trunk() -> Representation:
+        return Representation(single, of_tokens, own_rows(z))
+
     def rollout() -> Call:
         with torch.no_grad():
-            shared = model.condition(batch, trunk)
+            shared = model.condition(batch, trunk())
         return lambda: (model.sample(batch, shared, 1, ROLLOUT_STEPS, SeededNormal(seed)),)
 
     def copies() -> Call:
         wanted = [*model.diffusion.parameters()]
 
         def call() -> tuple[Tensor, ...]:
-            shared = model.condition(batch, trunk)
+            shared = model.condition(batch, trunk())
             denoised = model.diffusion(own_rows(noisy), own(sigma, -1), shared)
             return torch.autograd.grad(denoised, wanted, denoised, allow_unused=True)
 
@@ -197,7 +159,7 @@ def after_the_trunk(
         wanted = [*model.confidence.parameters()]
 
         def call() -> tuple[Tensor, ...]:
-            logits = [*model.judge(batch, trunk, structure)]
+            logits = [*model.judge(batch, trunk(), structure)]
             return torch.autograd.grad(logits, wanted, logits, allow_unused=True)
 
         return call

@@ -109,7 +109,7 @@ def test_evaluation_and_prediction_cut_the_graph_and_write_what_one_process_writ
     assert done.returncode == 0, done.stderr[-6000:]
     cut = [line for line in done.stdout.splitlines() if "over 2 ranks: 90 vertices" in line]
     assert len(cut) == 4, "each evaluation and prediction, told once"
-    assert done.stdout.count("the split of the training, split 0 of") == 2
+    assert done.stdout.count("the split used in training, split 0 of") == 2
     assert done.stdout.count("all labelled") == 2, "one table each"
     assert done.stdout.count("90 vertices are in") == 2
     for name in ("plain.npz", "packed.pt"):

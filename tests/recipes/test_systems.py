@@ -360,11 +360,12 @@ def test_former_options_are_accepted_with_a_notice(toy, capsys):
     for option in (["--kind", "points"], ["--kind=points"], ["--kind", "toy"]):
         assert main(["prepare", "a.toy", *option, "--out", "b.toy"]) == 0
         assert "now `bevatron prepare toy`" in capsys.readouterr().err
-    function, rest = system_command("prepare", ["a.csv", "--kind", "auto", "--out", "s"])
+    function, rest, _ = system_command("prepare", ["a.csv", "--kind", "auto", "--out", "s"])
     assert function.__module__ == "bevatron.recipes.gpspp.commands"
     assert rest == ["a.csv", "--out", "s"]
-    function, rest = system_command("prepare", ["x.csv", "--kind", "structures"])
+    function, rest, typed = system_command("prepare", ["x.csv", "--kind", "structures"])
     assert function.__module__ == "bevatron.recipes.mace.commands"
+    assert typed == "bevatron prepare mace"
 
 
 def test_usage_and_errors_name_the_system(toy, refused):
@@ -450,7 +451,7 @@ def test_a_folder_named_as_a_system_is_a_model_all_the_same(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     Path("mace").mkdir()
     Path("mace/model.json").write_text('{"kind": "gpspp"}')
-    function, rest = system_command("predict", ["mace", "a.csv", "b.csv"])
+    function, rest, _ = system_command("predict", ["mace", "a.csv", "b.csv"])
     assert function.__module__ == "bevatron.recipes.gpspp.commands"
     assert rest[0] == "mace"
 

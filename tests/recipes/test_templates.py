@@ -48,7 +48,8 @@ def test_chains_with_hits_show_templates_and_others_do_not_change(folder, hits, 
     out = {}
     for name, files in (("with", [folder, hits]), ("without", [folder])):
         lines = prepare_chains(files, tmp_path / name, workers=0, progress=False)
-        assert any("1 templates of 1 sequences" in line for line in lines) == (name == "with")
+        said = any("templates: 1, sequences with templates: 1" in line for line in lines)
+        assert said == (name == "with")
         out[name], data = chain_samples(tmp_path / name, range(12))
     shown = []
     for number, (some, none) in enumerate(zip(out["with"], out["without"], strict=True)):

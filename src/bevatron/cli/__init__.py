@@ -50,7 +50,7 @@ USAGE = (
     ("bench cost|capacity STORE", "what a step costs, how large a batch may be"),
     ("bench profile RUN", "where a step's time and memory go"),
     ("env", "versions, devices, which kernels run here"),
-    ("demo [OUT]", "MACE, GPS++ and graph attention in a few minutes"),
+    ("demo [OUT]", "trains small models of four systems in a few minutes"),
     ("completion bash|zsh", "a script that completes commands and options"),
 )
 """Lines of the usage: what is typed and what it does."""
@@ -217,21 +217,22 @@ def _dispatch(command: str, arguments: list[str], *, as_json: bool = False) -> O
     from bevatron.arguments import call
     from bevatron.cli.help import asks_for_help, command_help, json_result
 
+    typed = f"bevatron {command}"
     if command in COMMANDS:
         function = load_command(command)
     else:
         from bevatron.recipes.dispatch import system_command
 
-        function, arguments = system_command(command, arguments)
+        function, arguments, typed = system_command(command, arguments)
     if as_json and not json_result(function):
         raise ConfigError(f"--json: `bevatron {command}` has no result to print as JSON")
     if command == "train":
         return function(arguments)
     if asks_for_help(arguments):
-        say(command_help(function, f"bevatron {command}"))
+        say(command_help(function, typed))
         return 0
     arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
-    return call(function, arguments, f"bevatron {command}")
+    return call(function, arguments, typed)
 
 
 def load_command(command: str) -> Callable[..., Outcome]:

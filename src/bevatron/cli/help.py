@@ -54,7 +54,15 @@ def command_help(function: Callable[..., Any], command: str) -> str:
     options: list[Row] = []
     for row, is_positional in _rows(function, parts.get("Parameters", "")):
         (positional if is_positional else options).append(row)
-    usage = " ".join([command, *(row.typed for row in positional), "[--OPTION VALUE ...]"])
+    needed = {
+        f"--{name.replace('_', '-')} VALUE"
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is inspect.Parameter.empty
+    }
+    typed = [
+        row.typed for row in (*positional, *options) if row in positional or row.typed in needed
+    ]
+    usage = " ".join([command, *typed, "[--OPTION VALUE ...]"])
     if json_result(function):
         options.append(Row("--json", "Print only the result, as JSON."))
     return _page(

@@ -1,6 +1,5 @@
 """The command ``bevatron train``: a system or a YAML file, and options that override it."""
 
-import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +10,7 @@ from bevatron.arguments import parse
 from bevatron.cli.help import asks_for_help, train_help
 from bevatron.config import load_yaml
 from bevatron.errors import ConfigError
+from bevatron.garbage import no_garbage_collection
 from bevatron.output import say
 from bevatron.recipes import system
 
@@ -50,19 +50,17 @@ def train(arguments: list[str]) -> int:
         found = system(_system_of(arguments[0]))
         say(train_help(found, f"bevatron train {arguments[0]}", TrainOptions))
         return 0
-    gc.disable()  # what is imported stays: to look for garbage takes a sixth of the time
-    from bevatron.recipes.training import configuration, start
+    with no_garbage_collection():  # a sixth of the time of imports, of which all stays
+        from bevatron.recipes.training import configuration, start
 
-    base = configuration(arguments[0], arguments[1:])
-    command = with_options(type(base))
-    parsed = parse(
-        command,
-        [_written_out(argument) for argument in arguments[1:]],
-        f"bevatron train {arguments[0]}",
-        default=command(base, TrainOptions()),
-    )
-    gc.freeze()
-    gc.enable()
+        base = configuration(arguments[0], arguments[1:])
+        command = with_options(type(base))
+        parsed = parse(
+            command,
+            [_written_out(argument) for argument in arguments[1:]],
+            f"bevatron train {arguments[0]}",
+            default=command(base, TrainOptions()),
+        )
     return start(parsed.run, resume=parsed.options.resume, dry_run=parsed.options.dry_run)
 
 

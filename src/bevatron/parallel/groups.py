@@ -173,6 +173,39 @@ class Group:
         return self.all_to_all(rows, counts, counts)
 
 
+class Silent(Group):
+    """The first of some processes that are not there: what they would send is zeros.
+
+    For plans of memory and timings of a process's own work.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(range(size), 0)
+
+    def all_gather(self, part: Tensor) -> Pending:
+        """Return zeros for the parts of all."""
+        traffic.record("all_gather", part, self.size)
+        return Pending(part.new_zeros((self.size * part.shape[0], *part.shape[1:])))
+
+    def all_to_all(
+        self,
+        rows: Tensor,
+        send: Sequence[int] | None = None,
+        receive: Sequence[int] | None = None,
+    ) -> Pending:
+        """Return zeros for what all would send; the rows are laid out to be sent."""
+        rows = rows.contiguous()
+        send = list(send) if send is not None else [len(rows) // self.size] * self.size
+        traffic.record("all_to_all", rows, self.size, parts=send[0] * rows[:1].numel())
+        return Pending(rows.new_zeros((sum(receive or send), *rows.shape[1:])))
+
+    def pass_on(self, x: Tensor, received: Tensor) -> Pending:
+        """Write zeros for what the next would send."""
+        traffic.record("pass_on", x, self.size)
+        x.contiguous()
+        return Pending(received.zero_())
+
+
 class _Known:
     """Groups made before: each holds buffers on the device, so graphs of one shape share them."""
 

@@ -14,8 +14,8 @@ from bevatron.recipes import SYSTEMS, system, systems
 from bevatron.recipes.kinds import holds_model, kind_of_model
 from bevatron.recipes.system import System
 
-Call = tuple[Callable[..., Outcome], list[str]]
-"""The function of a command and the arguments that are left for it."""
+Call = tuple[Callable[..., Outcome], list[str], str]
+"""The function of a command, the arguments that are left for it, and how the command is typed."""
 
 
 def system_command(command: str, arguments: Sequence[str]) -> Call:
@@ -40,7 +40,8 @@ def system_command(command: str, arguments: Sequence[str]) -> Call:
         chosen = _of_model(providers, rest)
     if named is None and len(providers) > 1 and _asks_for_help(rest):
         _explain(command, providers, chosen)
-    return chosen.command(command), _renamed(chosen, rest)
+    typed = command if len(providers) == 1 else f"{command} {chosen.name}"
+    return chosen.command(command), _renamed(chosen, rest), f"bevatron {typed}"
 
 
 def having(command: str) -> list[System]:

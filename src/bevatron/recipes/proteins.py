@@ -189,9 +189,9 @@ def prepare_searches(
     sequences = ChainSequences([*(chain.classes for chain in chains), *rna])
     options: dict[str, Any] = {"workers": workers, "overwrite": overwrite, "progress": progress}
     reader, rejects = _read_alignments(found, sequences, rna=bool(rna), strict=strict)
-    lines = [f"{len(found.alignments)} files of alignments"]
+    lines = [f"alignment files: {len(found.alignments)}"]
     if reader is not None:
-        lines[0] += f" of {reader.num_samples} sequences, {reader.partial} of parts of chains"
+        lines[0] += f", sequences: {reader.num_samples}, parts of chains: {reader.partial}"
     if reader is not None and reader.num_samples:
         rejects += prepare_alignments(reader, store.path / ALIGNMENTS, **options).rejects()
     elif overwrite and (store.path / ALIGNMENTS).exists():
@@ -209,7 +209,7 @@ def prepare_searches(
     if not queries:
         if overwrite and folder.exists():
             remove_folder(folder)
-        return [*lines, f"{len(found.hits)} files of template hits"], rejects
+        return [*lines, f"template hit files: {len(found.hits)}"], rejects
     structures = {entry_code(path): path for path in reversed(found.structures)}
     for renamed in _tables(found.obsolete, read_obsolete, rejects, strict=strict):
         structures |= {
@@ -227,8 +227,8 @@ def prepare_searches(
     )
     counts = made.counts()
     lines.append(
-        f"{len(found.hits)} files of template hits: {int(counts.sum())} templates of "
-        f"{np.count_nonzero(counts)} sequences"
+        f"template hit files: {len(found.hits)}, templates: {int(counts.sum())}, sequences with "
+        f"templates: {np.count_nonzero(counts)}"
     )
     return lines, [*rejects, *made.rejects()]
 

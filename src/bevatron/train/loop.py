@@ -9,8 +9,8 @@ already added up over the ranks, so that all ranks decide alike.
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from bevatron.data.loader import LeftOut, Loader
 from bevatron.data.processes import own_cpus
 from bevatron.errors import ConfigError, LoaderError
+from bevatron.garbage import no_garbage_collection
 from bevatron.parallel.affinity import keep_near_gpu
 from bevatron.parallel.collectives import gather_json, sum_scalars
 from bevatron.parallel.data_parallel import equalise
@@ -97,7 +98,8 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
         threads = _threads(run, mesh) if checkpoint is None else checkpoint.record.threads
         stack.enter_context(run.sharing.joined(mesh))
         stack.enter_context(arithmetic(config, threads))
-        stack.enter_context(_garbage_collection(config.collect_every))
+        if config.collect_every is not None:  # the loop collects itself
+            stack.enter_context(no_garbage_collection())
         console = Console(folder.log, active=mesh.is_main, shown=run.shown_metrics)
         stack.callback(console.close)
         state = begin_state(run, mesh, checkpoint)
@@ -573,16 +575,3 @@ class Trainer:
                 f"(known: {', '.join(sorted(metrics))})"
             )
         return metrics[name] if name == wanted else -metrics[name]
-
-
-@contextmanager
-def _garbage_collection(collect_every: int | None) -> Iterator[None]:
-    """Switch off Python's automatic garbage collection if the loop collects itself."""
-    if collect_every is None or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -77,6 +77,13 @@ def test_any_size_is_right(rows, length, batch):
     check(make(rows, length, 8, 2, 8, batch=batch), strided=True)
 
 
+@pytest.mark.parametrize(("rows", "length"), [(4, 0), (0, 3)])
+@pytest.mark.parametrize(("width", "dtype"), [(8, torch.float32), (16, HALF)])
+def test_there_may_be_no_column_and_no_row(rows, length, width, dtype):
+    inputs = make(4, 3, width, 2, 8, dtype=dtype)
+    check(inputs | {name: inputs[name][:rows, :length] for name in ("m", "mask")})
+
+
 def test_against_the_published_algorithm():
     t = {n: v.double() if n != "mask" else v for n, v in make(6, 4, 8, 3, 8).items()}
     with use("reference"):

@@ -111,6 +111,23 @@ def test_a_masked_key_far_above_the_others_is_not_seen():
     check_op(pair_attention, pair_attention, inputs, order=1, tolerance=SINGLE, ran=RAN)
 
 
+def test_what_lies_behind_the_last_key_of_a_row_is_not_read():
+    ends = torch.tensor([0, 16, 33])
+    inputs = make(S=3, Nq=9, Nk=48, D=8, gated=True)
+    inputs["mask"] = (torch.arange(48) < ends[:, None]).to(DEVICE)[None]
+    unread = (torch.arange(48) >= (-(-ends // 16) * 16)[:, None]).to(DEVICE)[None, :, None, :, None]
+    with replaced(forward=SMALL, dq=SMALL, dkv=SMALL):
+        check_op(pair_attention, pair_attention, inputs, order=1, tolerance=SINGLE, ran=RAN)
+        found = []
+        for behind in (0.0, torch.nan):
+            leaves = [inputs["q"].clone(), *(inputs[x].where(~unread, behind) for x in "kv")]
+            given = dict(zip("qkv", (leaf.requires_grad_() for leaf in leaves), strict=True))
+            with kernels.use(pair_attention="triton"):
+                result = pair_attention(**inputs | given)
+                found.append([result, *torch.autograd.grad(result.sum(), leaves)])
+    assert all(map(torch.equal, *found))
+
+
 FAR = {
     "a late key far above": (slice(-1, None), 100.0, 0),
     "late keys slightly above": (slice(20, None), 12.0, 0),
@@ -321,6 +338,13 @@ def test_a_bias_within_a_larger_tensor_is_read_alone():
         within = pair_attention(**inputs | {"bias": wider[..., :20, :20]})
         alone = pair_attention(**inputs)
     assert torch.equal(within, alone)
+
+
+def test_a_bias_with_its_heads_behind_is_that_with_heads_in_front():
+    inputs = make(Nq=64, Nk=64, H=2, D=8)
+    behind = inputs["bias"].movedim(2, -1).contiguous().movedim(-1, 2)
+    with kernels.use(pair_attention="triton"):
+        assert torch.equal(pair_attention(**inputs | {"bias": behind}), pair_attention(**inputs))
 
 
 def test_heads_it_cannot_take_are_refused():

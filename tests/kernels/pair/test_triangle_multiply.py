@@ -1,5 +1,7 @@
 """The triangle multiplication: the reference everywhere, the kernels interpreted or compiled."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -138,6 +140,18 @@ def test_rows_of_a_pair_are_right_whose_others_are_elsewhere(
         results.append((y, *torch.autograd.grad((weight * y).sum(), [*leaves.values()])))
     for got, want in zip(*results, strict=True):
         assert_close(got, want, 2e-5)
+
+
+@pytest.mark.parametrize("choice", ["triton", "reference"])
+def test_a_process_without_rows_meets_the_others_all_the_same(choice):
+    inputs = make(5, 16, 8, BIASES)
+    inputs["z"], inputs["mask"] = inputs["z"][:0].requires_grad_(), inputs["mask"][:0]
+    contraction = Mock(wraps=OthersRows(5, 2))
+    with use(triangle_multiply=choice):
+        y = triangle_multiply(**inputs, contraction=contraction)
+    torch.autograd.grad(y.sum(), inputs["z"])
+    contraction.contract.assert_called_once()
+    contraction.contract_backward.assert_called_once()
 
 
 def test_what_lies_behind_the_ends_of_lines_does_not_matter(small_blocks):

@@ -63,10 +63,10 @@ def test_a_graph_with_several_splits_is_evaluated_on_the_one_of_the_training(tmp
     trained = TrainedSplit.load(run).roles(graph)
     assert (trained == graph.roles).all()
     assert lines == [
-        f"{file}: the split of the training, split 2 of {file} (45 train, 0 valid, 30 test)"
+        f"{file}: the split used in training, split 2 of {file} (45 train, 0 valid, 30 test)"
     ]
     assert cli.main(["evaluate", str(run), str(file)]) == 0
-    assert "the split of the training, split 2 of" in capsys.readouterr().out
+    assert "the split used in training, split 2 of" in capsys.readouterr().out
     # Of what split 0 tests, half was trained on.
     first = tmp_path / "s.npz"
     np.savez(first, **{k: v[:, 0] for k, v in masks.items()})
@@ -125,7 +125,7 @@ def test_whole_training_graphs_are_training_whatever_masks_their_files_hold(tmp_
     table = evaluate_graphs(run, [files[0]], tell=lines.append)
     assert list(table) == ["train", "all labelled"]
     assert lines == [
-        f"{files[0]}: the split of the training, by whole graphs (90 train, 0 valid, 0 test)"
+        f"{files[0]}: the split used in training, by whole graphs (90 train, 0 valid, 0 test)"
     ]
     assert list(evaluate_graphs(run, [files[2]])) == ["valid", "all labelled"]
 

@@ -236,15 +236,52 @@ def test_the_choice_is_kept_before_the_run_has_a_folder(tmp_path, monkeypatch):
     assert "as chosen when the run began" in note
 
 
+@pytest.fixture
+def a_gpu(monkeypatch, tmp_path):
+    """A run on a GPU that has to measure, with a cache of its own."""
+    mesh = Mesh(device=torch.device("cuda"))
+    monkeypatch.setattr(module, "open_mesh", lambda *_: contextlib.nullcontext(mesh))
+    monkeypatch.setattr(module, "unmeasured_capacity", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (90, 100))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("a_gpu")
 def test_it_says_that_it_is_busy_before_a_gpu_measures(monkeypatch, tmp_path, capsys):
     def choose(*_):
         assert "compiling kernels" in capsys.readouterr().err
         return {"atoms": 1}, ""
 
-    mesh = Mesh(device=torch.device("cuda"))
-    monkeypatch.setattr(module, "open_mesh", lambda *_: contextlib.nullcontext(mesh))
-    monkeypatch.setattr(module, "unmeasured_capacity", lambda *_: None)
     monkeypatch.setattr(module, "choose_capacity", choose)
-    capacity_of_run(tmp_path / "capacity.json", TrainConfig(), {}, lambda _: None)
-    capacity_of_run(tmp_path / "capacity.json", TrainConfig(), {}, lambda _: None)
+    sizes = Sizes(10).sizes
+    capacity_of_run(tmp_path / "capacity.json", TrainConfig(), sizes, lambda _: None)
+    capacity_of_run(tmp_path / "capacity.json", TrainConfig(), sizes, lambda _: None)
     assert not capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_an_equal_run_on_the_same_gpu_measures_nothing(monkeypatch, tmp_path):
+    measured = []
+
+    def choose(*_):
+        measured.append(len(measured))
+        return {"atoms": 1000 + len(measured)}, ": 99% of the highest rate"
+
+    def found(name, number=10, **described):
+        path, sizes = tmp_path / name / "capacity.json", Sizes(number).sizes
+        return capacity_of_run(path, TrainConfig(), sizes, lambda _: None, 1, described)
+
+    monkeypatch.setattr(module, "choose_capacity", choose)
+    first, why = found("one", channels=4)
+    again, why_again = found("two", channels=4)
+    assert first == again == {"atoms": 1001}
+    assert why_again == f"{why} (measured before)"
+    # Another model, other data or another process on the GPU: it is measured anew.
+    assert found("three", channels=8)[0] == {"atoms": 1002}
+    assert found("four", number=11, channels=4)[0] == {"atoms": 1003}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (40, 100))
+    assert found("five", channels=4)[0] == {"atoms": 1004}
+    for path in (tmp_path / "cache").iterdir():
+        path.write_text("[1")
+    assert found("six", channels=4)[0] == {"atoms": 1005}

@@ -12,6 +12,8 @@ from bevatron.kernels.shared.standing_weights import once
 
 CHUNK_BYTES = 128 * 2**20
 """Size of all buffers of one chunk together."""
+LARGE = 3
+"""Multiple of `CHUNK_BYTES` where matmuls of few rows would leave much of the device idle."""
 CHUNK_MULTIPLE = 1024
 """Rows of a chunk are a multiple of this: matmuls of whole tiles."""
 

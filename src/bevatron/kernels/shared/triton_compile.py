@@ -9,7 +9,6 @@ A forked process inherits the kernels, generated ones included, and asks nothing
 that dies or hangs costs time only: what it leaves out is compiled by the launch itself.
 """
 
-import gc
 import hashlib
 import json
 import logging
@@ -28,6 +27,8 @@ from triton.compiler import make_backend
 from triton.runtime.cache import get_cache_key, get_cache_manager
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
+
+from bevatron.garbage import no_garbage_collection
 
 # Before `run` is replaced below: launches that are prepared compare it with what it is now.
 from bevatron.kernels.shared import triton_launch  # noqa: F401
@@ -160,7 +161,8 @@ def _compile_all(
         for _ in range(processes)
     ]
     began = time.monotonic()
-    with _no_garbage_collection():
+    # Freeing what is CUDA's aborts the forked processes, which inherit it.
+    with no_garbage_collection():
         for process in started:
             process.start()
     _join(started, began + QUIET_SECONDS)
@@ -171,18 +173,6 @@ def _compile_all(
         process.kill()
         process.join()
     return int(compiled.value)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Keep forked processes from collecting what they inherit: freeing what is CUDA's aborts."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _join(processes: Sequence[Any], until: float) -> None:

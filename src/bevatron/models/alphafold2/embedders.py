@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bevatron.models.common.folding import LayerNorm, Linear, distance_bins
-from bevatron.parallel.axial import own, own_rows
+from bevatron.parallel.axial import own
 
 TARGET_FEATURES, MSA_FEATURES, EXTRA_MSA_FEATURES = 22, 49, 25
 
@@ -69,7 +69,7 @@ class RecyclingEmbedder(nn.Module):
         m, z : first row of the alignment and own rows of the pair; zeros in the first cycle
         x : positions of CB in Å, likewise
         """
-        bins = own_rows(distance_bins(x, 3.25, 20.75, RECYCLED_BINS))
+        bins = distance_bins(x, 3.25, 20.75, RECYCLED_BINS)
         return self.norm_m(m), self.norm_z(z) + self.linear(bins.to(z.dtype))
 
 

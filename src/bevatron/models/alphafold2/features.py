@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bevatron.maths import rigid
 from bevatron.models.common.folding import distance_bins
+from bevatron.parallel.axial import own
 
 RESIDUE_CLASSES = 22
 """Types 0 to 20 and the gap."""
@@ -31,8 +32,8 @@ def template_pair_features(
     mask: Float[Tensor, "*templates N 37"],
     *,
     unit_vectors: bool,
-) -> Float[Tensor, "*templates N N 88"]:
-    """Return distances, residue types and directions of templates.
+) -> Float[Tensor, "*templates R N 88"]:
+    """Return distances, residue types and directions of templates: own rows of their pairs.
 
     Channels: 39 bins of the distance of CB atoms (of missing ones too, at the origin, as in the
     published code), whether both have one, one-hot types of j (22) and of i (22), the unit vector
@@ -44,8 +45,8 @@ def template_pair_features(
     unit_vectors : whether they are computed; otherwise zeros are in their place
     """
     backbone = mask[..., N] * mask[..., CA] * mask[..., C]
-    both = backbone[..., :, None] * backbone[..., None, :]
-    has_beta = pseudo_beta_mask[..., :, None] * pseudo_beta_mask[..., None, :]
+    both = own(backbone, -1)[..., :, None] * backbone[..., None, :]
+    has_beta = own(pseudo_beta_mask, -1)[..., :, None] * pseudo_beta_mask[..., None, :]
     types = F.one_hot(aatype, RESIDUE_CLASSES).to(mask.dtype)
     shape = (*both.shape, RESIDUE_CLASSES)
     if unit_vectors:
@@ -56,7 +57,7 @@ def template_pair_features(
         distance_bins(pseudo_beta, 3.25, 50.75, 39, FARTHEST).to(mask.dtype),
         has_beta[..., None],
         types[..., None, :, :].expand(shape),
-        types[..., :, None, :].expand(shape),
+        own(types, -2)[..., :, None, :].expand(shape),
         directions,
         both[..., None],
     ]
@@ -65,10 +66,11 @@ def template_pair_features(
 
 def template_unit_vectors(
     positions: Float[Tensor, "*templates N 37 3"],
-) -> Float[Tensor, "*templates N N 3"]:
-    """Return unit vectors to the CA of j in the backbone frame of i."""
+) -> Float[Tensor, "*templates R N 3"]:
+    """Return unit vectors to the CA of j in the backbone frame of i, of own rows of pairs."""
     origin = positions[..., CA, :]
-    frames = rigid.frame_of_points(origin, positions[..., C, :], positions[..., N, :])
+    a, b, c = (own(positions[..., atom, :], -2) for atom in (CA, C, N))
+    frames = rigid.frame_of_points(a, b, c)
     local = rigid.apply_inverse(rigid.select(frames, (..., None)), origin[..., None, :, :])
     return local * torch.rsqrt(local.square().sum(-1, keepdim=True) + 1e-8)
 

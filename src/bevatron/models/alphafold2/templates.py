@@ -25,7 +25,6 @@ from bevatron.models.common.folding import (
     add_dropped,
     run_stack,
 )
-from bevatron.parallel.axial import own_rows
 
 ANGLE_FEATURES, PAIR_FEATURES = 57, 88
 PSI = 2
@@ -184,7 +183,7 @@ class TemplateEmbedder(nn.Module):
             features["template_all_atom_mask"],
             unit_vectors=self.unit_vectors,
         )
-        t = self.template_pair_embedder(own_rows(pairs))
+        t = self.template_pair_embedder(pairs)
         t = self.template_pair_stack(t, pair_mask, drops)
         update = self.template_pointwise_att(t, z, present)
         update = update * present.any(-1)[..., None, None, None]

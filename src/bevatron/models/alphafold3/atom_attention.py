@@ -22,6 +22,7 @@ from bevatron.models.alphafold3.atom_transformer import AtomTransformer, Prepare
 from bevatron.models.alphafold3.atom_windows import keys_of, queries_of
 from bevatron.models.alphafold3.config_diffusion import AtomConfig
 from bevatron.models.common.folding import Checkpointing, LayerNorm, Linear
+from bevatron.parallel.axial import all_rows
 
 ELEMENTS, NAME_CHARACTERS, NAME_LENGTH = 128, 64, 4
 """Classes of ``ref_element``, and of each of the characters of ``ref_atom_name_chars``."""
@@ -66,13 +67,16 @@ class TrunkToAtoms(nn.Module):
 
     def pairs(
         self,
-        z: Float[Tensor, "*batch N N E"],
+        z: Float[Tensor, "*batch R N E"],
         token: Int[Tensor, "*batch A"],
         mask: Bool[Tensor, "*batch A"],
     ) -> Float[Tensor, "*batch W Q K P"]:
-        """Give every pair of atoms in a window what the trunk says of their tokens."""
+        """Give every pair of atoms in a window what the trunk says of their tokens.
+
+        Windows meet any row of the pairs: all are gathered, in the channels of atoms' pairs.
+        """
         N = z.shape[-2]
-        rows = layer_norm_linear(z, *self.pair_norm.parts, self.pair.weight)
+        rows = all_rows(layer_norm_linear(z, *self.pair_norm.parts, self.pair.weight))
         query = queries_of(token[..., None])
         key = keys_of(token[..., None]).transpose(-1, -2)
         sample = torch.arange(z[..., 0, 0, 0].numel(), device=z.device)
@@ -126,7 +130,7 @@ class AtomEncoder(nn.Module):
         self,
         batch: Mapping[str, Tensor],
         s: Float[Tensor, "*batch N D"] | None = None,
-        z: Float[Tensor, "*batch N N E"] | None = None,
+        z: Float[Tensor, "*batch R N E"] | None = None,
     ) -> Atoms:
         """Compute all that copies share (lines 1 to 6, 8 to 10 and 13 to 14).
 
@@ -137,7 +141,8 @@ class AtomEncoder(nn.Module):
             ``ref_space_uid``, ``atom_to_token``, ``atom_mask`` and ``token_mask``; atoms are
             computed in the type of ``s``, or of ``ref_pos`` where there is no trunk.
         s, z
-            Single representation of the trunk, and pairs as the diffusion module conditions them.
+            Single representation of the trunk, and own rows of pairs as the diffusion module
+            conditions them.
         """
         mask = batch["atom_mask"]
         tokens = AtomTokens.of(batch["atom_to_token"], mask, batch["token_mask"].shape[-1])

@@ -16,7 +16,7 @@ from bevatron.models.alphafold3.atom_tokens import AtomTokens
 from bevatron.models.alphafold3.config_diffusion import ConfidenceConfig, TrunkWidths
 from bevatron.models.alphafold3.pairformer import Pairformer
 from bevatron.models.common.folding import Checkpointing, LayerNorm, Linear, distance_bins
-from bevatron.parallel.axial import all_rows, own, own_rows, transposed
+from bevatron.parallel.axial import own, transposed
 
 DISTANCE_BINS = (3.25, 50.75, 39)
 """Lower ends of the first and the last bin of distances, Å, and how many."""
@@ -31,14 +31,14 @@ class ConfidenceLogits(NamedTuple):
     Attributes
     ----------
     plddt : lDDT of every atom
-    pae : error of token j in the frame of token i
-    pde : error of the distance of two tokens, symmetric
+    pae : error of token j in the frame of token i, own rows
+    pde : error of the distance of two tokens, symmetric, own rows
     resolved : whether an atom is resolved
     """
 
     plddt: Float[Tensor, "*batch A _"]
-    pae: Float[Tensor, "*batch N N _"]
-    pde: Float[Tensor, "*batch N N _"]
+    pae: Float[Tensor, "*batch R N _"]
+    pde: Float[Tensor, "*batch R N _"]
     resolved: Float[Tensor, "*batch A 2"]
 
 
@@ -77,7 +77,7 @@ class ConfidenceHead(nn.Module):
         batch: Mapping[str, Tensor],
         s_inputs: Float[Tensor, "*batch N I"],
         s: Float[Tensor, "*batch N C"],
-        z: Float[Tensor, "*batch N N P"],
+        z: Float[Tensor, "*batch R N P"],
         coordinates: Float[Tensor, "*batch A 3"],
     ) -> ConfidenceLogits:
         """Judge one structure of every sample; nothing but the head's own weights is trained.
@@ -97,7 +97,7 @@ class ConfidenceHead(nn.Module):
         s = s.clamp(-LARGEST_SINGLE, LARGEST_SINGLE)
         s = self.trunk_norm(s)
         rows, columns = self.row(s_inputs), self.column(s_inputs)
-        z = own_rows(z) + own(rows, -2)[..., :, None, :] + columns[..., None, :, :]
+        z = z + own(rows, -2)[..., :, None, :] + columns[..., None, :, :]
         z = z + self._distances(coordinates, batch["representative_atom"]).to(z.dtype)
         s, z = self.pairformer(s, z, mask)
         wide = torch.promote_types(z.dtype, torch.float32)
@@ -105,15 +105,15 @@ class ConfidenceHead(nn.Module):
         tokens = AtomTokens.of(batch["atom_to_token"], batch["atom_mask"], mask.shape[-1])
         return ConfidenceLogits(
             _per_atom(s, self.plddt_norm, self.plddt, tokens),
-            all_rows(_normed(z, self.pae_norm, self.pae)),
-            all_rows(_normed(z + transposed(z), self.pde_norm, self.pde)),
+            _normed(z, self.pae_norm, self.pae),
+            _normed(z + transposed(z), self.pde_norm, self.pde),
             _per_atom(s, self.resolved_norm, self.resolved, tokens),
         )
 
     def _distances(self, coordinates: Tensor, representative: Tensor) -> Tensor:
         """Embed distances of representative atoms, own rows [..., R, N, P]."""
         x = coordinates.gather(-2, representative[..., None].expand(*representative.shape, 3))
-        bins = own_rows(distance_bins(x, *DISTANCE_BINS, farthest=FARTHEST))
+        bins = distance_bins(x, *DISTANCE_BINS, farthest=FARTHEST)
         # Not torch.cdist: by a matmul it is wrong by 0.01 Å for near atoms.
         distance = (own(x, -2)[..., :, None, :] - x[..., None, :, :]).norm(dim=-1, keepdim=True)
         embedded: Tensor = self.distance_bin(bins.to(x.dtype)) + self.distance(distance)

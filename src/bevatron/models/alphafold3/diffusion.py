@@ -25,7 +25,7 @@ from bevatron.models.alphafold3.diffusion_transformer import (
     block_conditions,
 )
 from bevatron.models.common.folding import LayerNorm, Linear
-from bevatron.parallel.axial import all_rows, own_rows
+from bevatron.parallel.axial import all_of, sample_group
 
 ROWS_AT_ONCE = 2048
 """Tokens of all noise levels that are conditioned together: enough for a GPU, 0.5 GB at 16 bits."""
@@ -39,7 +39,8 @@ class Shared(NamedTuple):
     singles
         The condition of tokens before the noise level is added.
     biases
-        What the conditioned pairs add in the attention of each block of the token transformer.
+        What the conditioned pairs add in the attention of each block of the token transformer, own
+        rows of it.
     atoms
         Conditions and pairs of atoms.
     mask
@@ -49,7 +50,7 @@ class Shared(NamedTuple):
     """
 
     singles: Float[Tensor, "*batch N C"]
-    biases: list[Float[Tensor, "*batch H N N"]]
+    biases: list[Float[Tensor, "*batch H R N"]]
     atoms: Atoms
     mask: Bool[Tensor, "*batch N"]
     encoder: Prepared | None = None
@@ -104,7 +105,7 @@ class DiffusionModule(nn.Module):
         batch: Mapping[str, Tensor],
         s_inputs: Float[Tensor, "*batch N I"],
         s: Float[Tensor, "*batch N C"],
-        z: Float[Tensor, "*batch N N P"],
+        z: Float[Tensor, "*batch R N P"],
     ) -> Shared:
         """Compute what all copies share.
 
@@ -113,19 +114,26 @@ class DiffusionModule(nn.Module):
         batch
             A sample's features of atoms and tokens; see `AtomEncoder.describe`.
         s_inputs, s, z
-            Input embedding, single and pair representation of the trunk; activations have the type
-            of s.
+            Input embedding, single representation and own rows of the pair's of the trunk;
+            activations have the type of s.
         """
-        pairs = all_rows(self.conditioning.pairs(batch, own_rows(z)))
+        pairs = self.conditioning.pairs(batch, z)
         atoms = self.encoder.describe(batch, s, pairs)
         singles = self.conditioning.singles(s_inputs, s)
         return Shared(singles, self.transformer.biases(pairs), atoms, batch["token_mask"])
 
     def prepare(self, shared: Shared) -> Shared:
-        """Add, without gradients, what is worth computing beforehand for many passes."""
-        atoms = shared.atoms
+        """Add, without gradients, what is worth computing beforehand for many passes.
+
+        Of processes that share a sample each then has all rows of the biases; where blocks compute
+        activations again, to save memory, they gather their own in every pass instead.
+        """
+        atoms, biases = shared.atoms, shared.biases
+        if sample_group().size == 1 or self.transformer.checkpointing.kind == "none":
+            N = shared.mask.shape[-1]
+            biases = [all_of(bias, -2, N).contiguous() for bias in biases]
         return shared._replace(
-            biases=[bias.contiguous() for bias in shared.biases],
+            biases=biases,
             encoder=self.encoder.transformer.prepare(atoms.c, atoms.p),
             decoder=self.decoder.transformer.prepare(atoms.c, atoms.p),
         )

@@ -30,6 +30,7 @@ from bevatron.models.common.folding import (
     checkpointed,
     run_stack,
 )
+from bevatron.parallel.axial import gathered
 
 BlockCondition = tuple[Condition, Condition]
 """Of a block's attention and of its transition, computed beforehand."""
@@ -99,12 +100,13 @@ class ConditionedAttention(nn.Module):
         self,
         a: Float[Tensor, "*batch M N C"],
         s: Float[Tensor, "*batch M N D"],
-        bias: Float[Tensor, "*batch H N N"],
+        bias: Float[Tensor, "*batch H R N"],
         mask: Bool[Tensor, "*batch N"],
     ) -> Float[Tensor, "*batch M N C"]:
         """Return the update, to be added to a; masked tokens are no keys.
 
-        ``bias`` is b(z), of `biases_of`.
+        ``bias`` is b(z), of `biases_of`; own rows of it are gathered here, so that all of them are
+        there for one block at a time.
         """
         given = Condition((self.norm.adapted(s),), self.output_gate(s).sigmoid())
         return given.gate * self.ungated(a, given, bias, mask)
@@ -112,7 +114,9 @@ class ConditionedAttention(nn.Module):
     def ungated(self, a: Tensor, given: Condition, bias: Tensor, mask: Tensor) -> Tensor:
         """Return what the gate is multiplied with."""
         keys = mask[..., None, :].expand(a.shape[:-1])
-        update: Tensor = self.attention(self.norm.given(a, given.norms[0]), bias, keys)
+        N = a.shape[-2]
+        whole = gathered(bias, -2, N) if bias.shape[-2] < N else bias
+        update: Tensor = self.attention(self.norm.given(a, given.norms[0]), whole, keys)
         return update
 
 
@@ -184,7 +188,7 @@ class DiffusionTransformer(nn.Module):
             for _ in range(num_blocks)
         )
 
-    def biases(self, z: Float[Tensor, "*batch N N P"]) -> list[Float[Tensor, "*batch H N N"]]:
+    def biases(self, z: Float[Tensor, "*batch R N P"]) -> list[Float[Tensor, "*batch H R N"]]:
         """Compute the biases of all blocks, which all copies and noise levels share."""
         return biases_of(z, [block.get_submodule("attention.bias") for block in self.blocks])
 
@@ -192,7 +196,7 @@ class DiffusionTransformer(nn.Module):
         self,
         a: Float[Tensor, "*batch M N C"],
         s: Float[Tensor, "*batch M N D"] | Sequence[BlockCondition],
-        biases: Sequence[Float[Tensor, "*batch H N N"]],
+        biases: Sequence[Float[Tensor, "*batch H R N"]],
         mask: Bool[Tensor, "*batch N"],
     ) -> Float[Tensor, "*batch M N C"]:
         """Update tokens of all copies, with what `biases` gives; padded tokens are masked.

@@ -4,6 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bevatron.models.common.folding import Linear
+from bevatron.parallel.axial import transposed
 
 
 class DistogramHead(nn.Module):
@@ -13,7 +14,7 @@ class DistogramHead(nn.Module):
         super().__init__()
         self.linear = Linear(pair_width, bins, init="final")
 
-    def forward(self, z: Float[Tensor, "*batch N N P"]) -> Float[Tensor, "*batch N N K"]:
-        """Compute logits, symmetric in the two tokens."""
+    def forward(self, z: Float[Tensor, "*batch R N P"]) -> Float[Tensor, "*batch R N K"]:
+        """Compute logits of own rows, symmetric in the two tokens."""
         logits: Tensor = self.linear(z)
-        return logits + logits.transpose(-2, -3)
+        return logits + transposed(logits)

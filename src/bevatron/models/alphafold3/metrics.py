@@ -10,6 +10,7 @@ from bevatron.models.alphafold3.losses.confidence import DISTOGRAM_EDGES, distog
 from bevatron.models.common.folding.metrics.confidence import expected_lddt
 from bevatron.models.common.folding.metrics.contacts import contact_precision, contact_probability
 from bevatron.models.common.folding.metrics.lddt import KINDS, lddt_by_kind
+from bevatron.parallel.axial import all_of
 
 PAIRS = [f"{a}_{b}" for i, a in enumerate(KINDS) for b in KINDS[i:]]
 """Interfaces, by the kinds of their molecules."""
@@ -76,7 +77,8 @@ class ComplexMetrics:
         """Compare contacts within protein chains; chains are moved apart by their numbers."""
         logits, representative = outputs["distogram"], given["representative_atom"]
         edges = torch.linspace(*DISTOGRAM_EDGES, device=logits.device)
-        probability = contact_probability(logits, edges)
+        tokens = logits.shape[-2]
+        probability = all_of(contact_probability(logits, edges), -2, tokens)
         same = given["asym_id"][:, None] == given["asym_id"]
         counts = resolved[representative] & given["token_mask"] & (given["molecule_type"] == 0)
         precision = contact_precision(

@@ -32,12 +32,12 @@ class Representation(NamedTuple):
 
     Attributes
     ----------
-    s_inputs, s, z : input embedding, single and pair representation
+    s_inputs, s, z : input embedding, single representation and own rows of the pair's
     """
 
     s_inputs: Float[Tensor, "*batch N I"]
     s: Float[Tensor, "*batch N C"]
-    z: Float[Tensor, "*batch N N P"]
+    z: Float[Tensor, "*batch R N P"]
 
 
 class AlphaFold3(nn.Module):

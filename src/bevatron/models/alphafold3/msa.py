@@ -1,7 +1,7 @@
 """The MSA module (AlphaFold3, algorithm 8): what the rows of an alignment tell of pairs of tokens.
 
 Legend: S rows, N tokens, M channels of a row, P of the pair, H heads, D channels of a head. R rows
-are a process's own where several share a sample; features and masks are whole.
+are a process's own where several share a sample; masks are whole.
 """
 
 from functools import partial
@@ -28,15 +28,15 @@ from bevatron.models.common.folding import (
     keep_masks,
     run_stack,
 )
-from bevatron.parallel.axial import gathered, own_rows
+from bevatron.parallel.axial import gathered
 
 State = tuple[Tensor, Tensor]
 """Alignment and pair representation."""
 
 
 def msa_features(
-    msa: Integer[Tensor, "*batch S N"], deletion: Integer[Tensor, "*batch S N"], dtype: torch.dtype
-) -> Float[Tensor, "*batch S N 34"]:
+    msa: Integer[Tensor, "*batch R N"], deletion: Integer[Tensor, "*batch R N"], dtype: torch.dtype
+) -> Float[Tensor, "*batch R N 34"]:
     """Return the channels of an alignment: one-hot class, whether and how much is deleted.
 
     Deletions d in front of an entry become ``2 / pi arctan(d / 3)``: AlphaFold3, table 5.
@@ -170,7 +170,7 @@ class MsaModule(nn.Module):
 
     def forward(
         self,
-        features: Float[Tensor, "*batch S N 34"],
+        features: Float[Tensor, "*batch _ N 34"],
         z: Float[Tensor, "*batch R N P"],
         s_inputs: Float[Tensor, "*batch N I"],
         msa_mask: Bool[Tensor, "*batch S N"] | None = None,
@@ -182,9 +182,10 @@ class MsaModule(nn.Module):
 
         Parameters
         ----------
-        features : of `msa_features`
+        features : of `msa_features`, own rows
         z, s_inputs : pair representation and input embedding
-        msa_mask, token_mask, pair_mask : true for what exists; None = all, or pairs of such tokens
+        msa_mask, token_mask, pair_mask
+            True for what exists; None = all (of one process), or pairs of such tokens.
         seed : of dropout; None = no dropout
         """
         if pair_mask is None:
@@ -192,7 +193,7 @@ class MsaModule(nn.Module):
         if msa_mask is None:
             msa_mask = torch.ones(features.shape[:-1], dtype=torch.bool, device=features.device)
         count = len(self.blocks)
-        m = self.row(own_rows(features)) + self.inputs(s_inputs).unsqueeze(-3)
+        m = self.row(features) + self.inputs(s_inputs).unsqueeze(-3)
         row_drops: list[Tensor | None] = [None] * count
         if seed is not None and self.dropout > 0 and count > 0:
             row_drops = list(keep_masks(seed, self.call, m, count, self.dropout).unbind())

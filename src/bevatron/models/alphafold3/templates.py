@@ -24,7 +24,7 @@ from bevatron.models.common.folding import (
     distance_bins,
     run_stack,
 )
-from bevatron.parallel.axial import own, own_rows
+from bevatron.parallel.axial import own
 
 DISTANCE_BINS = (3.25, 50.75, 39)
 """Lower ends of the first and the last bin of distances, Å, and how many."""
@@ -34,15 +34,15 @@ EPS = 1e-7
 
 
 class TemplatePairs(NamedTuple):
-    """Geometry of the pairs of a template.
+    """Geometry of own rows of the pairs of a template.
 
     Attributes
     ----------
-    distance : [..., T, N, N, 39]
+    distance : [..., T, R, N, 39]
         One-hot distance of pseudo-beta atoms.
-    distance_mask, frame_mask : [..., T, N, N]
+    distance_mask, frame_mask : [..., T, R, N]
         Whether both tokens have that atom, or a backbone frame.
-    direction : [..., T, N, N, 3]
+    direction : [..., T, R, N, 3]
         Unit vector to the CA of j in the backbone frame of i.
     """
 
@@ -50,15 +50,6 @@ class TemplatePairs(NamedTuple):
     distance_mask: Bool[Tensor, "*batch T R N"]
     direction: Float[Tensor, "*batch T R N 3"]
     frame_mask: Bool[Tensor, "*batch T R N"]
-
-    def own_rows(self) -> "TemplatePairs":
-        """Return this process's rows of what all have."""
-        return TemplatePairs(
-            own_rows(self.distance),
-            own(self.distance_mask, -2),
-            own_rows(self.direction),
-            own(self.frame_mask, -2),
-        )
 
 
 def template_pairs(
@@ -68,7 +59,7 @@ def template_pairs(
     backbone_mask: Bool[Tensor, "*batch T N"],
     dtype: torch.dtype,
 ) -> TemplatePairs:
-    """Compute the geometry of templates (AlphaFold3, table 5).
+    """Compute the geometry of templates, own rows of it (AlphaFold3, table 5).
 
     Parameters
     ----------
@@ -80,7 +71,8 @@ def template_pairs(
     distance_mask, frame_mask = _both(pseudo_beta_mask), _both(backbone_mask)
     bins = distance_bins(pseudo_beta, *DISTANCE_BINS) & distance_mask[..., None]
     n, ca, c = backbone.unbind(-2)
-    frames = select(frame_of_points(ca, c, n), (..., slice(None), None))
+    frames = frame_of_points(own(ca, -2), own(c, -2), own(n, -2))
+    frames = select(frames, (..., slice(None), None))
     seen = apply_inverse(frames, ca[..., None, :, :])
     direction = seen * torch.rsqrt(seen.square().sum(-1, keepdim=True) + 1e-12)
     direction = torch.where(frame_mask[..., None], direction, 0.0)
@@ -177,4 +169,4 @@ class TemplateEmbedder(nn.Module):
 
 
 def _both(mask: Tensor) -> Tensor:
-    return mask[..., :, None] & mask[..., None, :]
+    return own(mask, -1)[..., :, None] & mask[..., None, :]

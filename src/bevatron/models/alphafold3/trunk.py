@@ -1,7 +1,7 @@
 """AlphaFold3's trunk: from the input embedding to single and pair representation.
 
 Algorithm 1, lines 2 to 13: first embeddings, then cycles of templates, alignment and Pairformer.
-Where several processes share a sample, each has R rows of the pair until the trunk returns it.
+Where several processes share a sample, each has R rows of the pair.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from bevatron.models.alphafold3.pairformer import Pairformer, pairs_of
 from bevatron.models.alphafold3.relative_position import RelativePositionEncoding
 from bevatron.models.alphafold3.templates import TemplateEmbedder, TemplatePairs, template_pairs
 from bevatron.models.common.folding import LayerNorm, Linear
-from bevatron.parallel.axial import all_rows, own, own_rows
+from bevatron.parallel.axial import own, own_rows
 
 CALLS = {"templates": 0, "msa": 1, "pairformer": 3}
 """Numbers that tell the dropout of the stacks from each other; that of the alignment takes two."""
@@ -97,7 +97,7 @@ class Trunk(nn.Module):
         s_inputs: Float[Tensor, "*batch N I"],
         cycles: int = 1,
         seed: Int[Tensor, ""] | None = None,
-    ) -> tuple[Float[Tensor, "*batch N C"], Float[Tensor, "*batch N N P"]]:
+    ) -> tuple[Float[Tensor, "*batch N C"], Float[Tensor, "*batch R N P"]]:
         """Compute single and pair representation; gradients go through the last cycle alone.
 
         Parameters
@@ -111,7 +111,7 @@ class Trunk(nn.Module):
         s, z = torch.zeros_like(s_first), torch.zeros_like(z_first)
         with torch.no_grad():
             templates = self._template_pairs(batch, z.dtype)
-            rows = msa_features(batch["msa"], batch["deletion"], z.dtype)
+            rows = msa_features(own(batch["msa"], -2), own(batch["deletion"], -2), z.dtype)
         trained = torch.is_grad_enabled()
         for cycle in range(cycles):
             drawn = None if seed is None else seed + cycle * CYCLE
@@ -120,7 +120,7 @@ class Trunk(nn.Module):
                 z = self._evidence(batch, s_inputs, z, templates, rows, drawn)
                 s = self.recycled_single(s_first, s)
                 s, z = self.pairformer(s, z, batch["token_mask"], seed=drawn)
-        return s, all_rows(z)
+        return s, z
 
     def _evidence(
         self,
@@ -146,14 +146,13 @@ class Trunk(nn.Module):
     ) -> TemplatePairs | None:
         if self.templates is None:
             return None
-        pairs = template_pairs(
+        return template_pairs(
             batch["template_pseudo_beta"],
             batch["template_pseudo_beta_mask"],
             batch["template_backbone"],
             batch["template_backbone_mask"],
             dtype,
         )
-        return pairs.own_rows()
 
 
 def bonded(pairs: Int[Tensor, "*batch E 2"], num_tokens: int) -> Tensor:

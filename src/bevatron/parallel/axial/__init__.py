@@ -23,11 +23,18 @@ of groups. No hook scales a gradient, and no parameter is special.
 """
 
 from bevatron.parallel.axial.collectives import Coming
-from bevatron.parallel.axial.groups import data_mesh, fewest_per_sample, sample_group, shared
+from bevatron.parallel.axial.groups import (
+    data_mesh,
+    fewest_per_sample,
+    one_of,
+    sample_group,
+    shared,
+)
 from bevatron.parallel.axial.outer_product import outer_product_mean
 from bevatron.parallel.axial.rows import (
     all_of,
     all_rows,
+    all_together,
     gathered,
     own,
     own_rows,
@@ -40,9 +47,11 @@ __all__ = [
     "Coming",
     "all_of",
     "all_rows",
+    "all_together",
     "data_mesh",
     "fewest_per_sample",
     "gathered",
+    "one_of",
     "outer_product_mean",
     "own",
     "own_rows",

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from bevatron.errors import ConfigError
-from bevatron.parallel.groups import Group, open_groups
+from bevatron.parallel.groups import Group, Silent, open_groups
 from bevatron.parallel.mesh import Mesh
 
 _ALONE = Group([0], 0)
@@ -51,6 +51,16 @@ def fewest_per_sample(world: int, samples: int) -> int:
     """
     sizes = (size for size in range(1, world) if world % size == 0 and world // size <= samples)
     return next(sizes, world)
+
+
+@contextmanager
+def one_of(size: int) -> Iterator[Group]:
+    """Be the first of so many processes that share a sample, of which the others are not there."""
+    _joined.append(Silent(size) if size > 1 else _ALONE)
+    try:
+        yield _joined[-1]
+    finally:
+        _joined.pop()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Own rows of pairs and alignments, and the ways between them and the whole.
 
-On one process `own`, `own_rows`, `all_of` and `all_rows` return their argument, and `transposed` a
-view of it.
+On one process `own`, `own_rows`, `all_of`, `all_rows` and `all_together` return their argument, and
+`transposed` a view of it.
 """
 
 from jaxtyping import Shaped
@@ -41,6 +41,12 @@ def all_rows(
 ) -> Shaped[Tensor, "*batch S N C"]:
     """Gather all rows; ``total`` of an alignment, or as many as columns."""
     return all_of(x, ROWS, x.shape[-2] if total is None else total)
+
+
+def all_together(x: Tensor) -> Tensor:
+    """Add up what every process has of a sum; in the order of ranks, so that all have the same."""
+    size = sample_group().size
+    return x if size == 1 else all_of(x[..., None], -1, size).sum(-1)
 
 
 def turned(x: Shaped[Tensor, "*batch R N C"], total: int | None = None) -> Coming:

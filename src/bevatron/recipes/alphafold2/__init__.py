@@ -23,7 +23,7 @@ SYSTEM = System(
         "predict": "commands:predict",
     },
     usage=(
-        ("train alphafold2 --data FOLDER --output RUN", "train from mmCIF files and alignments"),
+        ("train alphafold2 --data FOLDER", "train from mmCIF files and alignments"),
         ("prepare alphafold2 FOLDER --out STORE", "compute the features of protein chains"),
         ("predict RUN FILE OUT", "structures of chains from FASTA and alignments"),
     ),

@@ -269,7 +269,7 @@ def summary_lines(
         f"{summary['chains']:,} chains of {summary['residues']:,} residues",
         f"{summary['resolved']:,} residues are resolved",
         *searches,
-        f"{others} files of other kinds, passed over",
+        f"files of other kinds, passed over: {others}",
         *lines_of_rejects(store, rejects),
         f"train with: bevatron train alphafold2 --data {store.path} --output RUN",
     ]

@@ -23,8 +23,8 @@ SYSTEM = System(
         "predict": "commands:predict",
     },
     usage=(
-        ("train alphafold3 --data FOLDER --output RUN", "train from mmCIF files and alignments"),
-        ("prepare FOLDER --out STORE", "compute the features of complexes"),
+        ("train alphafold3 --data FOLDER", "train from mmCIF files and alignments"),
+        ("prepare alphafold3 FOLDER --out STORE", "compute the features of complexes"),
         ("predict RUN FILE OUT", "structures from FASTA, SMILES or AlphaFold3's JSON"),
     ),
     recognises="commands:recognises",

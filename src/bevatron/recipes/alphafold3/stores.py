@@ -250,7 +250,7 @@ def summary_lines(
         f"{summary['usable']} of {summary['files']} structures are usable",
         f"{summary['tokens']:,} tokens, {summary['atoms']:,} atoms; chains: {chains}",
         *searches,
-        f"{others} files of other kinds, passed over",
+        f"files of other kinds, passed over: {others}",
     ]
     if removed := [f"{number} {name}" for name, number in summary["filtered"].items() if number]:
         lines.append(f"chains left out as in AlphaFold3's training: {', '.join(removed)}")

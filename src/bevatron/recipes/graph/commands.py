@@ -20,7 +20,7 @@ def evaluate(
 ) -> Result:
     """Print loss, accuracy and ROC-AUC of a node classifier on labelled vertices, by split.
 
-    A graph that the model was trained on has the split of the training.
+    A graph that the model was trained on keeps the split used in training.
 
     Parameters
     ----------

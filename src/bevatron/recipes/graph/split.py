@@ -161,7 +161,7 @@ def with_trained_split(
             chosen[(known == 0) & (roles == number)] = number
     return (
         replace(graph, roles=chosen),
-        f"{graph.name}: the split of the training, {trained.origin} ({_sizes(chosen)})",
+        f"{graph.name}: the split used in training, {trained.origin} ({_sizes(chosen)})",
     )
 
 

@@ -3,22 +3,27 @@
 A GPU needs large batches to be busy, a model needs many steps to learn. So ``auto`` is the smallest
 batch within 5 % of the highest rate of training, but leaves at least 100 steps an epoch and fits
 into memory. The rate is measured on steps of the run's own model, once; which batches fit, the plan
-of their memory says before any is tried. A data set so small that 100 steps an epoch leave no
-choice is trained on at once.
+of their memory says before any is tried. What was chosen for a model, its data and a GPU is kept
+beside Triton's kernels. A data set so small that 100 steps an epoch leave no choice is trained on
+at once.
 """
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from bevatron.errors import ConfigError, OutOfMemoryError
-from bevatron.files import write_json_atomically
+from bevatron import __version__
+from bevatron.errors import BevatronError, ConfigError, OutOfMemoryError
+from bevatron.files import checksum, write_json_atomically
 from bevatron.output import note
 from bevatron.parallel.collectives import broadcast_json, gather_json
 from bevatron.parallel.mesh import open_mesh
@@ -62,6 +67,7 @@ def capacity_of_run(
     sizes: Mapping[str, IntArray],
     make: Callable[[torch.device], StepMeter],
     accumulate: int = 1,
+    described: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, int], str]:
     """Choose the capacity of a run's batches once: the minimum over ranks, kept for a resume.
 
@@ -72,6 +78,7 @@ def capacity_of_run(
     sizes : ``atoms`` and ``edges`` of every sample, [n] each
     make : makes a rank's meter on its device
     accumulate : batches per rank and step
+    described : plain values of model and loss, on which the time of a step depends
 
     Returns
     -------
@@ -85,9 +92,15 @@ def capacity_of_run(
         per_step = mesh.world * accumulate
         chosen = unmeasured_capacity(sizes, mesh.device, per_step)
         if chosen is None:
+            kept_at = place_of_choice({**(described or {}), "ranks": per_step}, sizes, mesh.device)
+            chosen = _chosen_before(kept_at)
+        if chosen is None:
             if mesh.is_main:
                 note("batch.capacity auto: compiling kernels (once for all runs), measuring steps")
             chosen = choose_capacity(make(mesh.device), per_step)
+            with suppress(BevatronError, OSError):  # it only saves time
+                kept_at.parent.mkdir(parents=True, exist_ok=True)
+                write_json_atomically(kept_at, chosen)
         found = gather_json(chosen, mesh)
         capacity = {name: min(one[name] for one, _ in found) for name in found[0][0]}
         if mesh.is_main:
@@ -99,6 +112,32 @@ def capacity_of_run(
 def _batches_of(capacity: dict[str, int]) -> str:
     listed = " and ".join(f"{value:,} {name}" for name, value in capacity.items())
     return f"batches of {listed}"
+
+
+def place_of_choice(
+    described: Mapping[str, Any], sizes: Mapping[str, IntArray], device: torch.device
+) -> Path:
+    """Return where the choice for a model, its data and a GPU with so much memory is kept."""
+    free, total = torch.cuda.mem_get_info(device)
+    key = {
+        **described,
+        "sizes": [checksum(sizes[name].tobytes()) for name in ("atoms", "edges")],
+        "gpu": [torch.cuda.get_device_name(device), total, round(10 * free / total)],
+        "versions": [str(torch.__version__), __version__],
+    }
+    folder = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
+    name = checksum(json.dumps(key, sort_keys=True, default=str).encode())
+    return Path(folder) / f"bevatron-capacity-{name}.json"
+
+
+def _chosen_before(path: Path) -> tuple[dict[str, int], str] | None:
+    try:
+        capacity, why = json.loads(path.read_text())
+        return {
+            str(name): int(value) for name, value in capacity.items()
+        }, f"{why} (measured before)"
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
 
 
 def unmeasured_capacity(

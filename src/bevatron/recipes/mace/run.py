@@ -13,7 +13,7 @@ import torch
 from bevatron.config import to_dict
 from bevatron.data.dataset import Dataset, Subset
 from bevatron.errors import ConfigError
-from bevatron.kernels import use
+from bevatron.kernels import current, use
 from bevatron.models.mace import (
     MACE,
     AtomicEnergies,
@@ -304,7 +304,14 @@ def _with_capacity(
 
     path = config.output / "capacity.json"
     sizes, accumulate = batch_sizes(train), config.optim.accumulate
-    capacity, note = capacity_of_run(path, config.train, sizes, meter, accumulate)
+    described = {
+        "model": to_dict(model.config),
+        "loss": to_dict(task.config),
+        "frozen": config.finetune.frozen,
+        "kernels": str(current()),
+        "dtype": config.train.dtype,
+    }
+    capacity, note = capacity_of_run(path, config.train, sizes, meter, accumulate, described)
     return dataclasses.replace(config, batch=dataclasses.replace(batch, capacity=capacity)), [note]
 
 

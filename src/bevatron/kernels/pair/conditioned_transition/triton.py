@@ -17,11 +17,8 @@ from bevatron.kernels.pair.layer_norm.triton import launch_forward as norm_forwa
 from bevatron.kernels.pair.swiglu.triton import hidden_rows
 from bevatron.kernels.pair.swiglu.triton import launch_backward as gate_backward
 from bevatron.kernels.pair.swiglu.triton import launch_forward as gate_forward
-from bevatron.kernels.shared.chunked_linear import Linear, chunks
+from bevatron.kernels.shared.chunked_linear import LARGE, Linear, chunks
 from bevatron.kernels.shared.custom_op import custom_op
-
-CHUNKS = 3
-"""Multiple of the usual chunk: matmuls of few rows leave much of the device idle."""
 
 Eight = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -60,7 +57,7 @@ def condition(
         *(down_weight, out_weight, out_bias),
     )
     y_rows = y.view(rows.x.shape)
-    for part in chunks(len(y_rows), layers.bytes_per_row(rows), times=CHUNKS):
+    for part in chunks(len(y_rows), layers.bytes_per_row(rows), times=LARGE):
         chunk = rows.part(part)
         condition = chunk.conditions.make()
         narrow = layers.narrow(hidden_rows(chunk.adapt(layers, condition), layers.wide.matrix))
@@ -97,7 +94,7 @@ def condition_backward(
         t.view(-1, t.shape[-1]) for t in (dy.contiguous(), y.contiguous(), dx, ds)
     )
     dnorm = torch.zeros_like(norm_weight, dtype=torch.float32)
-    for part in chunks(len(dy_rows), layers.bytes_per_row(rows), times=CHUNKS):
+    for part in chunks(len(dy_rows), layers.bytes_per_row(rows), times=LARGE):
         outside = (dy_rows[part], y_rows[part], dx_rows[part], ds_rows[part])
         dnorm += _chunk_backward(rows.part(part), layers, *outside)
     return dx, ds, dnorm.to(norm_weight.dtype), *layers.gradients()

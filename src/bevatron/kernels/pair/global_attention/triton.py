@@ -4,6 +4,8 @@ The heads of a column share keys and values: to `pair_attention` they are the qu
 16-bit rows of few channels go to `triton_fused` instead.
 """
 
+from math import prod
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,9 +38,9 @@ def global_attention(
         kept, norm = mask.detach().to(m.dtype), (norm_weight, norm_bias)
         y: Tensor = triton_fused.attend(m, kept, *norm, *weights, eps, mask_eps)[0]
         return y
-    D, S, N, C = k_weight.shape[0], *m.shape[-3:]
-    n = layer_norm(m, norm_weight, norm_bias, None, None, eps, False).view(-1, S, N, C)
-    kept_BNS = mask.detach().reshape(-1, S, N).transpose(1, 2)
+    D, B, (S, N, C) = k_weight.shape[0], prod(m.shape[:-3]), m.shape[-3:]
+    n = layer_norm(m, norm_weight, norm_bias, None, None, eps, False).view(B, S, N, C)
+    kept_BNS = mask.detach().reshape(B, S, N).transpose(1, 2)
     share = kept_BNS.float() / (mask_eps + kept_BNS.sum(-1, keepdim=True, dtype=torch.float32))
     columns = n.transpose(1, 2)
     mean = torch.matmul(share.to(m.dtype)[:, :, None], columns)[:, :, 0]
@@ -56,7 +58,8 @@ def global_attention(
         heads, keys, values, None, kept_BNS > 0, float(D**-0.5), None, layout="BSHND"
     )
     gated = sigmoid_gate(gate, o.flatten(2).to(m.dtype))
-    return F.linear(gated, out_weight.to(m.dtype), out_bias.to(m.dtype)).view(*m.shape[:-1], -1)
+    y = F.linear(gated, out_weight.to(m.dtype), out_bias.to(m.dtype))
+    return y.view(*m.shape[:-1], len(out_weight))
 
 
 @custom_op("global_gate", fake="gate")

@@ -39,8 +39,9 @@ def rows_aligned(bias: Tensor) -> Tensor:
     Nq, Nk = bias.shape[-2:]
     unit = WIDE if bias.shape[1] > 1 else BIAS_UNIT
     rows, columns = (-Nq % unit if unit > WIDE else 0), -Nk % unit
-    if bias.stride(-1) == 1 and alignment(bias) == WIDE and not (rows or columns):
-        return bias
+    if not (rows or columns):
+        good = bias.stride(-1) == 1 and alignment(bias) == WIDE
+        return bias if good else bias.clone(memory_format=torch.contiguous_format)
     aligned = bias.new_full((*bias.shape[:-2], Nq + rows, Nk + columns), float("-inf"))
     aligned[..., :Nq, :Nk] = bias
     return aligned

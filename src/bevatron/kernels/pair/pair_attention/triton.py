@@ -19,7 +19,7 @@ from bevatron.kernels.pair.pair_attention.triton_launches import (
     backward_launches,
     forward_launches,
 )
-from bevatron.kernels.pair.pair_attention.triton_mask import columns_and_copies
+from bevatron.kernels.pair.pair_attention.triton_mask import keys_of
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op, is_watched
 from bevatron.kernels.shared.launch import pointers
@@ -73,12 +73,12 @@ def attention(
     """Return the result and each query's logarithm (base 2) of the sum of exponentials."""
     out, lse = _new_outputs(q, heads_first)
     q, k, v, bias, gate = _readable(q, k, v, bias, gate, heads_first)
-    mask, _ = columns_and_copies(mask, q, wants_copies=False)
+    mask, _, ends = keys_of(mask, q, wants_copies=False)
     programs, first, careful = forward_launches(
         q, k, v, bias, mask, gate, out, scale, heads_first, rounds_to_tf32(q)
     )
     again = q.new_empty(programs, dtype=torch.int32)
-    tensors = (q, k, v, *pointers(q, bias, mask, gate), out, lse, again)
+    tensors = (q, k, v, *pointers(q, bias, mask, ends, gate), out, lse, again)
     first(*tensors)
     careful(*tensors)
     return out, lse
@@ -170,29 +170,18 @@ def _write_gradients(
     heads_first, out, lse = given.heads_first, given.out, given.lse
     gated = None if given.gate is None else given.q.new_empty(given.q.shape)
     q, k, v, bias, gate = _readable(given.q, given.k, given.v, given.bias, given.gate, heads_first)
-    mask, copies = columns_and_copies(given.mask, q, wants_copies=dbias.numel() > 0)
+    mask, copies, ends = keys_of(given.mask, q, wants_copies=dbias.numel() > 0)
     dout = rows_contiguous(given.dout.to(q.dtype), heads_first)
     launches = backward_launches(
         *(q, k, v, bias, mask, copies, gate, out, dout, gated, dq, dk, dbias),
         *(given.scale, heads_first, given.wants_dbias, rounds_to_tf32(q)),
     )
     stats = q.new_empty((*lse.shape, launches.stats_width), dtype=torch.float32)
-    launches.dq(
-        q,
-        k,
-        v,
-        *pointers(q, bias, mask, gate),
-        out,
-        lse,
-        dout,
-        dq,
-        dgate,
-        *pointers(q, gated),
-        stats,
-    )
+    read = (q, k, v, *pointers(q, bias, mask, ends, gate))
+    launches.dq(*read, out, lse, dout, dq, dgate, *pointers(q, gated), stats)
     dout = dout if gated is None else gated
     turned = bias.mT.contiguous() if bias is not None and launches.is_turned else bias
-    launches.dkv(q, k, v, *pointers(q, turned, mask), stats, dout, dk, dv)
+    launches.dkv(q, k, v, *pointers(q, turned, mask, ends), stats, dout, dk, dv)
     if launches.dbias is not None and bias is not None:
         target = dbias
         if launches.sums is not None:

@@ -28,6 +28,7 @@ from bevatron.kernels.pair.pair_attention.triton_forward import (
     alike,
     load_bias,
     load_block,
+    load_end,
     load_pairs,
     logits,
     mask_keys,
@@ -97,7 +98,7 @@ def _dq_step(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def dq_kernel(
-    Q, K, V, Bias, Mask, Gate, Out, Lse, Dout, Dq, Dgate, Dgated, Stats,
+    Q, K, V, Bias, Mask, Ends, Gate, Out, Lse, Dout, Dq, Dgate, Dgated, Stats,
     q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
     bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
     do_B, do_S, do_H, do_N, dq_B, dq_S, dq_H, dq_N,
@@ -134,6 +135,7 @@ def dq_kernel(
     bias_base = Bias + (b * bias_B + s * bias_S + h * bias_H) * BIAS_ALIGN
     rows = tl.arange(0, BLOCK_Q) + first_q
 
+    end = load_end(Ends, b * S + s, Nk, MASK)
     line = ((b * S + s) * H + h) * Nq
     o = o_head + s * o_S * ALIGN
     to = (b * dq_B + s * dq_S + h * dq_H) * ALIGN
@@ -153,7 +155,7 @@ def dq_kernel(
     dq = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
     mean_k = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
     left = tl.zeros([BLOCK_Q, 8], tl.float32)
-    for first in tl.range(0, Nk, BLOCK_K):
+    for first in tl.range(0, end, BLOCK_K):
         dq, left, mean_k = _dq_step(
             q, do, lse, delta, dq, left, mean_k, k_base + s * k_S * ALIGN, v_base + s * v_S * ALIGN,
             bias_base, mask_base + s * mask_S * MASK, first_q, first, k_N, v_N, bias_N, Nq, Nk,
@@ -244,7 +246,7 @@ def _store_dkv(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def dkv_kernel(
-    Q, K, V, Bias, Mask, Stats, Dout, Dk, Dv,
+    Q, K, V, Bias, Mask, Ends, Stats, Dout, Dk, Dv,
     q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
     bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, do_B, do_S, do_H, do_N,
     dk_B, dk_S, dk_H, dk_N,
@@ -289,7 +291,8 @@ def dkv_kernel(
     )  # fmt: skip
     dk = tl.zeros([BLOCK_K, D_PAD], tl.float32)
     dv = tl.zeros([BLOCK_K, D_PAD], tl.float32)
-    for first in tl.range(0, Nq, BLOCK_Q):
+    queries = tl.where(first_k < load_end(Ends, b * S + s, Nk, MASK), Nq, 0)
+    for first in tl.range(0, queries, BLOCK_Q):
         dk, dv = _dkv_step(
             k, v, dk, dv, q_base + s * q_S * ALIGN, do_base + s * do_S * ALIGN,
             Stats + line * STATS_WIDTH, bias_base, first, first_k, q_N, do_N, bias_N, Nq, Nk, scale,

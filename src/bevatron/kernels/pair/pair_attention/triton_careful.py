@@ -2,8 +2,7 @@
 
 `forward_kernel` flags a block of queries if exponentials may have overflowed or vanished, because
 its estimate was far from the row maximum: some logit is 40 (in float16 10) or more above those of
-the first keys, or the first keys are masked and all logits are far from 0. Rows with all keys
-masked are flagged too; their zeros are already right.
+the first keys, or the first keys are masked and all logits are far from 0.
 A program reads MARKS flags; nothing more is done where none is set.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -18,22 +17,12 @@ from bevatron.kernels.pair.pair_attention.triton_forward import (
     biased_logits,
     finish,
     load_block,
+    load_end,
 )
 from bevatron.kernels.shared.triton_math import LOG2E
 
 MARKS = tl.constexpr(32)
 """Number of flags that one program reads."""
-
-
-@triton.jit
-def _has_keys(mask_base, Nk, MASK: tl.constexpr):
-    """Return whether any key of a row is not masked."""
-    kept = tl.zeros([128], tl.int32)
-    for first in tl.range(0, Nk, 128):
-        keys = tl.arange(0, 128) + first
-        mask = tl.load(mask_base + keys * MASK, mask=keys < Nk, other=float("-inf"))  # [128]
-        kept = tl.maximum(kept, (mask.to(tl.float32) == 0.0).to(tl.int32))
-    return tl.max(kept, 0) > 0  # []
 
 
 @triton.jit
@@ -62,7 +51,7 @@ def _step(
 
 @triton.jit
 def _attend(
-    pid, Q, K, V, Bias, Mask, Gate, Out, Lse,
+    pid, Q, K, V, Bias, Mask, Ends, Gate, Out, Lse,
     q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
     bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
     S, H, Nq, Nk, scale,
@@ -91,9 +80,7 @@ def _attend(
     k_base += s * k_S * ALIGN
     v_base += s * v_S * ALIGN
     mask_base += s * mask_S * MASK
-    end = Nk
-    if MASK > 0:
-        end = tl.where(_has_keys(mask_base, Nk, MASK), Nk, 0)
+    end = load_end(Ends, b * S + s, Nk, MASK)
 
     # [BLOCK_Q, D_PAD]
     q = load_block(
@@ -117,7 +104,7 @@ def _attend(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def careful_kernel(
-    Q, K, V, Bias, Mask, Gate, Out, Lse, Again,
+    Q, K, V, Bias, Mask, Ends, Gate, Out, Lse, Again,
     q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
     bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
     S, H, Nq, Nk, scale, programs,
@@ -137,7 +124,7 @@ def careful_kernel(
         for pid in tl.range(start, tl.minimum(start + MARKS, programs), num_stages=1):
             if tl.load(Again + pid) > 0:  # []
                 _attend(
-                    pid, Q, K, V, Bias, Mask, Gate, Out, Lse,
+                    pid, Q, K, V, Bias, Mask, Ends, Gate, Out, Lse,
                     q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
                     bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N,
                     o_B, o_S, o_H, o_N, S, H, Nq, Nk, scale,

@@ -48,6 +48,14 @@ NUMBERS = (
 
 
 @triton.jit
+def load_end(Ends, row, Nk, MASK: tl.constexpr):
+    """Return where the keys of a row end: blocks of masked ones behind them need not be read."""
+    if MASK > 0:
+        return tl.load(Ends + row)  # []
+    return Nk
+
+
+@triton.jit
 def alike(q, k, v, do, ALIKE: tl.constexpr):
     """Return the strides of k, v and the gradient: those of q that are said to equal them."""
     if ALIKE >= 1:
@@ -282,7 +290,7 @@ def finish(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def forward_kernel(
-    Q, K, V, Bias, Mask, Gate, Out, Lse, Again,
+    Q, K, V, Bias, Mask, Ends, Gate, Out, Lse, Again,
     q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
     bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
     S, H, Nq, Nk, scale,
@@ -312,6 +320,7 @@ def forward_kernel(
     lse_base = Lse + (b * S * H + h) * Nq
     bias_base = Bias + (b * bias_B + s * bias_S + h * bias_H) * BIAS_ALIGN
 
+    end = load_end(Ends, b * S + s, Nk, MASK)
     # [BLOCK_Q, D_PAD]
     q = load_block(
         q_base + s * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
@@ -326,7 +335,7 @@ def forward_kernel(
     )  # fmt: skip
     sums = tl.zeros([BLOCK_Q, 8], tl.float32)
     acc = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
-    for first in tl.range(0, Nk, BLOCK_K):
+    for first in tl.range(0, end, BLOCK_K):
         sums, acc = _step(
             q, k_base, v_base, bias_base, mask_base, row_max, sums, acc, first_q, first, k_N, v_N,
             bias_N, Nq, Nk, scale,
@@ -334,7 +343,8 @@ def forward_kernel(
             PRECISION,
         )  # fmt: skip
     total = tl.sum(sums, 1)  # [BLOCK_Q]
-    outside = tl.arange(0, BLOCK_Q) + first_q >= Nq
+    # Where there are no keys, zeros are right.
+    outside = (tl.arange(0, BLOCK_Q) + first_q >= Nq) | (end == 0)
     if q.dtype == tl.float16:
         in_range = outside | ((total > SMALLEST_SUM_FP16) & (total < LARGEST_SUM_FP16))
     else:

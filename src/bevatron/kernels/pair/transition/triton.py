@@ -17,7 +17,7 @@ from bevatron.kernels.pair.swiglu.triton import launch_backward as swiglu_backwa
 from bevatron.kernels.pair.transition import triton_fused as fused
 from bevatron.kernels.pair.transition.weights import Weights
 from bevatron.kernels.shared.autograd import empty_gradients
-from bevatron.kernels.shared.chunked_linear import Linear, chunks
+from bevatron.kernels.shared.chunked_linear import LARGE, Linear, chunks
 from bevatron.kernels.shared.custom_op import custom_op
 
 
@@ -81,7 +81,7 @@ def widen_backward(
 
 def _forward_in_chunks(rows: NormedRows, weights: Weights, y: Tensor) -> None:
     wide, narrow = _layers(weights, y.dtype)
-    for part in chunks(len(y), _bytes_per_row(rows, weights)):
+    for part in chunks(len(y), _bytes_per_row(rows, weights), times=LARGE):
         normed = rows.make(part)
         if weights.gate is None:
             hidden = wide(normed).relu_()
@@ -99,7 +99,7 @@ def _backward_in_chunks(
     dnorm_bias: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     wide, narrow = _layers(weights, dy.dtype)
-    for part in chunks(len(dy), _bytes_per_row(rows, weights)):
+    for part in chunks(len(dy), _bytes_per_row(rows, weights), times=LARGE):
         normed = rows.make(part)
         dhidden, wider = narrow.backward(dy[part]), wide(normed)
         if weights.gate is None:

@@ -148,7 +148,6 @@ def _multiply(
     outgoing: bool,
 ) -> tuple[Five, Sequence[Tensor]]:
     """Return what `multiply` does, and what the contraction keeps."""
-    kept: Sequence[Tensor] = ()
     weights = joint_weight, norm_out_weight, out_weight, gate_weight
     y, x, ab, statistics, rounded = found = _new_outputs(z, *weights, keeps)
     round_weights(joint_weight, out_weight, gate_weight, rounded)
@@ -156,16 +155,15 @@ def _multiply(
         *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
         *(norm_out_bias, out_weight, gate_weight, out_bias, rounded, eps),
     )
-    if z.numel():
-        pair, of_rows = run.pair, statistics.unbind()
-        made = ab if keeps else pair.planes(z, 2 * pair.H)
-        run.project(made, of_rows[:2])
-        a, b = (pair.matrices(planes) for planes in made.chunk(2))
-        came = contraction.contract(a, b, pair.matrices(x), outgoing)
-        kept = came if keeps else ()
-        del made, a, b, came
-        run.output(x, y, of_rows)
-    return found, kept
+    # Without rows too: a contraction may meet those of other processes.
+    pair, of_rows = run.pair, statistics.unbind()
+    made = ab if keeps else pair.planes(z, 2 * pair.H)
+    run.project(made, of_rows[:2])
+    a, b = (pair.matrices(planes) for planes in made.chunk(2))
+    kept = contraction.contract(a, b, pair.matrices(x), outgoing)
+    del made, a, b
+    run.output(x, y, of_rows)
+    return found, kept if keeps else ()
 
 
 @multiply.backward(
@@ -235,10 +233,6 @@ def _multiply_backward(
         *(z, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
         *(norm_out_bias, out_weight, gate_weight, out_bias),
     )
-    if not z.numel():
-        for gradient in found:
-            gradient.zero_()
-        return found
     run = Multiplication(
         *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
         *(norm_out_bias, out_weight, gate_weight, out_bias, rounded, eps),

@@ -8,12 +8,12 @@ What the model gives (`outputs`, D noisy copies, R rollouts; leading axes of a b
 ==============  ======================  =======================================================
 ``denoised``    float [D, A, 3]         denoised copies, Å; own ones where processes share a sample
 ``sigma``       float [D]               their noise, Å
-``distogram``   float [N, N, 64]        logits
+``distogram``   float [I, N, 64]        logits, own rows I where processes share a sample
 ``rollout``     float [R, A, 3]         coordinates of the mini-rollout, Å
 ``plddt``       float [R, A, 50]        logits
 ``resolved``    float [R, A, 2]         logits
-``pae``         float [R, N, N, 64]     logits, frame i by token j
-``pde``         float [R, N, N, 64]     logits
+``pae``         float [R, I, N, 64]     logits, frame i by token j
+``pde``         float [R, I, N, 64]     logits
 ==============  ======================  =======================================================
 
 A step without the confidence head leaves out the last five; its terms are left out too. The batch

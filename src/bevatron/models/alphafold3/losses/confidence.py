@@ -2,7 +2,8 @@
 
 The targets compare the coordinates of a mini-rollout with the truth and carry no gradient. R is the
 number of rollouts of a structure, N of tokens, A of atoms. Every function returns one number per
-structure: the mean over its pairs or atoms, then over rollouts.
+structure: the mean over its pairs or atoms, then over rollouts. Where processes share a sample,
+logits of pairs are own rows I, and all sums are added up.
 """
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from bevatron.models.alphafold3.losses.atoms import gather_atoms
 from bevatron.models.alphafold3.losses.smooth_lddt import RADIUS_NUCLEIC, RADIUS_OTHER, THRESHOLDS
+from bevatron.parallel.axial import all_together, own
 
 DISTOGRAM_EDGES = (2.3125, 21.6875, 63)
 """First, last and number of the edges between 64 bins, Å."""
@@ -36,14 +38,20 @@ def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return flat.reshape(target.shape)
 
 
-def _masked_mean(value: Tensor, mask: Tensor, axes: int) -> Tensor:
-    """Mean over the last axes of what counts, 0 if nothing does."""
-    axis = tuple(range(-axes, 0))
-    return (value * mask).sum(axis) / (mask.sum(axis).to(value.dtype) + 1e-6)
+def _pair_mean(
+    logits: Float[Tensor, "*batch I N 64"],
+    target: Int[Tensor, "*batch I N"],
+    rows: Bool[Tensor, "*#batch N"],
+    columns: Bool[Tensor, "*#batch N"],
+) -> Float[Tensor, "*batch"]:
+    """Mean of the cross-entropy over pairs whose row and column count, 0 if none does."""
+    counts = own(rows, -1)[..., :, None] & columns[..., None, :]
+    total = all_together((_cross_entropy(logits, target) * counts).sum((-1, -2)))
+    return total / ((rows.sum(-1) * columns.sum(-1)).to(total.dtype) + 1e-6)
 
 
 def distogram_loss(
-    logits: Float[Tensor, "*batch N N 64"],
+    logits: Float[Tensor, "*batch I N 64"],
     truth: Float[Tensor, "*batch A 3"],
     resolved: Bool[Tensor, "*batch A"],
     representative_atom: Int[Tensor, "*batch N"],
@@ -52,13 +60,12 @@ def distogram_loss(
     """Compute the cross-entropy of distances between representative atoms (section 4.4)."""
     points = gather_atoms(truth[..., None, :, :], representative_atom)[..., 0, :, :]
     known = resolved.take_along_dim(representative_atom, -1) & token_mask
-    target = bin_of(_distances(points, points), DISTOGRAM_EDGES)
-    pairs = known[..., :, None] & known[..., None, :]
-    return _masked_mean(_cross_entropy(logits, target), pairs, 2)
+    target = bin_of(_distances(own(points, -2), points), DISTOGRAM_EDGES)
+    return _pair_mean(logits, target, known, known)
 
 
 def pde_loss(
-    logits: Float[Tensor, "*batch R N N 64"],
+    logits: Float[Tensor, "*batch R I N 64"],
     rollout: Float[Tensor, "*batch R A 3"],
     truth: Float[Tensor, "*batch A 3"],
     resolved: Bool[Tensor, "*batch A"],
@@ -69,9 +76,9 @@ def pde_loss(
     x = gather_atoms(rollout, representative_atom)
     true = gather_atoms(truth[..., None, :, :], representative_atom)
     known = resolved.take_along_dim(representative_atom, -1) & token_mask
-    target = bin_of((_distances(x, x) - _distances(true, true)).abs(), ERROR_EDGES)
-    pairs = (known[..., :, None] & known[..., None, :])[..., None, :, :]
-    return _masked_mean(_cross_entropy(logits, target), pairs, 2).mean(-1)
+    error = _distances(own(x, -2), x) - _distances(own(true, -2), true)
+    known = known[..., None, :]
+    return _pair_mean(logits, bin_of(error.abs(), ERROR_EDGES), known, known).mean(-1)
 
 
 def in_frames(
@@ -95,18 +102,18 @@ def alignment_error(
     truth: Float[Tensor, "*batch A 3"],
     frame_atoms: Int[Tensor, "*batch N 3"],
     centre_atom: Int[Tensor, "*batch N"],
-) -> Float[Tensor, "*batch R N N"]:
-    r"""Compute errors of token j seen from the frame of token i, Å: Algorithm 30."""
+) -> Float[Tensor, "*batch R I N"]:
+    r"""Compute errors of token j seen from the frame of own token i, Å: Algorithm 30."""
     local = []
     for points in (rollout, truth[..., None, :, :]):
-        atoms = gather_atoms(points, frame_atoms.clamp(min=0).flatten(-2))
+        atoms = gather_atoms(points, own(frame_atoms, -2).clamp(min=0).flatten(-2))
         frames = atoms.unflatten(-2, (-1, 3))
         local.append(in_frames(gather_atoms(points, centre_atom), frames))
     return (local[0] - local[1]).square().sum(-1).sqrt()
 
 
 def pae_loss(
-    logits: Float[Tensor, "*batch R N N 64"],
+    logits: Float[Tensor, "*batch R I N 64"],
     rollout: Float[Tensor, "*batch R A 3"],
     truth: Float[Tensor, "*batch A 3"],
     resolved: Bool[Tensor, "*batch A"],
@@ -124,8 +131,7 @@ def pae_loss(
     of_frame = resolved.take_along_dim(atoms.flatten(-2), -1).unflatten(-1, (-1, 3)).all(-1)
     framed = has_frame & token_mask & of_frame
     known = resolved.take_along_dim(centre_atom, -1) & token_mask
-    pairs = (framed[..., :, None] & known[..., None, :])[..., None, :, :]
-    return _masked_mean(_cross_entropy(logits, target), pairs, 2).mean(-1)
+    return _pair_mean(logits, target, framed[..., None, :], known[..., None, :]).mean(-1)
 
 
 def atom_lddt(
@@ -148,6 +154,8 @@ def atom_lddt(
     preserved, considered
         Per atom: the share of the thresholds met, summed over m, and the number of atoms m.
     """
+    # Every process counts the centres of its own tokens.
+    centre_atom, counts, is_nucleic = (own(x, -1) for x in (centre_atom, counts, is_nucleic))
     true = truth[..., None, :, :]
     true_distance = _distances(true, gather_atoms(true, centre_atom))
     radius = torch.where(is_nucleic, RADIUS_NUCLEIC, RADIUS_OTHER).to(truth.dtype)
@@ -159,7 +167,8 @@ def atom_lddt(
     preserved = torch.zeros_like(error)
     for threshold in THRESHOLDS:
         preserved += error < threshold
-    return (preserved * considered).sum(-1) / 4, considered.sum(-1).to(error.dtype)
+    met, number = (preserved * considered).sum(-1) / 4, considered.sum(-1).to(error.dtype)
+    return all_together(met), all_together(number)
 
 
 def plddt_loss(

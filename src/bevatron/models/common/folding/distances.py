@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from bevatron.parallel.axial import own
+
 
 def distance_bins(
     positions: Float[Tensor, "*batch N 3"],
@@ -11,8 +13,8 @@ def distance_bins(
     last: float,
     count: int,
     farthest: float = 1e4,
-) -> Bool[Tensor, "*batch N N count"]:
-    """Say which bin the distance of each pair of points lies in.
+) -> Bool[Tensor, "*batch R N count"]:
+    """Say which bin the distance of each pair of points lies in, of own rows of pairs.
 
     Bins begin at ``count`` equally spaced distances from ``first`` to ``last``; the last one ends
     at ``farthest``. A distance below ``first``, or on an edge, is in no bin: AlphaFold2, algorithm
@@ -25,7 +27,7 @@ def distance_bins(
     count
         Bins.
     """
-    between = positions[..., :, None, :] - positions[..., None, :, :]
+    between = own(positions, -2)[..., :, None, :] - positions[..., None, :, :]
     squares = between.square().sum(-1, keepdim=True)
     edges = torch.linspace(first, last, count, dtype=positions.dtype, device=positions.device)
     lower = edges.square()

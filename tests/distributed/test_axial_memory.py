@@ -1,0 +1,62 @@
+"""What a process holds of a step grows as its share of the pairs, not as all of them."""
+
+from pathlib import Path
+
+import complex_task
+import numpy as np
+import pytest
+import torch
+
+from bevatron.models.alphafold3.model import AlphaFold3
+from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
+from bevatron.models.common.folding import Checkpointing
+from bevatron.parallel.axial import one_of
+from bevatron.recipes.alphafold3.run import AlphaFold3Run
+from bevatron.train.memory_plan import LiveBytes, plan_memory
+from bevatron.train.run import Run
+
+TOKENS = 2048
+"""So many that nothing else counts, with an atom each."""
+
+
+@pytest.fixture(scope="module")
+def plans(shared, tmp_path_factory):
+    """Bytes for each pair of tokens that a step needs, and those of every tensor, by processes."""
+    index = tmp_path_factory.mktemp("components") / "index"
+    crop = complex_task.crop_of_1pfe(shared, index).to("cpu", torch.float32)
+    torch.manual_seed(0)
+    model = AlphaFold3(complex_task.TINY)
+    for module in model.modules():
+        if hasattr(module, "checkpointing"):
+            module.checkpointing = Checkpointing("all")
+    task = AlphaFold3Task(1, [StepOptions(copies=16)], torch.bfloat16)
+    settings = AlphaFold3Run.from_values({"train": {"device": "cpu"}}).settings
+    run = Run(model, task, [None], {"tokens": np.array([1])}, Path("unused"), settings)
+    sizes = {**crop.sizes, "tokens": TOKENS, "atoms": TOKENS, "rows": 32}
+    shape = crop.padding.rounded([sizes[axis] for axis in crop.padding.names])
+    tensors, note = set(), LiveBytes._note
+    found = {}
+
+    def noted(live, tensor):
+        tensors.add(tensor.untyped_storage().nbytes() / TOKENS**2)
+        note(live, tensor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bevatron.models.alphafold3.task.ROLLOUT_STEPS", 1)
+        patch.setattr(LiveBytes, "_note", noted)
+        for size in (1, 4, 16):
+            tensors.clear()
+            with one_of(size):
+                needed = plan_memory(run, crop, shape=shape, captured=False).activations
+            found[size] = needed / TOKENS**2, max(tensors)
+    return found
+
+
+@pytest.mark.parametrize(("size", "most"), [(4, 0.28), (16, 0.1)])
+def test_a_step_needs_its_share_of_the_memory_for_pairs(plans, size, most):
+    assert plans[size][0] < most * plans[1][0]
+
+
+def test_no_tensor_holds_channels_of_all_pairs(plans):
+    """Whole are masks, one block's bias of 4 heads and factor of 16 channels, atoms' pairs of 8."""
+    assert plans[16][1] < plans[1][1] / 16 + 1
