@@ -133,11 +133,10 @@ def place_of_choice(
 def _chosen_before(path: Path) -> tuple[dict[str, int], str] | None:
     try:
         capacity, why = json.loads(path.read_text())
-        return {
-            str(name): int(value) for name, value in capacity.items()
-        }, f"{why} (measured before)"
+        found = {str(name): int(value) for name, value in capacity.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return None
+    return found, f"{why} (measured before)"
 
 
 def unmeasured_capacity(
