@@ -10,11 +10,13 @@ from test_mace import make_run
 from torch import nn
 
 from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.parallel.axial import own
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Loss, StepNumbers
-from bevatron.train import memory_plan
+from bevatron.train import description, memory_plan
 from bevatron.train.loop import begin_state
 from bevatron.train.memory_plan import LiveBytes, NotPlannableError, plan_memory
+from bevatron.train.run import SamplesApart, SamplesInGroups
 from bevatron.train.step import train_step
 
 NUMBERS = StepNumbers(0, 0)
@@ -120,6 +122,22 @@ def test_a_step_on_a_gpu_that_looks_at_values_is_told(tmp_path):
     run.task = Looking()
     with pytest.raises(NotPlannableError, match="depends on values of its batch"):
         plan_memory(run, tiny.batch_of(run, [0, 1]), gpu=True)
+
+
+def test_of_processes_that_share_a_sample_the_memory_of_one_is_described(tmp_path):
+    class Shared(WideTask):
+        def loss(self, model, batch, normalisers):
+            x = own(batch.points.float().repeat(1, 86)[:, :256], 0)
+            return Loss(model(x).square().mean(), {})
+
+    run = wide_run(tmp_path, again=False, fused=False)
+    run.task = Shared()
+    batch = tiny.batch_of(run, list(range(30)) * 8)
+    needed = []
+    for run.sharing in (SamplesApart(), SamplesInGroups(4)):
+        planned = description._planned(run, batch, None, False, False, NUMBERS)
+        needed.append(planned.activations)
+    assert needed[1] < 0.5 * needed[0]
 
 
 def test_what_was_derived_from_an_unchanging_batch_counts(tmp_path):

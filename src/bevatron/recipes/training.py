@@ -202,11 +202,14 @@ def _print_description(found: Mapping[str, Any], run: Run, num_ranks: int) -> No
         "training samples": f"{len(run.train):,}",
         "validation samples": f"{len(run.valid) if run.valid is not None else 0:,}",
         "ranks": f"{num_ranks}",
+        "ranks a sample": f"{run.sharing.repeats}",
         **_described_steps(found),
         "fill of the batches": f"{found['fill']:.1%}",
         "largest over mean cost of a step": f"{found['imbalance']:.3f}",
         **dict(_described_memory(name, plan) for name, plan in found["memory"].items()),
     }
+    if run.sharing.repeats == 1:
+        del rows["ranks a sample"]
     if math.isnan(found["fill"]):  # batches of a fixed number of samples have no capacity to fill
         del rows["fill of the batches"]
     width = max(map(len, rows))

@@ -9,6 +9,7 @@ import numpy as np
 from bevatron.data.padding import BatchShape, Paddable
 from bevatron.data.padding.size_buckets import choose_shapes
 from bevatron.errors import BevatronError
+from bevatron.parallel import axial
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import StepNumbers
 from bevatron.train.capture.step import sizes_of_batches
@@ -43,7 +44,8 @@ def describe(run: Run, num_ranks: int = 1, *, gpu: bool = False) -> dict[str, An
         ``parameters``, ``trained_parameters``, ``batches_per_epoch`` and ``steps_per_epoch`` of
         each rank (of a run in stages ``batches_per_step``), ``steps``, ``fill``, ``imbalance``,
         ``largest_batch``, and ``memory``: a `bevatron.train.memory_plan.MemoryPlan` of the largest
-        step of each stage by its name, of a run in epochs under ``""``; or why there is none.
+        step of each stage by its name, of a run in epochs under ``""``; or why there is none. Where
+        processes share a sample it is that of the first of them.
     """
     mesh = run.sharing.planner(Mesh(world=num_ranks))
     planned = _describe_stages(run, mesh, gpu) if run.stages else _describe_epochs(run, mesh, gpu)
@@ -102,7 +104,8 @@ def _planned(
     run: Run, batch: Any, shape: BatchShape | None, gpu: bool, captured: bool, numbers: StepNumbers
 ) -> Planned:
     try:
-        return plan_memory(run, batch, shape=shape, gpu=gpu, captured=captured, numbers=numbers)
+        with axial.one_of(run.sharing.repeats):
+            return plan_memory(run, batch, shape=shape, gpu=gpu, captured=captured, numbers=numbers)
     except NotPlannableError as error:
         return error
 
