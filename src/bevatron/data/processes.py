@@ -93,7 +93,7 @@ PRELOADED = (
 
 
 def start_fork_server() -> None:
-    """Start the server that worker processes are forked from; imports run while this one goes on."""
+    """Start the server that worker processes are forked from; it imports meanwhile."""
     if not sys.platform.startswith("linux"):
         return
     forkserver.set_forkserver_preload(list(PRELOADED))
