@@ -47,8 +47,8 @@ def canonical_order(colours: Colours, pairs: Colours, remote: IntArray) -> IntAr
     >>> flat = np.zeros((1, 3), np.int64)
     >>> forth = canonical_order(np.array([[6, 6, 8]], np.uint64), paths[None], flat)
     >>> back = canonical_order(np.array([[8, 6, 6]], np.uint64), paths[None], flat)
-    >>> (2 - back == forth).all()
-    np.True_
+    >>> bool((2 - back == forth).all())
+    True
     """
     result = np.array(colours)
     open_ = np.arange(len(colours))
