@@ -124,9 +124,9 @@ class Watched(AlphaFold2Task):
 
     def normalisers(self, batch: ChainBatch) -> dict[str, Any]:
         """Count the chains, too."""
-        index = int(batch.indices.max())
-        self.overtaken += index < self.last
-        self.last = max(self.last, index)
+        for index in batch.indices.tolist():
+            self.overtaken += index < self.last
+            self.last = max(self.last, index)
         return super().normalisers(batch)
 
 
@@ -259,8 +259,9 @@ def collect(folder: Path, out: Path, note: str) -> None:
     twins = [row for name in groups for row in beside_twin(name, groups)]
     if twins:
         path = write_result(
-            "alphafold2/learning_pairs", twins, TWIN_NOTES, folder=out, measured_on=runs[0]
-        )
+            "alphafold2/learning_pairs", twins, TWIN_NOTES, folder=out,
+            measured_on=groups[twins[0]["run"]][0],
+        )  # fmt: skip
         add_picture(draw_twins(groups), path)
 
 
@@ -286,6 +287,9 @@ def beside_twin(name: str, groups: dict[str, list[Result]]) -> list[dict[str, An
             {
                 "run": name,
                 "beside": other,
+                "parameters": f"{twin['parameters'] / 1e6:.1f} M",
+                "crop": twin["crop"],
+                "samples a step": twin["samples"],
                 "pairs of one seed": len(pairs),
                 "steps": both[0]["curve"]["steps"][windows - 1][0],
                 "samples made slow %": 100 * slow,
@@ -372,16 +376,16 @@ def draw_twins(groups: dict[str, list[Result]]) -> Any:
     """Draw the losses of runs that are compared, both in one panel."""
     panels = []
     for other in (name for name in groups if ", " in name):
-        first = groups[other.split(", ", maxsplit=1)[0]]
+        name, difference = other.split(", ", maxsplit=1)
         seeds = {run["seed"] for run in groups[other]}
-        runs = [*(run for run in first if run["seed"] in seeds), *groups[other]]
-        windows = min(len(run["curve"]["steps"]) for run in runs)
-        losses = [np.array(run["curve"]["steps"])[:windows] for run in runs]
-        curves = [
-            Curve(label(run), loss[:, 0], loss[:, 1])
-            for run, loss in zip(runs, losses, strict=True)
-        ]
-        panels.append(Panel("training: loss", f"mean of {WINDOW} steps", curves, logarithmic=False))
+        runs = [("", run) for run in groups[name] if run["seed"] in seeds]
+        runs += [(f", {difference}", run) for run in groups[other]]
+        windows = min(len(run["curve"]["steps"]) for _, run in runs)
+        curves = []
+        for suffix, run in runs:
+            steps = np.array(run["curve"]["steps"])[:windows]
+            curves.append(Curve(f"seed {run['seed']}{suffix}", steps[:, 0], steps[:, 1]))
+        panels.append(Panel(other, f"loss, mean of {WINDOW} steps", curves, logarithmic=False))
     return plots.curves(panels, "steps")
 
 

@@ -1,15 +1,11 @@
 """What the ranks of the tests of distributed graphs do, and how they are started."""
 
 import json
-import os
-import sys
-import time
-import traceback
 from pathlib import Path
 
 import pytest
 import torch
-from ports import free_port
+from forks import end_of, fork
 from torch.nn import functional as F
 
 from bevatron.kernels.graph.csr import Csr
@@ -29,47 +25,19 @@ def run_ranks(world: int, work, folder: Path, timeout: float = 100.0) -> list:
     return [json.loads((folder / f"found{rank}").read_text()) for rank in range(world)]
 
 
-def fork_ranks(world: int, work, folder: Path, timeout: float = 100.0) -> tuple[list[int], str]:
+def fork_ranks(
+    world: int, work, folder: Path, timeout: float = 100.0
+) -> tuple[list[int | None], str]:
     if torch.cuda.is_available():
         pytest.skip("torch with CUDA cannot go on after a fork")
-    port, children = free_port(), []
-    for rank in range(world):
-        child = os.fork()
-        if child == 0:
-            _be_rank(rank, world, port, work, folder)
-        children.append(child)
-    deadline, codes = time.monotonic() + timeout, []
-    for child in children:
-        done = 0
-        while not done and time.monotonic() < deadline:
-            done, status = os.waitpid(child, os.WNOHANG)
-            time.sleep(0.005)
-        if not done:
-            os.kill(child, 9)
-            status = os.waitpid(child, 0)[1]
-        codes.append(os.waitstatus_to_exitcode(status))
-    return codes, "".join((folder / f"output{rank}").read_text() for rank in range(world))
 
-
-def _be_rank(rank, world, port, work, folder):
-    code = 99
-    try:
-        output = os.open(folder / f"output{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
+    def run(rank: int) -> None:
         with open_mesh("cpu", timeout_seconds=60) as mesh:
             (folder / f"found{rank}").write_text(json.dumps(work(mesh)))
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+
+    outputs = [folder / f"output{rank}" for rank in range(world)]
+    codes = end_of(fork(world, run, outputs.__getitem__), timeout)
+    return codes, "".join(output.read_text() for output in outputs)
 
 
 def graph_edges(kind: str) -> tuple[EdgeList, torch.Tensor, torch.Tensor]:

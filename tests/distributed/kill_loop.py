@@ -8,9 +8,7 @@ import json
 import os
 import random
 import signal
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from pathlib import Path
 import drawn_system
 import tiny
 import torch
-from ports import free_port
+from forks import end_of, fork
 
 from bevatron.train import fit
 
@@ -72,51 +70,28 @@ def train_through(
     folder: Path, make_run: Callable, kills: int, seed: int, ranks: Callable[[int], int]
 ) -> list[Kill]:
     """Train to the end with so many kills; ``ranks`` of the number of the start."""
+
+    def train(_: int) -> None:
+        fit(make_run(folder))
+
     choice, killed, starts = random.Random(seed), [], 0
     folder.mkdir(parents=True, exist_ok=True)
     while True:
         world = ranks(starts)
-        processes = start(folder, make_run, world, starts)
+        name = f"output{starts}"
+        processes = fork(world, train, lambda rank, name=name: folder / f"{name}-{rank}")
         starts += 1
-        begun = folder / f"output{starts - 1}-0"
+        begun = folder / f"{name}-0"
         while len(killed) < kills and (found := strike(folder, begun, processes, choice)):
             killed.append(found)
             if found.seconds_to_end is not None:
                 break
         else:
             codes = end_of(processes, 600.0)
-            said = "\n".join(p.read_text() for p in folder.glob(f"output{starts - 1}-*"))
+            said = "\n".join(p.read_text() for p in folder.glob(f"{name}-*"))
             assert codes == [0] * world, said
             assert len(killed) == kills, f"the run was over after {len(killed)} kills"
             return killed
-
-
-def start(folder: Path, make_run: Callable, world: int, number: int) -> list[int]:
-    """Fork the ranks of a run."""
-    port, children = free_port(), []
-    for rank in range(world):
-        child = os.fork()
-        if child == 0:
-            code = 99
-            try:
-                where = os.open(folder / f"output{number}-{rank}", os.O_WRONLY | os.O_CREAT)
-                os.dup2(where, 1)
-                os.dup2(where, 2)
-                sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-                place = {"RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": port}
-                os.environ |= {name: str(value) for name, value in place.items()}
-                os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-                fit(make_run(folder))
-                code = 0
-            except BaseException as error:
-                sys.stderr.write(f"error: {error}\n")
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        children.append(child)
-    return children
 
 
 def strike(folder: Path, said: Path, ranks: list[int], choice: random.Random) -> Kill | None:
@@ -146,21 +121,6 @@ def strike(folder: Path, said: Path, ranks: list[int], choice: random.Random) ->
     lines = [line for line in told.splitlines() if line.startswith("error: ")]
     seconds = time.monotonic() - began
     return Kill(len(ranks), name, step, seconds, lines[0].strip() if lines else "")
-
-
-def end_of(processes: list[int], seconds: float) -> list[int | None]:
-    """Wait for processes; kill those that are not over in time and return None for them."""
-    deadline, codes = time.monotonic() + seconds, []
-    for process in processes:
-        done = 0
-        while not done and time.monotonic() < deadline:
-            done, status = os.waitpid(process, os.WNOHANG)
-            time.sleep(0.002)
-        if not done:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
-        codes.append(os.waitstatus_to_exitcode(status) if done else None)
-    return codes
 
 
 def below(process: int) -> list[int]:

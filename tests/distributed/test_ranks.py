@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 import rank as ranks
 import tiny
 import torch
-from ports import free_port
+from forks import end_of, fork, free_port
 
 from bevatron.parallel import failures
 from bevatron.parallel.mesh import Mesh
@@ -38,41 +37,10 @@ def start(mode: str, folder: Path, world: int = 2, timeout: float = 120.0) -> Ou
     """Run a mode of ``rank.py`` in forked processes (torch is imported already)."""
     if torch.cuda.is_available():
         pytest.skip("torch with CUDA cannot go on after a fork")
-    port, children = free_port(), []
-    for rank in range(world):
-        child = os.fork()
-        if child == 0:
-            code = 99
-            try:
-                output = os.open(folder / f"output{rank}", os.O_WRONLY | os.O_CREAT)
-                os.dup2(output, 1)
-                os.dup2(output, 2)
-                sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-                os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
-                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-                os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
-                code = ranks.MODES[mode](folder)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        children.append(child)
-    codes = [wait(child, timeout) for child in children]
-    return Outcome(codes, "".join((folder / f"output{r}").read_text() for r in range(world)))
-
-
-def wait(child: int, timeout: float) -> int:
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return -9
+    outputs = [folder / f"output{rank}" for rank in range(world)]
+    children = fork(world, lambda _: ranks.MODES[mode](folder), outputs.__getitem__)
+    codes = end_of(children, timeout)
+    return Outcome(codes, "".join(output.read_text() for output in outputs))
 
 
 def torchrun(mode: str, folder: Path, world: int = 2) -> tuple[int, str]:

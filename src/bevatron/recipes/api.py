@@ -32,7 +32,7 @@ def train(
     Parameters
     ----------
     system
-        mace, gpspp, graph, or a YAML file.
+        mace, gpspp, graph, alphafold2, alphafold3, or a YAML file.
     data
         Files to train on, or all keys of ``data``.
     output
@@ -71,7 +71,7 @@ def load(model: Paths, **options: Any) -> Any:
 
     Returns
     -------
-    An ASE calculator of a potential, a predictor of molecules or of the vertices of graphs.
+    An ASE calculator of a potential, or a predictor of molecules, vertices, chains or complexes.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def predict(model: Any, source: Any, out: str | Path | None = None, **options: A
     source
         A file; or structures of ASE, SMILES, a graph.
     out
-        File to write; None = the predictions are returned.
+        File to write, of proteins a folder; None = the predictions are returned.
     **options
         Those of the command, with underscores.
 

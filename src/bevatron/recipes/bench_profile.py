@@ -100,7 +100,7 @@ def profile(run: Run, steps: int = 50, warm: int = 10) -> dict[str, Any] | None:
     -------
     dict or None
         Plain values: ``step`` and its ``gains`` in ms, and for each of ``ranks`` how its device
-        spent the time, by class, by kernel, and its memory. None on other ranks than the first.
+        spent the time, by class, by kernel, and its memory. None on ranks other than the first.
     """
     # Opened here too, so that the ranks can be gathered after the run has closed its own.
     with open_mesh(run.settings.train.device, run.settings.train.timeout_minutes * 60) as mesh:

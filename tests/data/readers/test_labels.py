@@ -225,7 +225,7 @@ def test_what_cannot_be_trained_on_is_refused_in_one_sentence(tmp_path, text, me
         ),
         ({"forces_key": "F"}, "no frame of any file has the forces 'F'"),
         ({"stress_key": "S"}, "no frame of any file has the stress 'S'"),
-        ({"heads": ("a",)}, "the head 'b' in 'head' is none of a"),
+        ({"heads": ("a",)}, "the head 'b' in 'head' is not one of a"),
     ],
 )
 def test_a_wrong_option_is_refused(tmp_path, options, message):

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "distributed"))
+from forks import free_port
 from graph_ranks import fork_ranks, run_ranks
-from ports import free_port
 
 from bevatron.cli import main
 from bevatron.errors import ConfigError

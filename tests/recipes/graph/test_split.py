@@ -156,8 +156,8 @@ def test_models_and_graphs_without_a_known_split_are_told_of(tmp_path, capsys):
     other = write(tmp_path / "o.npz", seed=1)
     evaluate_graphs(run, [other], tell=lines.append)
     assert lines[-1] == (
-        f"{other}: its own split (30 train, 30 valid, 30 test); it is none of the graphs of the "
-        "training"
+        f"{other}: its own split (30 train, 30 valid, 30 test); it is not one of the "
+        "training graphs"
     )
     (run / SPLIT_FILE).write_bytes(b"PK no zip")
     with pytest.raises(CheckpointError, match=r"split\.npz: is damaged \("):

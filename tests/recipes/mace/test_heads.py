@@ -132,7 +132,9 @@ def test_names_that_no_head_has_are_refused(two_heads, files, tmp_path):
     strange.write_text(files["named"].read_text().replace("head=old", "head=ccsd"))
     with pytest.raises(DataError, match=r"frame 1 names the head 'ccsd', the model has old, new"):
         predict_file([two_heads], strange, tmp_path / "out.xyz", device="cpu")
-    with pytest.raises(DataError, match="frame 1: the head 'ccsd' in 'head' is none of new, old"):
+    with pytest.raises(
+        DataError, match="frame 1: the head 'ccsd' in 'head' is not one of new, old"
+    ):
         evaluate_files(two_heads, [strange], device="cpu")
     with pytest.raises(ConfigError, match=r"the model has no 'ccsd' \(it has old, new\)"):
         BevatronCalculator(two_heads, device="cpu", head="ccsd")

@@ -92,7 +92,7 @@ def grow_shapes(rule: PaddingRule, shapes: Sequence[BatchShape], sizes: IntArray
     Parameters
     ----------
     shapes : those in use, at least one
-    rule, sizes : as of `choose_shapes`
+    rule, sizes : as in `choose_shapes`
 
     Examples
     --------
@@ -146,7 +146,7 @@ def _work(rule: PaddingRule) -> list[int]:
 
 
 def _best_cuts(work: IntArray, scale: FloatArray, max_shapes: int) -> list[tuple[int, int]]:
-    """Cut sorted batches into at most ``max_shapes`` runs of which the shapes cost least."""
+    """Cut sorted batches into at most ``max_shapes`` runs whose shapes cost least."""
     num = len(work)
     places = np.unique(np.linspace(0, num, min(num, CANDIDATES) + 1).round().astype(np.int64))
     num_places = len(places)

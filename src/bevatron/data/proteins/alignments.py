@@ -128,7 +128,7 @@ class Alignments:
         try:
             keys = [flat for flat, _ in store.flat("key")]
         except StoreError:
-            raise DataError(f"{store.path}: is a store of something else than alignments") from None
+            raise DataError(f"{store.path}: is not a store of alignments") from None
         joined = np.concatenate(keys) if keys else np.empty((0, 16), dtype=np.uint8)
         self._places = {key.tobytes(): place for place, key in enumerate(joined)}
 

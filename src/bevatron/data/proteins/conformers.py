@@ -160,7 +160,7 @@ def component_of_smiles(smiles: str, code: str) -> Component:
 
 
 def component_of_file(path: Path, code: str) -> Component:
-    """Make a component of the first molecule of an SDF, MOL, MOL2 or PDB file, as of a SMILES.
+    """Make a component of the first molecule of an SDF, MOL, MOL2 or PDB file, as from a SMILES.
 
     Its ideal coordinates are those of the file. Raises DataError if it is no such file, or has no
     molecule with three coordinates; MissingPackageError if RDKit is not installed.

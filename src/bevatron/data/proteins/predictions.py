@@ -1,4 +1,4 @@
-"""Entries of molecules to be predicted: the same features as of structures, nothing resolved."""
+"""Entries of molecules to be predicted: the features of a structure, with nothing resolved."""
 
 import tempfile
 from collections.abc import Mapping
@@ -58,9 +58,9 @@ def featurize_inputs(
     An ambiguous letter is the residue of its class (B aspartate), U and O of a protein are
     selenocysteine and pyrrolysine. Atoms that leave on binding are absent at the bonds that the
     user gives. Chains have the names that the user gives, entities the numbers from 0 in the order
-    of the input. Raises DataError if a component is unknown, a SMILES is none, or a bond names an
-    atom that is not there; MissingPackageError if there is a SMILES or a file of a ligand and RDKit
-    is not installed.
+    of the input. Raises DataError if a component is unknown, a SMILES is invalid, or a bond names
+    an atom that is not there; MissingPackageError if there is a SMILES or a file of a ligand and
+    RDKit is not installed.
 
     Parameters
     ----------

@@ -59,7 +59,7 @@ class SampleSizes:
     ----------
     crop : tokens, atoms and kinds of crops
     rows : rows of the alignment
-    best_templates : show the best templates, as of predictions, not a random number of random ones
+    best_templates : show the best templates, as in predictions, not a random number of random ones
     """
 
     crop: CropSizes = field(default_factory=CropSizes)

@@ -226,5 +226,5 @@ def _head(frame: RawFrame, options: LabelOptions) -> int:
 @lru_cache(maxsize=256)
 def _head_number(name: str, heads: tuple[str, ...], key: str) -> int:
     if name not in heads:
-        raise DataError(f"the head '{name}' in '{key}' is none of {', '.join(heads)}")
+        raise DataError(f"the head '{name}' in '{key}' is not one of {', '.join(heads)}")
     return heads.index(name)

@@ -228,7 +228,8 @@ class MaceConfig:
             raise ConfigError(f"heads: expected different names, got {list(self.heads)}")
         if self.default_head is not None and self.default_head not in self.heads:
             raise ConfigError(
-                f"default_head: '{self.default_head}' is none of the heads {', '.join(self.heads)}"
+                f"default_head: '{self.default_head}' is not one of the heads "
+                f"{', '.join(self.heads)}"
             )
         if self.atomic_energies and len(self.atomic_energies) != self.num_heads:
             raise ConfigError(

@@ -101,7 +101,7 @@ def chain_table(store: Store) -> ChainTable:
     number = np.arange(len(entry)) - np.repeat(np.cumsum(counts) - counts, counts)
     length, key, most = (_column(store, x) for x in ("chain_length", "chain_key", "most_of_one"))
     resolution = _column(store, "resolution")[entry]
-    # An unknown resolution, as of NMR, is no reason to leave a chain out.
+    # An unknown resolution, as in NMR entries, is no reason to leave a chain out.
     usable = ~np.greater_equal(resolution, MAX_RESOLUTION) & np.less_equal(most, MOST_OF_ONE)
     sure = np.greater_equal(resolution, BEST_RESOLUTION)
     sure &= np.less_equal(resolution, WORST_RESOLUTION)

@@ -38,8 +38,8 @@ def evaluate_stores(
     ----------
     model : a run, a model folder, or what was loaded of one
     files
-        Stores of chains, or folders of structures and alignments, which are prepared into one that
-        goes afterwards.
+        Stores of chains, or folders of structures and alignments, which are prepared into a
+        temporary store.
     device : cpu, cuda, cuda:N or auto; for a model that is not loaded yet
     most : chains of each store at most; None for all
     pictures : folder for one picture of each chain: lDDT by residue, and both structures superposed

@@ -42,7 +42,7 @@ def evaluate_stores(
     model : a run, a model folder, or what was loaded of one
     files
         Stores of complexes, or folders of structures and alignments, which are prepared into one
-        that goes afterwards; nothing is cropped.
+        that is removed afterwards; nothing is cropped.
     samples, steps : structures of each complex, and steps of the sampling
     device : cpu, cuda, cuda:N or auto; for a model that is not loaded yet
     most : complexes of each store at most; None for all

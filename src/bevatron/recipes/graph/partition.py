@@ -64,7 +64,7 @@ def open_graph(
 
     Parameters
     ----------
-    graph, options, more_files : as of `bevatron.data.graphs.read_graph`
+    graph, options, more_files : as in `bevatron.data.graphs.read_graph`
     self_loops : whether the model adds one where there is none
 
     Returns

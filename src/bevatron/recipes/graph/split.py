@@ -143,7 +143,7 @@ def with_trained_split(
             "these parts may hold some"
         )
     if known is None:
-        return graph, f"{graph.name}: {own}; it is none of the graphs of the training"
+        return graph, f"{graph.name}: {own}; it is not one of the training graphs"
     roles = _roles(graph)
     if splits is not None:
         for role in ROLES[1:]:

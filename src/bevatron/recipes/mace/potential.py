@@ -234,7 +234,7 @@ class Potential:
 def committee(
     models: Sequence[torch.nn.Module | Path | str], *given: Any, **options: Any
 ) -> list[Potential]:
-    """Open one or several different models; ``given`` and ``options`` as of `Potential`.
+    """Open one or several different models; ``given`` and ``options`` as in `Potential`.
 
     Raises ConfigError if one is given twice.
     """

@@ -105,12 +105,12 @@ def predict_structures(
     """Predict structures in batches and return copies that hold the results.
 
     ``atoms.get_potential_energy()`` and so on give the results; of several models their mean, and
-    ``atoms.calc.results`` has the spread too, as of `BevatronCalculator`. Raises DataError naming
+    ``atoms.calc.results`` has the spread too, as in `BevatronCalculator`. Raises DataError naming
     the structure, for what cannot be read or has elements unknown to the model.
 
     Parameters
     ----------
-    models, head, device, dtype, capacity : as of `predict_file`
+    models, head, device, dtype, capacity : as in `predict_file`
     source : a file that ASE reads, a structure, or several
     """
     if isinstance(source, str | Path):

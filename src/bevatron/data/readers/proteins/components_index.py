@@ -122,8 +122,8 @@ def _add_binary(columns: Columns, path: Path) -> None:
 def write_index(path: Path, columns: Columns, key: str, source: Path) -> None:
     """Write the index of a source, which messages name; it is there only when complete.
 
-    Raises DataError if a component is listed twice, a number is none, a bond names an atom that is
-    not there, or the file cannot be written.
+    Raises DataError if a component is listed twice, a value is not a number, a bond names an atom
+    that is not there, or the file cannot be written.
     """
     name = str(source)
     components, atoms, bonds = (columns[category] for category in _CATEGORIES)

@@ -78,7 +78,7 @@ def read_release_dates(path: str | Path) -> dict[str, dt.date]:
 def read_obsolete(path: str | Path) -> dict[str, str]:
     """Read which entry took the place of an obsolete one, by code in lower case.
 
-    Raises DataError if a line is none of these.
+    Raises DataError if a line is not one of these.
 
     Parameters
     ----------

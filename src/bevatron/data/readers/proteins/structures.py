@@ -244,7 +244,7 @@ def _numbers(sites: Sites, rows: slice) -> IntArray:
     """Return numbers of residues without a sequence, with room for those that are missing.
 
     These are as many as the author's numbers skip where two residues are apart; one where the
-    numbers go back, as of chains that were joined.
+    numbers go back, as in chains that were joined.
     """
     position = sites.columns["position"]
     first = rows.start

@@ -179,7 +179,7 @@ def _bond_rules() -> Mapping[str, Rule]:
             lambda _, bonds: [int(b.GetBondType()) for b in bonds],
             _listed(chem.BondType, _BOND_TYPES, len(_BOND_TYPES)),
         ),
-        # Atropisomers, which RDKit did not know then, count as of unknown stereo.
+        # Atropisomers, which RDKit did not know then, count as unknown stereo.
         "stereo": Rule(
             lambda _, bonds: [int(b.GetStereo()) for b in bonds],
             _listed(chem.BondStereo, _STEREO, _STEREO.index("STEREOANY")),

@@ -286,7 +286,7 @@ class Layer(GraphLayer):
 
     @property
     def _projects(self) -> bool:
-        """Whether X is anything else than H."""
+        """Whether X is anything other than H."""
         own = (self.weight, self.phi, self.inner_bias)
         return any(part is not None for part in own)
 
