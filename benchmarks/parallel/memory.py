@@ -68,8 +68,8 @@ def publish(rows: list[dict[str, Any]], longest: dict[int, int], given: argparse
         f"({given.preset}), {given.rows} rows, {given.copies} copies, {ATOMS} atoms a token, "
         f"rollout and confidences, bfloat16, blocks computed again (policy {given.policy}). of one "
         "GPU: GiB, weights, gradients, moments and averages included; B a pair: bytes for each "
-        "pair of tokens without them. Buffers of NCCL are not planned. Of the lengths to which crops are padded, the longest that "
-        "fit: "
+        "pair of tokens without them. Buffers of NCCL are not planned. Of the lengths to which "
+        "crops are padded, the longest that fit: "
         + ", ".join(f"{most:,} tokens on {size}" for size, most in longest.items())
         + ". By the bytes a pair, equal memory is for lengths of "
         + ", ".join(f"{sqrt(needed[one] / needed[size]):.2f}" for size in longest)
