@@ -124,9 +124,9 @@ class Watched(AlphaFold2Task):
 
     def normalisers(self, batch: ChainBatch) -> dict[str, Any]:
         """Count the chains, too."""
-        index = int(batch.indices.max())
-        self.overtaken += index < self.last
-        self.last = max(self.last, index)
+        for index in batch.indices.tolist():
+            self.overtaken += index < self.last
+            self.last = max(self.last, index)
         return super().normalisers(batch)
 
 

@@ -81,10 +81,10 @@ def quietly(quiet: bool = True) -> Iterator[None]:
 def print_table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", width: int | None = None
 ) -> None:
-    """Print a table whose first column tells its rows apart and is never cut.
+    """Print a table whose first column identifies its rows and is never cut.
 
-    Where lines are too narrow, cells and headers are folded, numbers stay whole; a table that is
-    too wide even so is left for the terminal to wrap.
+    Cells and headers that do not fit are folded, numbers are not; a table that is still too wide
+    is left for the terminal to wrap.
 
     Parameters
     ----------

@@ -91,7 +91,7 @@ def add_neighbours(sample: Arrays, cutoff: float) -> dict[str, npt.NDArray[np.ge
     """Add the fields ``edges`` and ``edge_shifts`` to a raw sample.
 
     With ``functools.partial(add_neighbours, cutoff=5.0)`` it is what `prepare` takes. Raises
-    DataError as `neighbour_list`.
+    DataError as `neighbour_list` does.
 
     Parameters
     ----------

@@ -69,7 +69,7 @@ _taken: set[int] = set()
 
 
 def take_cpus(cpus: Iterable[int], *, shared: bool) -> None:
-    """Keep this process to some CPUs, which other local ranks use too or do not."""
+    """Restrict this process to some CPUs, ``shared`` with other local ranks or its own."""
     os.sched_setaffinity(0, cpus)
     _taken.clear()
     _taken.update(() if shared else cpus)
@@ -93,7 +93,7 @@ PRELOADED = (
 
 
 def start_fork_server() -> None:
-    """Start the server that worker processes are forked from; it imports while this one goes on."""
+    """Start the server that worker processes are forked from; it imports meanwhile."""
     if not sys.platform.startswith("linux"):
         return
     forkserver.set_forkserver_preload(list(PRELOADED))

@@ -1,4 +1,4 @@
-"""Models by name: those in the user's folder of models, and published ones that he has downloaded.
+"""Models by name: those in the user's folder of models, and published ones, once downloaded.
 
 ``$BEVATRON_MODELS``, or ``~/.cache/bevatron`` without it, holds model folders, which any command
 takes by their name. Nothing is ever downloaded.

@@ -7,10 +7,10 @@ from bevatron.recipes.alphafold3.run import AlphaFold3Run
 from bevatron.recipes.alphafold3.stores import prepare_complexes
 
 
-def report_of(store):
+def report_of(store, **changes):
     (stage,) = AlphaFold3Run.from_values({"preset": "small"}).stages.values()
     sizes = sizes_for_validation(stage.sizes)
-    return load_complexes(ComplexDataConfig(train=(store,)), sizes).report
+    return load_complexes(ComplexDataConfig(train=(store,), **changes), sizes).report
 
 
 def test_complexes_from_which_confidences_do_not_learn_are_counted(shared, components, tmp_path):
@@ -22,8 +22,15 @@ def test_complexes_from_which_confidences_do_not_learn_are_counted(shared, compo
     prepare_complexes(
         [tmp_path], tmp_path / "store", components=components, workers=0, progress=False
     )
-    assert any("not learn from 1 of them" in line for line in report_of(tmp_path / "store"))
+    said = report_of(tmp_path / "store", valid_fraction=0.0)
+    assert any("not learn from 1 of them" in line for line in said)
 
 
 def test_nothing_is_said_where_all_have_a_resolution(complexes):
     assert not any("not learn" in line for line in report_of(complexes))
+
+
+def test_complexes_held_out_are_not_counted_as_trained_on(complexes):
+    training, validation = report_of(complexes)
+    assert training.startswith("complexes for training: 2 of")
+    assert validation.startswith("complexes for validation: 1 of")

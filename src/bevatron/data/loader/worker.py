@@ -70,8 +70,8 @@ def make_batch(
     ----------
     progress : two cells: the sample being read and its start time
     unreadable
-        Samples that are known to be slow or deadly, and why. Given it, what cannot be read at a
-        second attempt either is left out, or replaced if the data set is `Replaceable`.
+        Samples that are known to be slow or deadly, and why. With it, a sample that
+        fails twice is left out, or replaced if the data set is `Replaceable`.
 
     Returns
     -------

@@ -170,7 +170,7 @@ def deal(costs: FloatArray, per_step: int, num_ranks: int, batch_size: int) -> P
     """Deal drawn samples, in their order, to steps, and those of a step to ranks and batches.
 
     Step s takes samples ``s * per_step`` to ``(s + 1) * per_step``. By
-    descending cost they are dealt to the ranks, there and back, so that all have about as much to
+    descending cost they are dealt to the ranks, in snake order, so that all have about as much to
     do, and cut into batches of ``batch_size``. If they do not fill all batches, the cheapest are
     repeated with weight zero.
 

@@ -59,7 +59,7 @@ def _inverse(kept: IntArray, total: int) -> IntArray:
 def indices_of(entry: Arrays, crop: Crop) -> dict[str, Array]:
     """Return what refers to tokens and atoms, numbered anew.
 
-    A frame of which an atom is outside the crop is none: ``has_frame`` is False, its atoms are 0.
+    A frame with an atom outside the crop is dropped: ``has_frame`` is False, its atoms are 0.
     """
     frames = np.asarray(entry["frame_atoms"], dtype=np.int64)[crop.tokens]
     new_frames = np.where(frames >= 0, crop.new_atom[np.maximum(frames, 0)], ABSENT)

@@ -156,25 +156,23 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
     train: list[tuple[Path, IntArray]] = []
     valid: list[tuple[Path, IntArray]] = []
     report, fingerprints = [], []
-    for role, paths in (("train", config.train), ("valid", config.valid)):
+    for divided, paths in ((train, config.train), (valid, config.valid)):
         for path in paths:
             store = open_complexes(path)
             fingerprints.append(str(store.manifest["fingerprint"]))
             entries = np.flatnonzero(store.lengths("restype"))
             if not len(entries):
                 raise DataError(f"{path}: holds no entry that can be used")
-            if role == "valid":
-                valid.append((Path(path), entries))
-                continue
-            train.append((Path(path), entries))
-            report.append(f"complexes for training: {len(entries):,} of {path}")
-            if unsure := _unsure(store, entries):
-                report.append(
-                    f"{path}: confidences do not learn from {unsure:,} of them, whose resolution "
-                    f"is unknown or not {BEST_RESOLUTION:g} to {WORST_RESOLUTION:g} Å"
-                )
+            divided.append((Path(path), entries))
     if not valid and config.valid_fraction:
         train, valid = _divide(train, config)
+    for path, entries in train:
+        report.append(f"complexes for training: {len(entries):,} of {path}")
+        if unsure := _unsure(open_complexes(path), entries):
+            report.append(
+                f"{path}: confidences do not learn from {unsure:,} of them, whose resolution "
+                f"is unknown or not {BEST_RESOLUTION:g} to {WORST_RESOLUTION:g} Å"
+            )
     chosen = valid[0] if valid else None
     if len(valid) > 1:
         raise ConfigError("data.valid: expected one store; prepare the folders together")

@@ -239,7 +239,9 @@ def _installed_file() -> Path:
     try:
         package = require("biotite.structure.info", "ccd")
     except MissingPackageError as error:
-        raise MissingPackageError(f"{error}; or name a components.cif as components") from None
+        raise MissingPackageError(
+            f"{error}; or give a components.cif as components (--components)"
+        ) from None
     return Path(str(package.__file__)).parent / "components.bcif"
 
 

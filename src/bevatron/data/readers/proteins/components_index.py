@@ -195,7 +195,7 @@ def row_checksum(columns: Mapping[str, Any], row: int) -> int:
 def structure_checksum(columns: Mapping[str, Any]) -> str:
     """Hash where the values of each component begin, and the codes; damage there is not a value's.
 
-    To read a value at a wrong place may end the process.
+    Reading a value at a wrong place may end the process.
     """
     digest = xxh3_64()
     for name, column in columns.items():

@@ -160,7 +160,7 @@ class _TextLoader(yaml.BaseLoader):
     """Every scalar as text; keys that occur twice are refused."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Construct a mapping without twins."""
+        """Construct a mapping; refuse a key that occurs twice."""
         found: dict[Hashable, Any] = super().construct_mapping(node, deep)
         if len(found) < len(node.value):
             keys = [key.value for key, _ in node.value]
