@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from benchmarks.parallel import axial_step, shards, simulation, traffic
+from benchmarks.parallel import axial_step, memory, shards, simulation, traffic
 from benchmarks.parallel.traffic import Collective
 
 from bevatron.models.alphafold2.config import AlphaFold2Config
@@ -40,6 +40,17 @@ def test_a_link_takes_its_least_time_and_its_bytes_at_the_rate_of_large_ones():
     sends = simulation.links([{**row, "sent MiB": m, "replayed us": t} for m, t in points])
     assert sends("ring", 0.0) == pytest.approx(10e-6)
     assert sends("ring", 2**20) == pytest.approx(14e-6)
+
+
+def test_lengths_of_equal_memory_follow_from_the_bytes_a_pair(tmp_path):
+    rows = [{"GPUs a sample": size, "N": 64, "B a pair": need} for size, need in ((1, 9), (2, 4))]
+    given = argparse.Namespace(
+        planned=1.0, preset="small", rows=2, copies=3, policy="all", sizes=[1, 2], out=tmp_path
+    )
+    memory.publish(rows, {1: 64, 2: 96}, given)
+    result = json.loads((tmp_path / "parallel" / "memory.json").read_text())
+    assert "64 tokens on 1, 96 tokens on 2. By" in result["notes"]
+    assert "lengths of 1.00, 1.50 times" in result["notes"]
 
 
 def test_a_block_of_a_silent_group_sends_what_is_planned(tmp_path):

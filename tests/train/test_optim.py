@@ -119,6 +119,12 @@ def test_a_run_goes_on_with_the_fused_optimiser(tmp_path, before):
     assert all(torch.allclose(a, b, rtol=0.0 if before else 1e-9, atol=0.0) for a, b in weights)
 
 
+def test_averages_of_nearly_equal_decays_have_names_of_their_own():
+    ema = AveragedWeights(torch.nn.Linear(2, 2), 0.99, 0.9999999, 0.99999995, 0.9999)
+    assert [*ema.further()] == ["0.9999999", "0.99999995", "0.9999"]
+    assert len(ema.tensors()) == 4 * 2
+
+
 def test_averages_follow_the_formula_and_are_lent_to_the_model():
     model = tiny.TinyModel()
     ema = AveragedWeights(model, 0.5)

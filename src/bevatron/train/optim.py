@@ -225,7 +225,7 @@ class AveragedWeights:
     def further(self) -> dict[str, dict[str, Tensor]]:
         """Return the other averages by their decay."""
         others = zip(self.decays[1:], self.sets[1:], strict=True)
-        return {f"{decay:g}": averages for decay, averages in others}
+        return {str(decay): averages for decay, averages in others}
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:

@@ -350,6 +350,52 @@ def test_what_the_thread_cannot_read_is_named_by_workers():
         list(loader)
 
 
+def test_a_loop_after_one_that_was_left_begins_anew():
+    """Also if workers have begun meanwhile, from the batch that the thread could not read."""
+    with Loader(Numbers(bad=18), batches(), collate) as loader:
+        first = iter(loader)
+        assert next(first).position == 0
+        deadline = time.monotonic() + 20
+        while not loader.worker_pids and time.monotonic() < deadline:
+            time.sleep(0.01)
+        second = iter(loader)
+        assert [next(second).position for _ in range(4)] == [0, 1, 2, 3]
+        with pytest.raises(LoaderError, match="another loop restarted this loader"):
+            list(first)
+
+
+@pytest.mark.parametrize("more", [{}, {"bad": 18}])
+def test_a_loop_whose_batches_were_replaced_is_told(more):
+    with Loader(Numbers(**more), batches(), collate) as loader:
+        first = iter(loader)
+        assert next(first).position == 0
+        loader.set_batches(batches())
+        with pytest.raises(LoaderError, match="another loop restarted this loader"):
+            list(first)
+
+
+def test_the_thread_ends_with_its_loader_even_within_a_batch():
+    """Else it may be within C++ when the interpreter ends, and abort the process."""
+
+    before = {*threading.enumerate()}
+    with Loader(Numbers(delay=0.02), batches(), collate) as loader:
+        loader.set_batches(batches())
+        assert {*threading.enumerate()} > before
+    assert {*threading.enumerate()} <= before
+
+
+def test_whatever_the_thread_fails_of_reaches_the_loop(monkeypatch):
+    def no_processes(*_, **__):
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(loader_package, "Pool", no_processes)
+    with (
+        Loader(Numbers(bad=18), batches(), collate, sample_timeout=20) as loader,
+        pytest.raises(LoaderError, match="OSError: too many open files"),
+    ):
+        list(loader)
+
+
 @pytest.mark.parametrize("more", [{"window": 3}, {"leave_out": True}])
 def test_workers_read_what_may_be_slow_or_damaged(more):
     with Loader(Numbers(), batches(8), collate, prefetch=1, **more) as loader:

@@ -280,8 +280,20 @@ def test_an_equal_run_on_the_same_gpu_measures_nothing(monkeypatch, tmp_path):
     # Another model, other data or another process on the GPU: it is measured anew.
     assert found("three", channels=8)[0] == {"atoms": 1002}
     assert found("four", number=11, channels=4)[0] == {"atoms": 1003}
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (40, 100))
-    assert found("five", channels=4)[0] == {"atoms": 1004}
+    for name, free, expected in (("54", 54, 1004), ("46", 46, 1005), ("45.5", 45.5, 1005)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 100))
+        assert found(name, channels=4)[0] == {"atoms": expected}
     for path in (tmp_path / "cache").iterdir():
         path.write_text("[1")
-    assert found("six", channels=4)[0] == {"atoms": 1005}
+    assert found("damaged", channels=4)[0] == {"atoms": 1006}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_ranks_take_the_least_of_what_each_has_chosen(monkeypatch, tmp_path, order):
+    """One with little memory limits edges, too."""
+    found = [({"atoms": 9}, ": a"), ({"atoms": 7, "edges": 90}, ": b")][::order]
+    monkeypatch.setattr(module, "unmeasured_capacity", lambda *_: found[0])
+    monkeypatch.setattr(module, "gather_json", lambda *_: found)
+    config = TrainConfig(device="cpu")
+    capacity, _ = capacity_of_run(tmp_path / "capacity.json", config, {}, lambda _: None)
+    assert capacity == {"atoms": 7, "edges": 90}

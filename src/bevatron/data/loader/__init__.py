@@ -202,7 +202,8 @@ class Loader:
             if one is None:
                 return
             with one._lock:  # noqa: SLF001
-                if one._ahead is made:  # noqa: SLF001  else other batches were set meanwhile
+                # Else other batches were set meanwhile, or the consumer lost patience at once.
+                if one._ahead is made and one._in_thread:  # noqa: SLF001
                     one._in_thread = False  # noqa: SLF001
                     one._begin_workers(position)  # noqa: SLF001
 
@@ -218,13 +219,14 @@ class Loader:
             self._ahead_ends = weakref.finalize(self, made.stop)
 
     def _stop_ahead(self) -> None:
-        with self._lock:
-            if self._ahead is not None:
-                self._ahead_ends()
-                self._ahead = None
+        with self._lock:  # not while the thread is waited for, which may need it
+            ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self._ahead_ends()
 
     def _from_workers(self) -> Iterator[LoadedBatch[Any]]:
-        if self._in_thread and (self._ahead is None or self._ahead.begun):
+        anew = self._in_thread if self._ahead is None else self._ahead.begun
+        if anew:
             self.set_batches(self._batches)
         if self._ahead is not None and not self._ahead.begun:
             for position, batch, waited in self._ahead:

@@ -5,6 +5,7 @@ workers take a second to start: small batches are made sooner than they could be
 """
 
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -19,6 +20,8 @@ from bevatron.errors import LoaderError
 from bevatron.task import Collate
 from bevatron.typing import FloatArray, IntArray
 
+logger = logging.getLogger(__name__)
+
 QUICK_SECONDS = 1e-3
 """CPU time for a batch and wait for it, together and on average, up to which workers gain nothing.
 
@@ -29,6 +32,9 @@ SPARE_SECONDS = 0.02
 
 DEPTH = 8
 """Batches that are made ahead."""
+
+STOP_SECONDS = 10.0
+"""How long a batch in work is waited for when the thread ends."""
 
 
 class Ahead:
@@ -79,21 +85,35 @@ class Ahead:
             if isinstance(made, LoaderError):
                 raise made
             if made is None:
-                return
+                break
             waited = time.monotonic() - began
             self._spare -= waited
             following = made[0] + 1
             yield *made, waited
+        if self._stopped:
+            raise LoaderError("another loop restarted this loader; use one loader per loop")
 
     def stop(self) -> None:
-        """End the thread; from now on it hands nothing over."""
-        self._stopped = True
+        """End the thread; from now on it hands nothing over.
+
+        It is waited for: a thread within C++ when the interpreter ends would abort the process.
+        """
+        hangs, self._stopped = self._stopped, True  # the consumer has lost patience with it before
         with contextlib.suppress(queue.Empty):
             while True:
                 self._made.get_nowait()  # the thread may wait for room
         self._made.put(None)
+        if not hangs and threading.current_thread() is not self._thread:
+            self._thread.join(timeout=STOP_SECONDS)
 
     def _run(self) -> None:
+        try:
+            self._make()
+        except BaseException as error:  # the consumer must not wait forever
+            logger.exception("the loader's thread failed")
+            self._made.put(LoaderError(f"the loader failed: {type(error).__name__}: {error}"))
+
+    def _make(self) -> None:
         if self._device is not None:
             torch.cuda.set_device(self._device)
         for position, (indices, weights) in enumerate(self._batches):

@@ -10,6 +10,7 @@ at once.
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -102,7 +103,9 @@ def capacity_of_run(
                 kept_at.parent.mkdir(parents=True, exist_ok=True)
                 write_json_atomically(kept_at, chosen)
         found = gather_json(chosen, mesh)
-        capacity = {name: min(one[name] for one, _ in found) for name in found[0][0]}
+        # Edges are limited where some rank has little memory.
+        names = dict.fromkeys(name for one, _ in found for name in one)
+        capacity = {name: min(one[name] for one, _ in found if name in one) for name in names}
         if mesh.is_main:
             path.parent.mkdir(parents=True, exist_ok=True)  # the run makes its folder later
             write_json_atomically(path, capacity, ConfigError)
@@ -117,12 +120,15 @@ def _batches_of(capacity: dict[str, int]) -> str:
 def place_of_choice(
     described: Mapping[str, Any], sizes: Mapping[str, IntArray], device: torch.device
 ) -> Path:
-    """Return where the choice for a model, its data and a GPU with so much memory is kept."""
+    """Return where the choice for a model, its data and a GPU with so much memory is kept.
+
+    Free memory counts to 5 %: what was chosen within `MEMORY_SHARE` of it fits into the least.
+    """
     free, total = torch.cuda.mem_get_info(device)
     key = {
         **described,
         "sizes": [checksum(sizes[name].tobytes()) for name in ("atoms", "edges")],
-        "gpu": [torch.cuda.get_device_name(device), total, round(10 * free / total)],
+        "gpu": [torch.cuda.get_device_name(device), total, round(math.log(free, 1.05))],
         "versions": [str(torch.__version__), __version__],
     }
     folder = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
