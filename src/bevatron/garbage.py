@@ -1,4 +1,4 @@
-"""Python's garbage collection, where it costs time or does harm."""
+"""Python's garbage collection, switched off where it costs time or does harm."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Look for no garbage of its own accord for the length of a ``with`` block.
+    """Switch off automatic garbage collection within a ``with`` block.
 
     Examples
     --------

@@ -174,7 +174,7 @@ class Group:
 
 
 class Silent(Group):
-    """The first of some processes that are not there: what they would send is zeros.
+    """The first of several processes without the others: zeros stand for what they would send.
 
     For plans of memory and timings of a process's own work.
     """

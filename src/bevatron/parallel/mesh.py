@@ -126,7 +126,7 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 
 def start_gpu(wanted: str) -> None:
-    """Begin to initialise this process's GPU, in a thread: that takes a second.
+    """Begin to initialise this process's GPU in a thread, which takes a second.
 
     Errors are left to what needs the device.
     """

@@ -23,12 +23,13 @@ from bevatron.typing import FloatArray, IntArray
 logger = logging.getLogger(__name__)
 
 QUICK_SECONDS = 1e-3
-"""CPU time for a batch and wait for it, together and on average, up to which workers gain nothing.
+"""Seconds a batch, of CPU time and of waiting for it, up to which workers gain nothing on average.
 
-CPU time, because while the consumer computes this thread also waits for the interpreter's lock."""
+Not wall-clock time: while the consumer computes, this thread also waits for the interpreter's lock.
+"""
 
 SPARE_SECONDS = 0.02
-"""How much longer some may take: the first open the files of the data set."""
+"""How much longer some may take together: the first ones open the files of the data set."""
 
 DEPTH = 8
 """Batches that are made ahead."""

@@ -146,7 +146,7 @@ class ConditionedTransition(nn.Module):
 
     @property
     def norms(self) -> tuple[AdaptiveNorm, ...]:
-        """Of `conditions_of`."""
+        """What `conditions_of` computes beforehand."""
         return (self.norm,)
 
     def forward(

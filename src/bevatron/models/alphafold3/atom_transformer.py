@@ -61,7 +61,7 @@ class WindowAttention(nn.Module):
 
     @property
     def norms(self) -> tuple[AdaptiveNorm, ...]:
-        """Of `conditions_of`."""
+        """What `conditions_of` computes beforehand."""
         return self.norm, self.key_norm
 
     def forward(

@@ -1,7 +1,7 @@
 """The denoiser of AlphaFold3 (algorithm 20).
 
 `describe` computes what all noisy copies and sampling steps share, once; `forward` denoises copies.
-Nothing that is shared is repeated for the copies. A sampling asks `prepare` and `levels` for more:
+Nothing that is shared is repeated for the copies. Sampling asks `prepare` and `levels` for more:
 all that does not depend on coordinates, of several noise levels at a time.
 
 Legend: M copies, A atoms, N tokens, C channels of a single, P of a pair, I of the input embedding.

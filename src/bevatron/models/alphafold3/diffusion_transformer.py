@@ -93,7 +93,7 @@ class ConditionedAttention(nn.Module):
 
     @property
     def norms(self) -> tuple[AdaptiveNorm, ...]:
-        """Of `conditions_of`."""
+        """What `conditions_of` computes beforehand."""
         return (self.norm,)
 
     def forward(

@@ -55,7 +55,7 @@ def fewest_per_sample(world: int, samples: int) -> int:
 
 @contextmanager
 def one_of(size: int) -> Iterator[Group]:
-    """Be the first of so many processes that share a sample, of which the others are not there."""
+    """Act as the first of several processes that share a sample, without the others."""
     _joined.append(Silent(size) if size > 1 else _ALONE)
     try:
         yield _joined[-1]

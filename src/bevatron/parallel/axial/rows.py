@@ -44,7 +44,7 @@ def all_rows(
 
 
 def all_together(x: Tensor) -> Tensor:
-    """Add up what every process has of a sum; in the order of ranks, so that all have the same."""
+    """Sum over the processes that share a sample, in order of rank: all get the same bits."""
     size = sample_group().size
     return x if size == 1 else all_of(x[..., None], -1, size).sum(-1)
 
