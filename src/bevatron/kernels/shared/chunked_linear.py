@@ -5,6 +5,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from bevatron.kernels.shared.launch import on_gpu
 from bevatron.kernels.shared.rows import indexable_by_32_bits
@@ -71,6 +72,8 @@ def wide_product(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
         return torch.mm(a.float(), b.float()) if plain else torch.mm(a, b, out_dtype=torch.float32)
     if plain:
         return onto.addmm_(a.float(), b.float())
+    if isinstance(onto, FakeTensor):  # of a memory plan: torch 2.11 takes the type for a factor
+        return onto.add_(torch.mm(a, b, out_dtype=torch.float32))
     return torch.addmm(onto, a, b, out_dtype=torch.float32, out=onto)
 
 
