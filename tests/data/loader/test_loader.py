@@ -17,7 +17,7 @@ import torch
 
 from bevatron.data import loader as loader_package
 from bevatron.data.dataset import SampleSource
-from bevatron.data.loader import LeftOut, Loader, default_workers
+from bevatron.data.loader import LeftOut, Loader, ahead, default_workers
 from bevatron.data.packing import pack
 from bevatron.data.samples import STRUCTURE_FIELDS, collate_structures
 from bevatron.errors import LoaderError
@@ -218,8 +218,8 @@ def test_slow_samples_and_killed_workers_lose_and_double_nothing(window):
                 os.kill(loader.worker_pids[-1], signal.SIGKILL)
     assert sorted(samples) == list(range(80))
     assert sorted(order) == list(range(20))
-    ahead = [place - order.index(place) for place in order]
-    assert max(ahead) == 0 if window == 1 else max(ahead) < window
+    early = [place - order.index(place) for place in order]
+    assert max(early) == 0 if window == 1 else max(early) < window
     if window == 1:
         assert order == list(range(20))
 
@@ -306,7 +306,8 @@ def test_a_slow_sample_is_noticed_without_workers_too():
 # ---- without a number of workers ----
 
 
-def test_small_batches_are_made_in_a_thread_epoch_after_epoch():
+def test_small_batches_are_made_in_a_thread_epoch_after_epoch(monkeypatch):
+    monkeypatch.setattr(ahead, "SPARE_SECONDS", 60.0)  # other processes may keep the cores busy
     with Loader(Numbers(), batches(), collate) as loader:
         for planned in (batches(), batches()[:3], batches()):
             loader.set_batches(planned)
@@ -372,6 +373,15 @@ def test_a_loop_whose_batches_were_replaced_is_told(more):
         loader.set_batches(batches())
         with pytest.raises(LoaderError, match="another loop restarted this loader"):
             list(first)
+
+
+@pytest.mark.parametrize("order", [(5, 4), (4, 5)])
+def test_of_two_that_hand_over_at_once_the_one_further_behind_counts(order):
+    with Loader(Numbers(), batches(), collate) as loader:
+        loader.set_batches(batches())
+        for position in order:
+            loader._ahead._hand_over(position)
+        assert loader._pool.take(loader._generation)[0] == 4
 
 
 def test_the_thread_ends_with_its_loader_even_within_a_batch():

@@ -196,15 +196,18 @@ class Loader:
 
     def _begin_ahead(self) -> None:
         loader = weakref.ref(self)  # a thread that waits for room must not keep it
+        first = len(self._batches)  # that workers load
 
         def hand_over(position: int) -> None:
+            nonlocal first
             one = loader()
             if one is None:
                 return
             with one._lock:  # noqa: SLF001
-                # Else other batches were set meanwhile, or the consumer lost patience at once.
-                if one._ahead is made and one._in_thread:  # noqa: SLF001
-                    one._in_thread = False  # noqa: SLF001
+                # Other batches may have been set meanwhile. The consumer may lose patience just when
+                # the thread hands over: whoever is further behind counts.
+                if one._ahead is made and position < first:  # noqa: SLF001
+                    first, one._in_thread = position, False  # noqa: SLF001
                     one._begin_workers(position)  # noqa: SLF001
 
         with self._lock:
