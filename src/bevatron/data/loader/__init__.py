@@ -204,7 +204,7 @@ class Loader:
             if one is None:
                 return
             with one._lock:  # noqa: SLF001
-                # Other batches may have been set meanwhile. The consumer may lose patience just when
+                # Other batches may have been set meanwhile. The consumer may lose patience just as
                 # the thread hands over: whoever is further behind counts.
                 if one._ahead is made and position < first:  # noqa: SLF001
                     first, one._in_thread = position, False  # noqa: SLF001
