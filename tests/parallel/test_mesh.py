@@ -1,5 +1,6 @@
 """Who is who among the processes, and collectives on one process."""
 
+import threading
 from datetime import timedelta
 
 import pytest
@@ -113,3 +114,21 @@ def test_sums_that_are_replaced_leave_no_hooks_behind():
     assert len(parameter._post_accumulate_grad_hooks) == 1
     del sums
     assert not parameter._post_accumulate_grad_hooks
+
+
+def test_an_early_end_waits_for_the_gpu_that_is_being_initialised(monkeypatch):
+    """A thread within CUDA that outlives the interpreter aborts the process."""
+    ends = threading.Event()
+
+    def choose(*_):
+        ends.wait(20)
+        raise ConfigError("there is none")
+
+    monkeypatch.setattr(mesh_module, "choose_device", choose)
+    before = {*threading.enumerate()}
+    mesh_module.start_gpu("cuda")
+    (thread,) = {*threading.enumerate()} - before
+    assert not thread.daemon
+    ends.set()
+    thread.join(20)
+    assert not thread.is_alive()

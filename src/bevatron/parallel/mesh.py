@@ -137,7 +137,8 @@ def start_gpu(wanted: str) -> None:
             if device.type == "cuda":
                 torch.zeros(1, device=device)
 
-    threading.Thread(target=start, name="bevatron-gpu", daemon=True).start()
+    # Not a daemon: one within CUDA when the interpreter ends, after an early error, would abort.
+    threading.Thread(target=start, name="bevatron-gpu").start()
 
 
 @contextmanager
