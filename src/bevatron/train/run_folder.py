@@ -374,7 +374,7 @@ class Saver:
         """
         decisions = self.state.progress.decisions
         self.wait()
-        self.logger.console.say(f"the run is over ({result.finished}), writing its weights")
+        self.logger.console.say(f"training ended ({result.finished}), writing the weights")
         if self.mesh.is_main:
             weights, which = self.folder.final_weights(self.run, self.weights(), decisions)
             self.state.model.load_state_dict(weights)

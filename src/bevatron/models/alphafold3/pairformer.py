@@ -66,7 +66,7 @@ class PairformerBlock(nn.Module):
         pair_mask: Bool[Tensor, "*batch N N"] | None = None,
         drops: Float[Tensor, "4 *batch N P"] | None = None,
     ) -> State:
-        """Compute the new (s, z); arguments as of `Pairformer` and `PairBlock`."""
+        """Compute the new (s, z); arguments as in `Pairformer` and `PairBlock`."""
         s, z = state
         policy = self.checkpointing
         z = checkpointed(policy, "pair_block", self.pair)(z, pair_mask, drops)

@@ -112,7 +112,7 @@ class BatchFeed:
 
     Parameters
     ----------
-    shape, dtype, device, like : as of `StaticBatch`
+    shape, dtype, device, like : as in `StaticBatch`
 
     Attributes
     ----------
