@@ -512,7 +512,7 @@ def test_two_processes_train_from_a_plain_file_with_one_log(structures, tmp_path
     )
     assert done.returncode == 0, done.stderr
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert log.count("the run is over") == 1
+    assert log.count("training ended") == 1
     assert log.count("frames; energy") == 1
-    assert done.stdout.count("the run is over") == 1
+    assert done.stdout.count("training ended") == 1
     assert sum(line["kind"] == "epoch" for line in metrics(tmp_path / "run")) == 1
