@@ -164,7 +164,7 @@ class Loader:
             self._begin_workers()
 
     def __iter__(self) -> Iterator[LoadedBatch[Any]]:
-        return self._in_process() if self.workers == 0 else self._from_workers()
+        return self._in_process() if self.workers == 0 else self._prefetched()
 
     def close(self) -> None:
         """Stop the workers; iterating again starts new ones."""
@@ -227,7 +227,7 @@ class Loader:
         if ahead is not None:
             self._ahead_ends()
 
-    def _from_workers(self) -> Iterator[LoadedBatch[Any]]:
+    def _prefetched(self) -> Iterator[LoadedBatch[Any]]:
         anew = self._in_thread if self._ahead is None else self._ahead.begun
         if anew:
             self.set_batches(self._batches)

@@ -29,7 +29,7 @@ class Axis:
     name
         As in the ``sizes`` of the batch.
     multiple
-        Shapes are multiples of it along this axis.
+        Shapes that are chosen for a data set are multiples of it, and `rounded` gives no less.
     spare
         Padding rows that a padded batch has at least.
     headroom
