@@ -28,7 +28,8 @@ from bevatron.config import load_yaml
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.errors import BevatronError, ConfigError
 from bevatron.files import write_json_atomically
-from bevatron.recipes.arguments import Files, print_rows, say
+from bevatron.output import print_rows, say
+from bevatron.recipes.arguments import Files
 from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.stores import prepare_molecules
 from bevatron.train.report import plots

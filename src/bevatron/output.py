@@ -19,6 +19,9 @@ _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 UNFOLDED = 20
 """Characters up to which a number, a word or a name in the first column of a table stays whole."""
 
+MOST_WORDS = 8
+"""Of a cell that is no sentence."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -83,8 +86,8 @@ def print_table(
 ) -> None:
     """Print a table whose first column identifies its rows and is never cut.
 
-    Cells and headers that do not fit are folded, numbers are not; a table that is still too wide
-    is left for the terminal to wrap.
+    Numbers are right-aligned, sentences left. Cells and headers that do not fit are folded, numbers
+    are not; a table that is still too wide is left for the terminal to wrap.
 
     Parameters
     ----------
@@ -109,13 +112,20 @@ def print_table(
     frame = 2 * len(headers) + 1
     widths = _widths([headers, *rows], shown - frame)
     for column, (header, cells) in enumerate(zip(headers, widths, strict=True)):
-        justify: Literal["left", "right"] = "right" if column else "left"
+        prose = column == 0 or any(len(row[column].split()) > MOST_WORDS for row in rows)
+        justify: Literal["left", "right"] = "left" if prose else "right"
         table.add_column(header, justify=justify, overflow="fold", width=cells)
     for row in rows:
         table.add_row(*row)
     wide = max(shown, sum(widths) + frame)
     # Cells are text: rich would take a list in brackets for markup and drop it.
     Console(width=wide, highlight=False, markup=False, emoji=False).print(table, crop=False)
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
+    """Print rows of equal keys with `print_table`; nothing if there are none."""
+    if rows:
+        print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows], title)
 
 
 def _widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:

@@ -55,6 +55,15 @@ if sys.platform != "win32":
 
 BEST_NOTE = "best.json"
 
+ENDED = {
+    "epochs": "all epochs are done",
+    "steps": "all stages are done",
+    "patience": "it no longer improves",
+    "target": "the last stage has reached its target",
+    "target missed": "a stage has missed its target",
+}
+"""Why a run is finished, in words."""
+
 LONG_WAIT = 1.0
 """Seconds of training that a checkpoint may cost without a warning."""
 
@@ -374,13 +383,13 @@ class Saver:
         """
         decisions = self.state.progress.decisions
         self.wait()
-        self.logger.console.say(f"training ended ({result.finished}), writing the weights")
+        self.logger.console.say(f"training ended: {ENDED[str(result.finished)]}")
         if self.mesh.is_main:
             weights, which = self.folder.final_weights(self.run, self.weights(), decisions)
             self.state.model.load_state_dict(weights)
             with explained(self.run.folder, BevatronError):
                 self.run.save_model(self.run.folder, weights)
-            self.logger.console.say(f"weights: {which}; all is in {self.run.folder}")
+            self.logger.console.say(f"weights: {which}; everything is in {self.run.folder}")
             self._save_further_averages()
         equalise(self.state.model, self.mesh)
         if self.run.before_end is not None:

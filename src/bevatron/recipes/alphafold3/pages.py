@@ -39,8 +39,11 @@ def write_page(
     })  # fmt: skip
     report.structure(mmcif, "The best ranked structure.")
     report.section("Ranking")
-    names = ("file", "seed", "sample", "ranking_score", "ptm", "iptm", "plddt", "clash")
-    report.table(names, [[row[name] for name in names] for row in rows])
+    written = {
+        "file": "file", "seed": "seed", "sample": "sample", "ranking_score": "ranking score",
+        "plddt": "pLDDT", "ptm": "pTM", "iptm": "ipTM", "clash": "chains clash",
+    }  # fmt: skip
+    report.table(list(written.values()), [[row[name] for name in written] for row in rows])
     report.section("Confidence")
     edges = chain_edges(np.asarray(entry["asym_id"]))
     plddt = plddt_of_tokens(entry, best.plddt)

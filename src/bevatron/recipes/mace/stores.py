@@ -123,6 +123,6 @@ def prepare_files(
     return [
         *store.manifest["report"],
         *suspects(store),
-        f"{len(store)} structures are in {out}",
+        f"{len(store):,} structures are in {out}",
         f"train with: bevatron train mace --data {out} --model.r-max {cutoff:g} --output RUN",
     ]
