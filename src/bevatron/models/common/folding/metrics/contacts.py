@@ -19,7 +19,7 @@ def contact_probability(
     Parameters
     ----------
     logits
-        Of a distogram.
+        Logits of a distogram.
     edges
         First, last and number of the edges between its bins, Å.
     """
