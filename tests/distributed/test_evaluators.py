@@ -1,8 +1,9 @@
-"""Validation on ranks of its own: the same figures, and training that neither waits nor changes."""
+"""Validation beside training: the same figures, and training that neither waits nor changes."""
 
 import json
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,13 @@ from graph_ranks import fork_ranks, run_ranks
 
 from bevatron.errors import ConfigError
 from bevatron.parallel import failures
+from bevatron.parallel.mesh import Mesh
 from bevatron.train import fit
+from bevatron.train.evaluators import InThread
 
 EPOCHS = 3
+THREAD = "thread"
+"""In place of a number of validating ranks."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,9 +36,15 @@ def _quick_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-def train(folder: Path, world: int, evaluating: int, task=None, **more) -> list:
+def beside(evaluating: int | str) -> dict:
+    if evaluating == THREAD:
+        return {"evaluate_beside": True}
+    return {"evaluation_ranks": evaluating}
+
+
+def train(folder: Path, world: int, evaluating: int | str, task=None, **more) -> list:
     """Train on so many processes, the last of which validate; return what `fit` says on each."""
-    train = {"epochs": EPOCHS, "evaluation_ranks": evaluating, **more.pop("train", {})}
+    train = {"epochs": EPOCHS, **beside(evaluating), **more.pop("train", {})}
 
     def work(mesh):
         run = tiny.make_run(folder / "run", task=task, optim={"ema": 0.9}, train=train, **more)
@@ -49,13 +60,13 @@ def epochs_of(folder: Path) -> list[dict]:
     return sorted(found, key=lambda record: record["epoch"])
 
 
-def same_training(one: Path, other: Path) -> None:
+def same_training(one: Path, other: Path, rel=1e-12) -> None:
     """Steps and weights equal to the last bit, metrics but for the order of their sums."""
     assert tiny.losses(one / "run") == tiny.losses(other / "run")
     for name in ("weights.safetensors", "best/weights.safetensors"):
         assert (one / "run" / name).read_bytes() == (other / "run" / name).read_bytes()
     for mine, its in zip(epochs_of(one), epochs_of(other), strict=True):
-        assert mine["valid"] == pytest.approx(its["valid"], rel=1e-12)
+        assert mine["valid"] == pytest.approx(its["valid"], rel=rel)
         assert {**mine, "valid": 0} == {**its, "valid": 0}
 
 
@@ -64,11 +75,11 @@ class BestInTheMiddle(tiny.TinyTask):
 
     def __init__(self) -> None:
         super().__init__()
-        self.validations = 0
+        self.validations = []
 
     def metrics(self):
-        self.validations += 1
-        offset = 0.0 if self.validations == 2 else 1e6
+        self.validations.append(1)
+        offset = 0.0 if len(self.validations) == 2 else 1e6
 
         class Metrics(tiny.TinyMetrics):
             def compute(self):
@@ -78,13 +89,15 @@ class BestInTheMiddle(tiny.TinyTask):
         return Metrics()
 
 
-@pytest.mark.parametrize(("training", "evaluating"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("training", "evaluating"), [(1, 1), (2, 2), (1, THREAD)])
 def test_it_equals_validation_in_line(tmp_path, training, evaluating):
     expected = train(tmp_path / "in_line", training, 0, task=BestInTheMiddle())
-    task = BestInTheMiddle()
-    found = train(tmp_path / "beside", training + evaluating, evaluating, task=task)
+    in_thread, task = evaluating == THREAD, BestInTheMiddle()
+    world = training if in_thread else training + evaluating
+    found = train(tmp_path / "beside", world, evaluating, task=task)
     assert [epoch["best"] for epoch in epochs_of(tmp_path / "beside")] == [True, True, False]
-    same_training(tmp_path / "beside", tmp_path / "in_line")
+    # A thread takes the batches in the same order: then not even sums differ.
+    same_training(tmp_path / "beside", tmp_path / "in_line", rel=0 if in_thread else 1e-12)
     assert all(one[:2] == expected[0][:2] for one in found)
     assert all(one[2] == pytest.approx(expected[0][2], rel=1e-12) for one in found)
 
@@ -125,11 +138,12 @@ class Waiting(tiny.TinyTask):
         return super().predict(*args)
 
 
-def test_training_goes_on_meanwhile(tmp_path):
+@pytest.mark.parametrize(("world", "evaluating"), [(2, 1), (1, THREAD)])
+def test_training_goes_on_meanwhile(tmp_path, world, evaluating):
     """An epoch has 7 steps; in line, the first validation would wait in vain."""
     (tmp_path / "marks").mkdir()
     begin = time.monotonic()
-    train(tmp_path / "run", 2, 1, task=Waiting(tmp_path / "marks"))
+    train(tmp_path / "run", world, evaluating, task=Waiting(tmp_path / "marks"))
     assert time.monotonic() - begin < 20
     assert len(epochs_of(tmp_path / "run")) == EPOCHS
 
@@ -147,24 +161,26 @@ class Stopped(tiny.TinyTask):
         return super().predict(*args)
 
 
-@pytest.mark.parametrize("world", [2, 1])
-def test_a_checkpoint_keeps_the_weights_that_are_being_validated(tmp_path, world):
+@pytest.mark.parametrize(
+    ("begins", "goes_on"), [((2, 1), (2, 1)), ((2, 1), (1, 0)), ((1, THREAD), (1, THREAD))]
+)
+def test_a_checkpoint_keeps_the_weights_that_are_being_validated(tmp_path, begins, goes_on):
     """Resumed with or without ranks for it, the run ends as one that was not stopped."""
     train(tmp_path / "whole", 2, 1)
-    stopped = train(tmp_path / "cut", 2, 1, task=Stopped())
-    assert [one[3] for one in stopped] == ["SIGTERM", "SIGTERM"]
+    stopped = train(tmp_path / "cut", *begins, task=Stopped())
+    assert {one[3] for one in stopped} == {"SIGTERM"}
     checkpoint = max((tmp_path / "cut" / "run" / "checkpoints").iterdir())
     assert json.loads((checkpoint / "state.json").read_text())["progress"]["pending"]["epoch"] == 0
-    train(tmp_path / "cut", world, world - 1, resume=True)
+    train(tmp_path / "cut", *goes_on, resume=True)
     same_training(tmp_path / "cut", tmp_path / "whole")
 
 
-def drawn(folder: Path, world: int, evaluating: int, **first) -> list:
+def drawn(folder: Path, world: int, evaluating: int | str, **first) -> list:
     """Train a run in stages."""
 
     def work(mesh):
         stage = replace(drawn_system.FIRST, evaluate_every=2, **first)
-        train = {"seed": 0, "evaluation_ranks": evaluating}
+        train = {"seed": 0, **beside(evaluating)}
         result = fit(drawn_system.make_run(folder / "run", first=stage, train=train))
         return [result.finished, result.steps]
 
@@ -172,6 +188,7 @@ def drawn(folder: Path, world: int, evaluating: int, **first) -> list:
     return run_ranks(world, work, folder)
 
 
+@pytest.mark.parametrize(("world", "evaluating"), [(3, 1), (1, THREAD)])
 @pytest.mark.parametrize(
     ("first", "end"),
     [
@@ -181,18 +198,39 @@ def drawn(folder: Path, world: int, evaluating: int, **first) -> list:
         ({"target": 9.0, "ends_at_target": True}, ["steps", 4 + 5]),
     ],
 )
-def test_targets_end_stages_at_the_same_step_on_all_ranks(tmp_path, first, end):
-    assert drawn(tmp_path, 3, 1, **first) == [end] * 3
+def test_targets_end_stages_at_the_same_step_on_all_ranks(tmp_path, world, evaluating, first, end):
+    assert drawn(tmp_path, world, evaluating, **first) == [end] * world
     stages = [record["stage"] for record in epochs_of(tmp_path)]
     assert stages == sorted(stages, reverse=True)  # short, then long
 
 
+class Failing(tiny.TinyTask):
+    def predict(self, *args):
+        raise ConfigError("no room to predict")
+
+
+def test_an_error_in_the_thread_ends_the_run_after_the_next_epoch(tmp_path):
+    run = tiny.make_run(tmp_path, task=Failing(), train={"epochs": 5, "evaluate_beside": True})
+    with pytest.raises(ConfigError, match="no room to predict"):
+        fit(run)
+    assert len(run.task.epochs) == 2
+    assert "validation" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_no_thread_outlives_an_error_of_training(tmp_path):
+    class Breaks(Stopped):
+        def loss(self, *args):
+            if len(self.seen) == 8:
+                raise ZeroDivisionError
+            return super().loss(*args)
+
+    with pytest.raises(ZeroDivisionError):
+        fit(tiny.make_run(tmp_path, task=Breaks(), train={"evaluate_beside": True}))
+    assert "validation" not in {thread.name for thread in threading.enumerate()}
+
+
 def test_an_error_of_a_validating_rank_ends_all(tmp_path, monkeypatch):
     monkeypatch.setattr(failures, "GRACE_SECONDS", 1.0)
-
-    class Failing(tiny.TinyTask):
-        def predict(self, *args):
-            raise ConfigError("no room to predict")
 
     def work(mesh):
         return fit(
@@ -207,3 +245,10 @@ def test_an_error_of_a_validating_rank_ends_all(tmp_path, monkeypatch):
 def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="1 of 1 process would validate and none would train"):
         fit(tiny.make_run(tmp_path, train={"evaluation_ranks": 1}))
+    with pytest.raises(ConfigError, match="evaluate_beside: is for one process; leave it out"):
+        tiny.make_run(tmp_path, train={"evaluation_ranks": 1, "evaluate_beside": True})
+    run = tiny.make_run(tmp_path, train={"evaluate_beside": True})
+    with pytest.raises(ConfigError, match="evaluate_beside: needs validation data"):
+        fit(replace(run, valid=None))
+    with pytest.raises(ConfigError, match="is for one process, there are 2"):
+        InThread(run, run.model, Mesh(world=2))

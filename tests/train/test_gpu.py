@@ -4,9 +4,11 @@ import os
 import signal
 
 import pytest
+import test_mace
 import test_toy_system
 import tiny
 import torch
+from safetensors.torch import load_file
 
 from bevatron.errors import OutOfMemoryError
 from bevatron.train.loop import fit
@@ -73,3 +75,30 @@ def test_workers_and_pinned_batches(tmp_path):
 
 def test_steps_whose_work_differs_are_replayed_by_graphs_of_their_own(tmp_path):
     test_toy_system.check_numbered_steps(tmp_path, "cuda")
+
+
+@pytest.mark.parametrize("graphs", [None, False])
+def test_validation_on_a_stream_of_its_own_changes_nothing(tmp_path, graphs):
+    train = {**GPU["train"], "epochs": 4, "cuda_graphs": graphs}
+    fit(test_mace.make_run(tmp_path / "in_line", train=train))
+    fit(test_mace.make_run(tmp_path / "beside", train={**train, "evaluate_beside": True}))
+    found, expected = tiny.losses(tmp_path / "beside"), tiny.losses(tmp_path / "in_line")
+    assert found == pytest.approx(expected, rel=1e-10)
+    in_line, beside = (
+        [record["valid"] for record in tiny.records(tmp_path / name) if record["kind"] == "epoch"]
+        for name in ("in_line", "beside")
+    )
+    assert len(beside) == 4
+    for found, expected in zip(beside, in_line, strict=True):
+        assert found == pytest.approx(expected, rel=1e-10)
+
+
+def test_several_averages_are_those_of_a_cpu(tmp_path):
+    optim = {"ema": (0.9, 0.99), "fused": True}
+    for device in ("cpu", "cuda"):
+        train = {"epochs": 2, "device": device}
+        fit(tiny.make_run(tmp_path / device, optim=optim, train=train))
+    for name in ("weights.safetensors", "ema-0.99/weights.safetensors"):
+        expected, found = (load_file(tmp_path / device / name) for device in ("cpu", "cuda"))
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-10, atol=1e-12)

@@ -134,3 +134,14 @@ def test_an_optimiser_group_decays_products_and_messages_only(tmp_path):
     }
     assert decayed
     assert all(name.startswith(("products", "interactions")) for name in decayed)
+
+
+def test_validation_in_a_thread_changes_nothing(tmp_path):
+    train = {"epochs": 3, "dtype": "float64"}
+    fit(make_run(tmp_path / "in_line", train=train))
+    fit(make_run(tmp_path / "beside", train={**train, "evaluate_beside": True}))
+    in_line, beside = (
+        [{**one, "time": 0} for one in tiny.records(tmp_path / name) if one["kind"] != "run"]
+        for name in ("in_line", "beside")
+    )
+    assert sorted(map(str, beside)) == sorted(map(str, in_line))

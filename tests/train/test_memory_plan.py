@@ -47,12 +47,12 @@ class WideTask(tiny.TinyTask):
         return Loss(model(x).square().mean(), {})
 
 
-def wide_run(folder, again, fused):
+def wide_run(folder, again, fused, **train):
     return tiny.make_run(
         folder,
         model=Wide(again),
         task=WideTask(),
-        train={"dtype": "float32"},
+        train={"dtype": "float32", **train},
         optim={"clip": 1.0, "ema": 0.9, "fused": fused},
     )
 
@@ -157,3 +157,12 @@ def test_what_was_derived_from_an_unchanging_batch_counts(tmp_path):
     batch.graph.derived("weights", lambda graph: {"of edges": [graph.edges.new_zeros(10_000)]})
     found = {len(tensor.untyped_storage()) for tensor in memory_plan._tensors_of(batch)}
     assert {nodes * 64 * 4, 10_000 * batch.edges.itemsize, batch.edges.nbytes} <= found
+
+
+def test_a_copy_that_is_validated_beside_training_counts(tmp_path):
+    run = wide_run(tmp_path, again=False, fused=True)
+    beside = wide_run(tmp_path, again=False, fused=True, evaluate_beside=True)
+    batch = run.task.collate([run.train[0]], np.zeros(1, dtype=np.int64), [1.0])
+    one, two = (plan_memory(each, batch, gpu=False) for each in (run, beside))
+    assert two.weights == 2 * one.weights
+    assert two.peak == one.peak + one.weights

@@ -1,7 +1,7 @@
 """Evaluation and prediction with a task's model."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +76,7 @@ def evaluate_batches(
     dtype: torch.dtype,
     interrupted: Callable[[], bool] = lambda: False,
     predict: Callable[[nn.Module, Any], dict[str, Tensor]] | None = None,
+    turn: AbstractContextManager[object] | None = None,
 ) -> dict[str, float]:
     """Compute the metrics over this and all other ranks' batches.
 
@@ -85,15 +86,19 @@ def evaluate_batches(
     ----------
     interrupted : asked before every batch, on all ranks
     predict : replaces the task's
+    turn : entered for each batch, and for the sums
     """
     metrics, predicted = task.metrics(), predict or task.predict
+    turn = turn or nullcontext()
     with in_eval_mode(model):
         for loaded in batches:
             if interrupted():
                 raise Interrupted
-            moved = loaded.batch.to(mesh.device, dtype, non_blocking=True)
-            metrics.update(moved, predicted(model, moved))
-    sums = metrics.sums().detach().to("cpu", torch.float64)
+            with turn:
+                moved = loaded.batch.to(mesh.device, dtype, non_blocking=True)
+                metrics.update(moved, predicted(model, moved))
+    with turn:
+        sums = metrics.sums().detach().to("cpu", torch.float64)
     metrics.load_sums(sum_over_ranks(sums, mesh))
     return metrics.compute()
 

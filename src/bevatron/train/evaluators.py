@@ -1,18 +1,23 @@
-"""Validation on ranks of its own, beside training.
+"""Validation beside training, on ranks of its own or in a thread.
 
-Rank 0 copies the (averaged) weights to the host and broadcasts them in a group of its own while
+In a thread of the one process that trains, a copy of the model takes the (averaged) weights at the
+end of a step; on a GPU it works on a stream of its own.
+
+On ranks of its own, rank 0 copies them to the host and broadcasts them in a group of its own while
 training goes on. The evaluating ranks keep the validation set in memory, its largest batches first.
 Orders and results pass through the store of the process group, which nobody waits at.
 """
 
+import copy
 import itertools
 import json
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, distributed
@@ -22,6 +27,8 @@ from bevatron.data.loader import LoadedBatch
 from bevatron.errors import ConfigError
 from bevatron.parallel.collectives import sum_scalars
 from bevatron.parallel.mesh import Mesh, divide
+from bevatron.train.capture.cuda_graphs import alone
+from bevatron.train.epochs import IndexedBatch
 from bevatron.train.evaluate import (
     Interrupted,
     evaluate_batches,
@@ -101,45 +108,144 @@ class Channel:
         return json.loads(self._store.get(name)) if self._store.check([name]) else None
 
 
-class Beside:
-    """The side of the ranks that train; all of them call its methods."""
-
-    def __init__(self, division: Division) -> None:
-        self.mesh, self._group = division.mesh, division.handover
-        self._channel, self._number = Channel(), 0
-        self._sent: list[Any] = []
-        self.weights: HostFile | None = None
+class Beside(Protocol):
+    """Validates weights while training goes on; all ranks that train call its methods."""
 
     def hand_over(self, weights: Callable[[], Mapping[str, Tensor]]) -> None:
-        """Copy rank 0's weights to the host and begin to send them.
+        """Copy weights and begin to validate them; those before must have been validated."""
 
-        The weights before must have been validated: their copy is overwritten.
-        """
-        self._number += 1
-        if not self.mesh.is_main:
-            return
-        values = weights()
-        if self.weights is None:
-            self.weights = HostFile(values)
-        with torch.no_grad():
-            self.weights.copy(values)
-        if self.mesh.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
-        self._channel.put(f"order {self._number}", {"validate": True})
-        self._sent = [
-            distributed.broadcast(piece, src=0, group=self._group, async_op=True)
-            for piece in self.weights.memory.split(PIECE_BYTES)
-        ]
+    @property
+    def weights(self) -> Mapping[str, Tensor] | None:
+        """The copy, on rank 0."""
 
     def result(self, stopped: Callable[[], bool]) -> tuple[dict[str, float], float]:
         """Return metrics and seconds of the validation of what was handed over last.
 
-        Raises Interrupted if ``stopped`` returned True.
+        Raises Interrupted if ``stopped`` returned True, and what the validation raised.
 
         Parameters
         ----------
         stopped : whether to stop, asked again and again on all ranks
         """
+
+    def dismiss(self, result: FitResult) -> None:
+        """End what is under way: the run is over or has stopped."""
+
+
+class InThread:
+    """Validation in a thread of the one process that trains.
+
+    Raises ConfigError if there are several, or there is nothing that could be validated.
+    """
+
+    def __init__(self, run: Run, model: torch.nn.Module, mesh: Mesh) -> None:
+        if mesh.world > 1:
+            raise ConfigError(
+                f"train.evaluate_beside: is for one process, there are {mesh.world}; let some of "
+                "them validate with train.evaluation_ranks"
+            )
+        if run.valid is None:
+            raise ConfigError("train.evaluate_beside: needs validation data")
+        self._run, self._mesh = run, mesh
+        self._model = copy.deepcopy(model)
+        self._weights = self._model.state_dict()
+        self._batches: list[LoadedBatch[Any]] = []
+        on_gpu = mesh.device.type == "cuda"
+        self._stream = torch.cuda.Stream(mesh.device) if on_gpu else None
+        self._thread: threading.Thread | None = None
+        self._over = False
+        self._found: tuple[dict[str, float], float] | BaseException = Interrupted()
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights that are validated."""
+        return self._weights
+
+    def hand_over(self, weights: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Copy weights on the device and begin to validate them, with the task as it is now."""
+        values = weights()
+        with torch.no_grad():
+            torch._foreach_copy_([self._weights[name] for name in values], [*values.values()])
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._mesh.device))
+        run = replace(self._run, task=copy.copy(self._run.task))
+        self._thread = threading.Thread(
+            target=self._validate, args=(run,), name="validation", daemon=True
+        )
+        self._thread.start()
+
+    def result(self, stopped: Callable[[], bool]) -> tuple[dict[str, float], float]:
+        """Wait for the thread."""
+        assert self._thread is not None
+        while self._thread.is_alive():
+            self._thread.join(POLL_SECONDS)
+            if stopped():
+                raise Interrupted
+        if isinstance(self._found, BaseException):
+            raise self._found
+        return self._found
+
+    def dismiss(self, result: FitResult | None = None) -> None:
+        """End the thread: one within CUDA when the interpreter ends would abort the process."""
+        del result
+        self._over = True
+        if self._thread is not None:
+            self._thread.join()
+
+    def _validate(self, run: Run) -> None:
+        """Validate; what it raises is raised again where the result is taken."""
+        began = time.monotonic()
+        try:
+            if self._stream is not None:
+                torch.cuda.set_device(self._mesh.device)
+            with torch.cuda.stream(self._stream):
+                self._batches = self._batches or _loaded(run, _planned(run, self._mesh), self._mesh)
+                metrics = _validated(
+                    run, self._model, self._batches, self._mesh, self._dismissed, alone
+                )
+            self._found = metrics, time.monotonic() - began
+        except BaseException as error:  # noqa: BLE001
+            self._found = error
+
+    def _dismissed(self) -> bool:
+        time.sleep(0)  # else this thread would take its turn again before one that waits for its
+        return self._over
+
+
+class OnRanks:
+    """The side of the ranks that train where others validate."""
+
+    def __init__(self, division: Division) -> None:
+        self.mesh, self._group = division.mesh, division.handover
+        self._channel, self._number = Channel(), 0
+        self._sent: list[Any] = []
+        self._file: HostFile | None = None
+
+    @property
+    def weights(self) -> Mapping[str, Tensor] | None:
+        """Rank 0's copy on the host."""
+        return None if self._file is None else self._file.tensors
+
+    def hand_over(self, weights: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Copy rank 0's weights to the host and begin to send them."""
+        self._number += 1
+        if not self.mesh.is_main:
+            return
+        values = weights()
+        if self._file is None:
+            self._file = HostFile(values)
+        with torch.no_grad():
+            self._file.copy(values)
+        if self.mesh.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        self._channel.put(f"order {self._number}", {"validate": True})
+        self._sent = [
+            distributed.broadcast(piece, src=0, group=self._group, async_op=True)
+            for piece in self._file.memory.split(PIECE_BYTES)
+        ]
+
+    def result(self, stopped: Callable[[], bool]) -> tuple[dict[str, float], float]:
+        """Wait for the answer."""
         name = f"answer {self._number}"
         while True:
             there = self.mesh.is_main and self._channel.get(name) is not None
@@ -170,6 +276,11 @@ def serve(run: Run, division: Division, global_rank: int) -> FitResult:
     received = HostFile(model.state_dict())
     batches: list[LoadedBatch[Any]] = []
     number = 1
+
+    def dismissed() -> bool:
+        over = float(channel.get("over") is not None)
+        return bool(sum_scalars({"over": over}, mesh)["over"])
+
     while True:
         # In this order: what was ordered before the end is seen by all ranks or by none.
         over = channel.get("over")
@@ -182,42 +293,43 @@ def serve(run: Run, division: Division, global_rank: int) -> FitResult:
             distributed.broadcast(piece, src=0, group=division.handover)
         model.load_state_dict(received.tensors)
         began = time.monotonic()
-        batches = batches or _largest_first(run, mesh)
+        batches = batches or _loaded(run, _largest_first(run, _planned(run, mesh)), mesh)
         with suppress(Interrupted):
-            metrics = _validate(run, model, batches, mesh, channel)
+            metrics = _validated(run, model, batches, mesh, dismissed)
             if mesh.is_main:
                 seconds = time.monotonic() - began
                 channel.put(f"answer {number}", {"metrics": metrics, "seconds": seconds})
         number += 1
 
 
-def _largest_first(run: Run, mesh: Mesh) -> list[LoadedBatch[Any]]:
-    """Load this rank's part of the validation set, the largest batches first."""
+def _planned(run: Run, mesh: Mesh) -> Sequence[IndexedBatch]:
+    return evaluation_batches(run.valid_sizes or {}, run.settings.batch, mesh)
+
+
+def _largest_first(run: Run, planned: Sequence[IndexedBatch]) -> list[IndexedBatch]:
+    costs = next(iter((run.valid_sizes or {}).values()))
+    return sorted(planned, key=lambda batch: -int(costs[batch[0]].sum()))
+
+
+def _loaded(run: Run, planned: Sequence[IndexedBatch], mesh: Mesh) -> list[LoadedBatch[Any]]:
+    """Load this rank's part of the validation set."""
     assert run.valid is not None
-    sizes = run.valid_sizes or {}
-    planned = evaluation_batches(sizes, run.settings.batch, mesh)
-    costs = next(iter(sizes.values()))
-    ordered = sorted(planned, key=lambda batch: -int(costs[batch[0]].sum()))
     loader = LoaderConfig(workers=0, sample_timeout=run.settings.loader.sample_timeout)
-    with make_loader(run.valid, ordered, run.task.collate, loader, mesh) as loaded:
+    with make_loader(run.valid, planned, run.task.collate, loader, mesh) as loaded:
         return list(loaded)
 
 
-def _validate(
+def _validated(
     run: Run,
     model: torch.nn.Module,
     batches: list[LoadedBatch[Any]],
     mesh: Mesh,
-    channel: Channel,
+    dismissed: Callable[[], bool],
+    turn: AbstractContextManager[object] | None = None,
 ) -> dict[str, float]:
     """Compute the metrics over all evaluating ranks, unless these are dismissed meanwhile."""
-
-    def dismissed() -> bool:
-        over = float(channel.get("over") is not None)
-        return bool(sum_scalars({"over": over}, mesh)["over"])
-
     settings = run.settings
     with explained_memory(settings.batch), autocast_context(settings.train, mesh.device):
         return evaluate_batches(
-            run.task, model, batches, mesh, dtype_of(settings.train.dtype), dismissed
+            run.task, model, batches, mesh, dtype_of(settings.train.dtype), dismissed, turn=turn
         )

@@ -16,8 +16,8 @@ HARMLESS = frozenset(
     {
         "optim.lr", "optim.clip", "optim.clip_norm", "optim.accumulate", "optim.fused", "schedule",
         "batch", "loader", "checkpoint", "train.epochs", "train.device", "train.monitor",
-        "train.patience", "train.evaluate_every", "train.evaluation_ranks", "train.threads",
-        "train.affinity", "train.explode_factor",
+        "train.patience", "train.evaluate_every", "train.evaluation_ranks",
+        "train.evaluate_beside", "train.threads", "train.affinity", "train.explode_factor",
         "train.deterministic", "train.tf32", "train.autocast", "train.compile",
         "train.cuda_graphs", "train.collect_every", "train.log_every", "train.tensorboard",
         "train.wandb", "train.wandb_project", "train.timeout_minutes",

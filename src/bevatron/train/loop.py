@@ -39,7 +39,7 @@ from bevatron.train.evaluate import (
     explained_memory,
     make_loader,
 )
-from bevatron.train.evaluators import Beside, divide_ranks, serve
+from bevatron.train.evaluators import Beside, InThread, OnRanks, divide_ranks, serve
 from bevatron.train.logger import Logger
 from bevatron.train.optim import (
     AveragedWeights,
@@ -119,11 +119,14 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
             console.say(f"CPU threads: {torch.get_num_threads()} of {own_cpus()} usable cores")
         made = (trainer or Trainer)(run, mesh, state, logger, saver, stops)
         stack.callback(made.close)
-        if division is None:
-            return made.walk()
-        made.beside = Beside(division)
+        if division is not None:
+            made.beside = OnRanks(division)
+        elif config.evaluate_beside:
+            made.beside = InThread(run, state.model, mesh)
+            stack.callback(made.beside.dismiss)
         result = made.walk()
-        made.beside.dismiss(result)
+        if made.beside is not None:
+            made.beside.dismiss(result)
         return result
 
 
@@ -515,7 +518,7 @@ class Trainer:
         """Keep what a checkpoint needs of a validation that is not over."""
         self.state.progress.pending = record
         if self.beside is not None and self.beside.weights is not None:
-            self.state.pending = self.beside.weights.tensors
+            self.state.pending = self.beside.weights
 
     def _take_pending(self) -> bool:
         """Wait for the validation beside training and decide; whether to save."""

@@ -64,7 +64,7 @@ class MemoryPlan:
 
     Attributes
     ----------
-    weights : parameters and buffers
+    weights : parameters and buffers, twice if a copy is validated beside training
     optimizer : gradients, moments and averages, as far as they stay
     batch : the batch, with the copy of it that is under way while a captured step runs
     workspaces : what cuBLAS keeps
@@ -265,7 +265,10 @@ class _Step:
         self._config, self._optim = run.settings.train, run.settings.optim
         self._dtype = dtype_of(self._config.dtype)
         model = _cast(run.model, self._dtype).train()
-        live.note([*model.parameters(), *model.buffers()])
+        weights = [*model.parameters(), *model.buffers()]
+        live.note(weights)
+        beside = self._config.evaluate_beside and run.valid is not None
+        self._validated = [torch.empty_like(weight) for weight in weights] if beside else []
         self._weights = live.now
         decays = self._optim.decays
         self._ema = AveragedWeights(model, *decays) if decays else None

@@ -324,7 +324,7 @@ class LoaderConfig:
     workers
         Processes that read and collate; 0 = in the training process. None = on a GPU in a thread
         of it while batches take under a millisecond, else as many processes as the CPUs allow; on
-        a CPU 0.
+        a CPU 0. A reader that may crash its process needs processes: give their number.
     window
         1 = strict order of the plan; more = a ready batch may overtake up to that many slow ones
         (faster on uneven data, but a run does not repeat to the last bit).
@@ -433,6 +433,9 @@ class TrainConfig:
         validation decides (best weights, patience, plateau, target) is decided where the next one
         is due, at the same step on all ranks whenever it was ready; only the end of a stage or of
         the run waits for its own. 0 = all processes stop training to validate.
+    evaluate_beside
+        The one process validates a copy of the weights in a thread while training goes on, on a GPU
+        on a stream of its own; decided as with ``evaluation_ranks``.
     threads
         CPU threads of torch; None = as the checkpoint says, for a new run one for each 32 atoms or
         nodes of a batch, but no more than usable cores or OMP_NUM_THREADS.
@@ -477,6 +480,7 @@ class TrainConfig:
     patience: int | None = None
     evaluate_every: int = 1
     evaluation_ranks: int = 0
+    evaluate_beside: bool = False
     threads: int | None = None
     affinity: bool = True
     explode_factor: float | None = 1e4
@@ -501,6 +505,10 @@ class TrainConfig:
             _expect(value is None or value >= 1, f"train.{name}", "1 or more", value)
         ranks = self.evaluation_ranks
         _expect(ranks >= 0, "train.evaluation_ranks", "0 or more", ranks)
+        if ranks and self.evaluate_beside:
+            raise ConfigError(
+                "train.evaluate_beside: is for one process; leave it out, or train.evaluation_ranks"
+            )
         factor, minutes = self.explode_factor, self.timeout_minutes
         _expect(factor is None or factor > 1, "train.explode_factor", "more than 1", factor)
         _expect(minutes > 0, "train.timeout_minutes", "more than 0", minutes)

@@ -91,7 +91,7 @@ class TrainState:
     gradient_sums
         What sums the gradients that the optimiser takes over ranks; made in the first step.
     generators : random number generators of the run's own, in the same state on all ranks
-    pending : weights that are being validated beside training, on the host of rank 0
+    pending : weights that are being validated beside training, a copy on rank 0
     """
 
     model: nn.Module

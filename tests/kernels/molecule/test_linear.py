@@ -136,6 +136,22 @@ def test_blocks_of_rounded_weights_may_be_nested():
         assert not rounded(inner, HALF).any()
 
 
+def test_blocks_of_two_threads_may_overlap():
+    from bevatron.kernels.molecule.linear.rounding import round_all, rounded
+
+    one, other = draw(4, 3), draw(2, 5, seed=3)
+    copy = other.to(HALF)
+    blocks = round_all([one], HALF), round_all([other], HALF)
+    for block in blocks:
+        block.__enter__()
+    one.zero_()
+    other.zero_()
+    blocks[0].__exit__(None, None, None)
+    assert torch.equal(rounded(other, HALF), copy)
+    blocks[1].__exit__(None, None, None)
+    assert not rounded(one, HALF).any()
+
+
 def test_wrong_shapes_are_refused():
     with pytest.raises((ValueError, TypeError), match=r"linear|weight"):
         linear(torch.zeros(3, 4), torch.zeros(2, 5))

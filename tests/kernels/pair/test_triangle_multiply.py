@@ -1,5 +1,6 @@
 """The triangle multiplication: the reference everywhere, the kernels interpreted or compiled."""
 
+from functools import partial
 from unittest.mock import Mock
 
 import numpy as np
@@ -11,6 +12,8 @@ from bevatron.kernels import triangle_multiply, use
 from bevatron.kernels.pair.triangle_multiply.tiles import MEASURED, replaced
 from bevatron.kernels.shared.tiles import Tiles
 from bevatron.testing import Tolerance, assert_close, check_op
+from half_precision import check_no_worse
+from replayed import captured
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
@@ -236,28 +239,15 @@ def test_edges_that_do_not_exist_change_nothing():
 def test_sixteen_bits_are_no_worse_than_the_reference(outgoing):
     inputs = make(64 if GPU else 20, 64 if GPU else 32, 64 if GPU else 32, BIASES, dtype=HALF)
     mask = inputs.pop("mask")
-    cotangent = torch.randn(inputs["z"].shape).to(DEVICE, HALF)
-
-    def run(choice, tensors):
-        leaves = {name: value.detach().requires_grad_() for name, value in tensors.items()}
-        with use(triangle_multiply=choice):
-            y = triangle_multiply(**leaves, mask=mask, outgoing=outgoing)
-            found = torch.autograd.grad(y, list(leaves.values()), cotangent.to(y.dtype))
-        return dict(zip(("y", *leaves), (y, *found), strict=True))
-
-    exact = run("reference", {name: value.double() for name, value in inputs.items()})
-    plain, ours = run("reference", inputs), run("triton", inputs)
-    for name, value in exact.items():
-        error, theirs = ((t[name].double() - value).abs().mean() for t in (ours, plain))
-        # The mean over a vector of weights is one over few numbers.
-        limit = 1.1 if value.numel() > 1000 else 1.5
-        assert error <= limit * theirs, f"{name}: mean error {error}, plain PyTorch {theirs}"
+    check_no_worse(
+        "triangle_multiply", partial(triangle_multiply, mask=mask, outgoing=outgoing), inputs
+    )
 
 
 @pytest.mark.parametrize("length", [16, 13])
 def test_rounding_a_channel_that_hardly_varies_does_not_add_up_over_rows(length, small_blocks):
     """Rounded as it is, every row would be off by the same."""
-    from bevatron.kernels.pair.triangle_multiply.triton_launch import LayerSums, Pair, padded
+    from bevatron.kernels.pair.triangle_multiply.triton_launch import padded, prepare
 
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(32, 1, 1, 1, generator=generator).repeat(1, 1, length, padded(length))
@@ -267,9 +257,11 @@ def test_rounding_a_channel_that_hardly_varies_does_not_add_up_over_rows(length,
     rows = x[..., :length].flatten(1).float()
     mean, deviation = rows.mean(0), rows.std(0, correction=0)
     z = torch.zeros(length, length, 32, device=DEVICE, dtype=HALF)
-    sums = LayerSums.of(Pair.of(z, torch.ones(32, device=DEVICE)), 32, of_x=True)
+    one = torch.ones(32, device=DEVICE)
+    _, launches = prepare(z, None, one, None, None, 1e-5, False)
     statistics = torch.stack([mean, 1 / deviation])
-    found = sums(d, x, statistics).sum(0)[: 32 * 32].reshape(32, 32)
+    sums, _ = launches.of_output((d, x, statistics), (torch.zeros_like(z), z, statistics))
+    found = sums.sum(0)[: 32 * 32].reshape(32, 32)
     exact = d[..., :length].flatten(1).double() @ ((rows - mean) / deviation).double().T
     off = (found - exact).abs().amax(0) / exact.abs().amax(0)
     assert off.max() < torch.finfo(HALF).eps / 16
@@ -284,7 +276,7 @@ def test_three_channel_first_pairs_and_four_numbers_per_edge_are_kept():
     with hooks, use(triangle_multiply="triton"):
         triangle_multiply(**inputs, mask=mask)
     given = {value.data_ptr() for value in (*inputs.values(), mask)}
-    weights = 4 * 24 * 16  # those of a and b, packed
+    weights = (4 * 24 + 24 + 16) * 16  # one after another
     assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 64 * (3 * 24 + 4) + weights
 
 
@@ -332,10 +324,9 @@ def test_the_custom_operators_are_well_formed():
 
     inputs = make(8, 8, 4)  # without padding, whose content is anything
     del inputs["mask"]
-    z, n1w, n1b, *rest = (value.requires_grad_() for value in inputs.values())
-    joint = torch.cat(rest[:4]).detach().requires_grad_()
+    z, *rest = (value.requires_grad_() for value in inputs.values())
     biases = [torch.randn(16, device=DEVICE), torch.randn(16, device=DEVICE)]
-    arguments = [z, torch.ones(8, 8, device=DEVICE), n1w, n1b, joint, biases[0], *rest[4:]]
+    arguments = [z, torch.ones(8, 8, device=DEVICE), *rest[:6], biases[0], *rest[6:]]
     torch.library.opcheck(multiply.op, (*arguments, biases[1], True, 1e-5, True))
 
 
@@ -350,16 +341,10 @@ def test_a_cuda_graph_gives_the_same_bits():
         return [y.detach(), *torch.autograd.grad(y, leaves, torch.ones_like(y))]
 
     expected = [tensor.clone() for tensor in step()]
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, found = captured(step)
     graph.replay()
     torch.cuda.synchronize()
-    assert all(map(torch.equal, expected, captured))
+    assert all(map(torch.equal, expected, found))
 
 
 @ON_GPU

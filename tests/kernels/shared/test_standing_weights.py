@@ -1,5 +1,7 @@
 """Weights that stand still are rounded and joined once; all others each time."""
 
+import threading
+
 import torch
 
 from bevatron.kernels.shared.standing_weights import once, standing_weights
@@ -59,3 +61,18 @@ def test_memory_of_a_weight_that_is_gone_is_not_taken_for_another():
     with standing_weights(), torch.no_grad():
         for number in range(50):
             assert float(made(torch.full((100,), float(number)))[0]) == number
+
+
+def test_another_thread_keeps_nothing():
+    """Weights change there, as where one model is validated while another trains."""
+    weight, found = torch.ones(3), []
+
+    def work():
+        with torch.no_grad():
+            found.extend([made(weight), made(weight)])
+
+    with standing_weights():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert found[0] is not found[1]

@@ -73,7 +73,7 @@ def test_points_in_the_product_equal_their_distances(
     read = mask if mask.any() or dtype == torch.float64 else torch.zeros_like(mask)
     cotangent = torch.randn(*shape, WIDTHS[0]).double() * read[..., None]
     results = []
-    for compute, kind in ((as_written, torch.float64), (fused, dtype)):
+    for compute, kind in ((as_written, torch.float64), (fused, dtype), (as_written, dtype)):
         module.to(kind)
         given = [x.to(kind).requires_grad_() for x in inputs]
         found = compute(module, *given, mask)
@@ -81,8 +81,12 @@ def test_points_in_the_product_equal_their_distances(
         gradients = torch.autograd.grad(found, wanted, cotangent.to(kind))
         results.append([(found * read[..., None]).detach(), *gradients])
         module.double()
-    largest = max(float(x.abs().max()) for x in results[0][1:])
-    for exact, found in zip(*results, strict=True):
-        scale = max(float(exact.abs().max()), 1e-3 * largest)
-        bound = 1e-10 if dtype == torch.float64 else 3e-5
-        torch.testing.assert_close(found.double(), exact, rtol=0, atol=bound * scale)
+    # Coordinates of 1000 Å lose digits in any formula, and terms that cancel leave the rounding of
+    # their own size: what the algorithm loses in the same type is allowed twice.
+    largest = max(float(x.abs().max()) for x in results[0])
+    rounding = {torch.float64: 1e-10, torch.float32: 16 * torch.finfo(torch.float32).eps}[dtype]
+    for exact, found, written in zip(*results, strict=True):
+        lost = float((written - exact).abs().max())
+        torch.testing.assert_close(
+            found.double(), exact, rtol=0, atol=2 * lost + rounding * largest
+        )

@@ -231,7 +231,7 @@ class _Wiring:
                 f"an argument ({', '.join(places)}) nor a result ({', '.join(op.outputs)})"
             )
         self._formula, self._unpack = formula, unpack
-        self._of = [places[name] for name in of]
+        self._of, self._count = [places[name] for name in of], len(places)
         self._lists = [places[name] for name, kind in kinds.items() if kind == "list"]
         # Places in `of` of the gradients that the formula leaves out where they are not used.
         asked = range(len(of)) if NEEDS in wanted else map(of.index, asks.values())
@@ -259,29 +259,34 @@ class _Wiring:
         for place in self._inputs["list"]:
             kept += inputs[place]
         ctx.save_for_backward(*kept)
-        ctx.values = [inputs[place] for place in self._inputs["value"]]
-        ctx.lengths = [len(inputs[place]) for place in self._inputs["list"]]
-        ctx.of_lists = [(place, len(inputs[place])) for place in self._lists]
-        ctx.count = len(inputs)
+        # What is set here and not taken costs each call host time.
+        if self._inputs["value"]:
+            ctx.values = [inputs[place] for place in self._inputs["value"]]
+        if self._lists:
+            ctx.lengths = [len(inputs[place]) for place in self._inputs["list"]]
+            ctx.of_lists = [(place, len(inputs[place])) for place in self._lists]
+        if self._asked:
+            ctx.tensors = [
+                sum(isinstance(each, Tensor) for each in inputs[: self._of[asked]])
+                for asked in self._asked
+            ]
         ctx.is_given = [inputs[place] is not None for place in self._of]
-        ctx.tensors = [
-            sum(isinstance(each, Tensor) for each in inputs[: self._of[asked]])
-            for asked in self._asked
-        ]
         ctx.set_materialize_grads(False)
         if several and len(output) > self._num_gradients:
             ctx.mark_non_differentiable(*output[self._num_gradients :])
 
     def backward(self, ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         """Call the formula and put its gradients in the places of their arguments."""
-        placed: list[Any] = [None] * ctx.count
-        for place, length in ctx.of_lists:
-            placed[place] = [None] * length
+        placed: list[Any] = [None] * self._count
+        if self._lists:
+            for place, length in ctx.of_lists:
+                placed[place] = [None] * length
         grads = grads[: self._num_gradients]
         needs = list(ctx.is_given)
-        for asked, tensor in zip(self._asked, ctx.tensors, strict=True):
-            required = needs[asked] and ctx.needs_input_grad[self._of[asked]]
-            needs[asked] = required and _is_used(ctx, tensor)
+        if self._asked:
+            for asked, tensor in zip(self._asked, ctx.tensors, strict=True):
+                required = needs[asked] and ctx.needs_input_grad[self._of[asked]]
+                needs[asked] = required and _is_used(ctx, tensor)
         if not any(needs) or all(grad is None for grad in grads):
             return tuple(placed)
         found = self._formula(*grads, *self._take(ctx, needs))
@@ -300,14 +305,15 @@ class _Wiring:
         results = len(self._inputs["tensor"])
         first = results + len(self._results)
         lists = []
-        for length in ctx.lengths:
-            lists.append(list(saved[first : first + length]))
-            first += length
+        if self._lists:
+            for length in ctx.lengths:
+                lists.append(list(saved[first : first + length]))
+                first += length
         sources = {
             "tensor": saved,
             "result": saved[results:],
             "list": lists,
-            "value": ctx.values,
+            "value": ctx.values if self._inputs["value"] else (),
             "asked": needs,
             NEEDS: [needs],
         }
@@ -337,7 +343,9 @@ def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
-        first = next(each for each in arguments if isinstance(each, Tensor))
+        first = arguments[0]
+        if not isinstance(first, Tensor):
+            first = next(each for each in arguments if isinstance(each, Tensor))
         with on_device(first):
             return function(*arguments)
 
@@ -359,7 +367,9 @@ def _function_class(
 
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         found = formula(ctx, *grads)
-        return tuple(None if isinstance(each, list) else each for each in found)
+        if list in map(type, found):
+            return tuple(None if isinstance(each, list) else each for each in found)
+        return found
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(f"bevatron::{name}", (torch.autograd.Function,), methods)

@@ -4,13 +4,21 @@ Operators round weights to the type of the rows and concatenate those of the sam
 same weights are used again and again without gradients that is most of the launches.
 """
 
+import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-_kept: dict[Hashable, tuple[Tensor, tuple[Tensor | None, ...]]] | None = None
+
+class _Kept(threading.local):
+    """What one thread keeps: weights that stand still in one may change in another."""
+
+    made: dict[Hashable, tuple[Tensor, tuple[Tensor | None, ...]]] | None = None
+
+
+_kept = _Kept()
 
 
 @contextmanager
@@ -24,12 +32,12 @@ def standing_weights() -> Iterator[None]:
     ...     once(weight.double, weight) is once(weight.double, weight)
     True
     """
-    global _kept  # noqa: PLW0603  the one place where they are kept
-    before, _kept = _kept, {} if _kept is None else _kept
+    before = _kept.made
+    _kept.made = {} if before is None else before
     try:
         yield
     finally:
-        _kept = before
+        _kept.made = before
 
 
 def once(make: Callable[[], Tensor], *weights: Tensor | None, to: Hashable = None) -> Tensor:
@@ -41,14 +49,15 @@ def once(make: Callable[[], Tensor], *weights: Tensor | None, to: Hashable = Non
     weights : all that it is made of
     to : tells apart what the same function makes of the same weights, such as a type
     """
-    if _kept is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or _kept.made is None:
         return make()
+    kept = _kept.made
     made_by = getattr(make, "__code__", getattr(make, "__qualname__", None))
     key = (made_by, to, *(None if w is None else _name(w) for w in weights))
-    if key not in _kept:
+    if key not in kept:
         # With the weights: memory that is freed could become that of others.
-        _kept[key] = make(), weights
-    return _kept[key][0]
+        kept[key] = make(), weights
+    return kept[key][0]
 
 
 def storage_of(tensor: Tensor) -> int:

@@ -98,8 +98,8 @@ def finish_normed_layer(
 
 
 @triton.jit
-def finish_layer_kernel(
-    Parts, Weight, NormWeight, NormBias, DWeight, DBias, Shares, parts,
+def finish_layer(
+    Parts, Weight, NormWeight, NormBias, DWeight, DBias, Shares, parts, h,
     K: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
     HAS_NORM_WEIGHT: tl.constexpr, HAS_NORM_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +108,7 @@ def finish_layer_kernel(
     With X = sum d xhat^T and s = sum d, W the layer's weight, w and b the norm's: dW = X w + s b,
     ds = s, and dw = sum_h W_h X_h, db = sum_h W_h s_h, whose terms go to Shares.
     """
-    h, c = tl.program_id(0), tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     of_c = c < C
     total = tl.zeros([BLOCK, BLOCK_C], tl.float32)
     sums = tl.zeros([BLOCK], tl.float32)
@@ -134,6 +134,19 @@ def finish_layer_kernel(
 
 
 @triton.jit
+def finish_layer_kernel(
+    Parts, Weight, NormWeight, NormBias, DWeight, DBias, Shares, parts,
+    K: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    HAS_NORM_WEIGHT: tl.constexpr, HAS_NORM_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Finish a layer, of which a program takes a channel; see `finish_layer`."""
+    finish_layer(
+        Parts, Weight, NormWeight, NormBias, DWeight, DBias, Shares, parts, tl.program_id(0),
+        K, C, BLOCK, BLOCK_C, HAS_NORM_WEIGHT, HAS_NORM_BIAS, HAS_BIAS,
+    )  # fmt: skip
+
+
+@triton.jit
 def add_shares_kernel(
     Parts, Out, parts, width, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr
 ):
@@ -149,21 +162,28 @@ def add_shares_kernel(
 
 
 @triton.jit
-def sum_kernel(
-    Parts, DWeight, DBias, parts, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
-):  # fmt: skip
-    """Sum the partial gradients of BLOCK_C channels of dweight (program_id(1) = 0) or dbias (1)."""
+def sum_shares(
+    Parts, Out, parts, which, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr
+):
+    """Add the shares [parts, 2, C] of BLOCK_C channels of a weight's gradient, or a bias's (1)."""
     col = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    which = tl.program_id(1)
     total = tl.zeros([BLOCK, BLOCK_C], tl.float32)
     for first in range(0, parts, BLOCK):
         part = first + tl.arange(0, BLOCK)
         at = Parts + (part * 2 + which)[:, None] * C + col[None, :]
         # [BLOCK, BLOCK_C]
         total += tl.load(at, mask=(part < parts)[:, None] & (col < C)[None, :], other=0.0)
-    summed = tl.sum(total, 0)  # [BLOCK_C]
+    tl.store(Out + col, tl.sum(total, 0).to(Out.dtype.element_ty), mask=col < C)  # [BLOCK_C]
+
+
+@triton.jit
+def sum_kernel(
+    Parts, DWeight, DBias, parts, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Sum the partial gradients of BLOCK_C channels of dweight (program_id(1) = 0) or dbias (1)."""
+    which = tl.program_id(1)
     if HAS_WEIGHT and which == 0:
-        tl.store(DWeight + col, summed.to(DWeight.dtype.element_ty), mask=col < C)
+        sum_shares(Parts, DWeight, parts, 0, C, BLOCK, BLOCK_C)
     if HAS_BIAS and which == 1:
-        tl.store(DBias + col, summed.to(DBias.dtype.element_ty), mask=col < C)
+        sum_shares(Parts, DBias, parts, 1, C, BLOCK, BLOCK_C)

@@ -6,6 +6,7 @@ fixed memory, never ask the device for a number and always do the same.
 """
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -16,6 +17,10 @@ from bevatron.data.processes import own_cpus
 from bevatron.errors import BevatronError
 
 Work = Callable[[], None]
+
+alone = threading.RLock()
+"""Held while work is rehearsed or captured: launches of other threads would be left out, or refused
+because they wait for the device. Such a thread holds it while it launches."""
 
 
 class NotCapturableError(BevatronError):
@@ -59,7 +64,7 @@ class GraphPool:
         from bevatron.kernels.shared import triton_compile
 
         # Nodes of autograd that outlive the work keep the stream that they were made on.
-        with torch.cuda.stream(self._stream), same_draws(self.device):
+        with alone, torch.cuda.stream(self._stream), same_draws(self.device):
             triton_compile.compile_ahead(work, own_cpus(), say)
 
     def capture(self, work: Work, warm_up: Work | None = None) -> Work:
@@ -79,7 +84,7 @@ class GraphPool:
         """
         if not self._on_gpu:
             return work
-        with same_draws(self.device):
+        with alone, same_draws(self.device):
             return self._capture(work, warm_up or work)
 
     def _capture(self, work: Work, warm_up: Work) -> Work:

@@ -50,16 +50,18 @@ def rounded_together(parameters: Iterable[Tensor]) -> Iterator[None]:
 @contextmanager
 def round_all(parameters: list[Tensor], dtype: torch.dtype) -> Iterator[None]:
     """Round contiguous parameters to a type; nested blocks see the inner one's."""
-    before = dict(_copies)
+    places = [storage_of(p) for p in parameters]
+    before = {place: _copies[place] for place in places if place in _copies}
     sizes = [-(-p.numel() // 8) * 8 for p in parameters]  # every copy begins at 16 bytes
     flat = parameters[0].new_empty(sum(sizes), dtype=dtype)
     parts = [part[: p.numel()].view(p.shape) for part, p in zip(flat.split(sizes), parameters)]  # noqa: B905
     torch._foreach_copy_(parts, parameters)
-    _copies.update(zip((storage_of(p) for p in parameters), parts, strict=True))
+    _copies.update(zip(places, parts, strict=True))
     try:
         yield
     finally:
-        _copies.clear()
+        for place in places:  # another thread may have those of another model there
+            _copies.pop(place, None)
         _copies.update(before)
 
 

@@ -17,8 +17,6 @@ from bevatron.kernels.pair.triangle_multiply.triton_launch import (
     LARGEST_WIDTH,
     Multiplication,
     padded,
-    round_weights,
-    rounds,
 )
 from bevatron.kernels.shared.autograd import empty_gradients, needs_grad
 from bevatron.kernels.shared.custom_op import custom_op
@@ -26,6 +24,10 @@ from bevatron.kernels.shared.launch import on_device
 
 Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Ten = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+WITH_GRADIENTS = (
+    "z norm_in_weight norm_in_bias a_weight a_gate_weight b_weight b_gate_weight joint_bias "
+    "norm_out_weight norm_out_bias out_weight gate_weight out_bias"
+)
 
 
 def triangle_multiply(
@@ -58,12 +60,14 @@ def triangle_multiply(
             f"triangle_multiply: {width} channels do not fit the registers of the Triton kernels, "
             f"which take up to {LARGEST_WIDTH}; use('reference') takes any"
         )
-    joint = torch.cat([a_weight, a_gate_weight, b_weight, b_gate_weight])
+    joint = [a_weight, a_gate_weight, b_weight, b_gate_weight]
+    if len({weight.dtype for weight in joint}) > 1:  # their gradients lie in one tensor
+        joint = [weight.float() for weight in joint]
     joint_bias = _joint((a_bias, a_gate_bias, b_bias, b_gate_bias), norm_out_bias)
     out_biases = _joint((out_bias, out_gate_bias), norm_in_bias)
     given = (
         *(z, None if mask is None else mask.detach(), norm_in_weight, norm_in_bias),
-        *(joint, joint_bias, norm_out_weight, norm_out_bias, out_weight, out_gate_weight),
+        *(*joint, joint_bias, norm_out_weight, norm_out_bias, out_weight, out_gate_weight),
         out_biases,
     )
     keeps = needs_grad(*given)
@@ -76,32 +80,31 @@ def triangle_multiply(
 
 def _new_outputs(
     z: Tensor,
-    joint_weight: Tensor,
-    norm_out_weight: Tensor,
+    a_weight: Tensor,
     out_weight: Tensor,
     gate_weight: Tensor,
     keeps: bool,
 ) -> Five:
     R, N = z.shape[-3:-1]
-    matrices = norm_out_weight.shape[0] * z.shape[:-3].numel()
+    matrices = len(a_weight) * z.shape[:-3].numel()
+    y = torch.empty_like(z, memory_format=torch.contiguous_format)
+    x = z.new_empty((matrices, R, padded(N)))
     ab = z.new_empty((2 * matrices if keeps else 0, R, padded(N)))
     statistics = z.new_empty((4, z.shape[:-1].numel()), dtype=torch.float32)
-    weights = joint_weight, out_weight, gate_weight
-    rounded = z.new_empty(sum(w.numel() for w in weights) if rounds(z, *weights) else 0)
-    return z.new_empty(z.shape), z.new_empty((matrices, R, padded(N))), ab, statistics, rounded
+    rounded = z.new_empty(4 * a_weight.numel() + out_weight.numel() + gate_weight.numel())
+    return y, x, ab, statistics, rounded
 
 
-@custom_op(
-    "triangle_multiply",
-    outputs="y x ab statistics rounded",
-    fake=_new_outputs,
-)
+@custom_op("triangle_multiply", outputs="y x ab statistics rounded", fake=_new_outputs)
 def multiply(
     z: Tensor,
     mask: Tensor | None,
     norm_in_weight: Tensor,
     norm_in_bias: Tensor,
-    joint_weight: Tensor,
+    a_weight: Tensor,
+    a_gate_weight: Tensor,
+    b_weight: Tensor,
+    b_gate_weight: Tensor,
     joint_bias: Tensor | None,
     norm_out_weight: Tensor,
     norm_out_bias: Tensor,
@@ -115,13 +118,13 @@ def multiply(
     """Return the result and what the backward pass takes.
 
     The contraction [H batch, N, N padded]; a and b, [2 H batch, N, N padded], if a backward pass is
-    to come; the statistics [4, M]; the matrices in the type of z, if theirs is another.
-    ``joint_weight`` is [4 H, C], of a, its gates, b and its gates, ``out_bias`` [2 C], of result
-    and gate.
+    to come; the statistics [4, M]; the matrices one after another, in the type of z.
+    ``joint_bias`` is [4 H], of a, its gates, b and its gates, ``out_bias`` [2 C], of result and
+    gate.
     """
     return _multiply(
-        *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
-        *(norm_out_bias, out_weight, gate_weight, out_bias),
+        *(z, mask, norm_in_weight, norm_in_bias, a_weight, a_gate_weight, b_weight, b_gate_weight),
+        *(joint_bias, norm_out_weight, norm_out_bias, out_weight, gate_weight, out_bias),
         eps=eps,
         keeps=keeps,
         contraction=_Products(),
@@ -134,7 +137,10 @@ def _multiply(
     mask: Tensor | None,
     norm_in_weight: Tensor,
     norm_in_bias: Tensor,
-    joint_weight: Tensor,
+    a_weight: Tensor,
+    a_gate_weight: Tensor,
+    b_weight: Tensor,
+    b_gate_weight: Tensor,
     joint_bias: Tensor | None,
     norm_out_weight: Tensor,
     norm_out_bias: Tensor,
@@ -148,13 +154,11 @@ def _multiply(
     outgoing: bool,
 ) -> tuple[Five, Sequence[Tensor]]:
     """Return what `multiply` does, and what the contraction keeps."""
-    weights = joint_weight, norm_out_weight, out_weight, gate_weight
-    y, x, ab, statistics, rounded = found = _new_outputs(z, *weights, keeps)
-    round_weights(joint_weight, out_weight, gate_weight, rounded)
-    run = Multiplication(
-        *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
-        *(norm_out_bias, out_weight, gate_weight, out_bias, rounded, eps),
-    )
+    found = _new_outputs(z, a_weight, out_weight, gate_weight, keeps)
+    y, x, ab, statistics, rounded = found
+    norms = (norm_in_weight, norm_in_bias), (norm_out_weight, norm_out_bias)
+    run = Multiplication(z, mask, norms[0], joint_bias, norms[1], out_bias, rounded, eps)
+    run.round_weights(a_weight, a_gate_weight, b_weight, b_gate_weight, out_weight, gate_weight)
     # Without rows too: a contraction may meet those of other processes.
     pair, of_rows = run.pair, statistics.unbind()
     made = ab if keeps else pair.planes(z, 2 * pair.H)
@@ -166,17 +170,39 @@ def _multiply(
     return found, kept if keeps else ()
 
 
-@multiply.backward(
-    "z norm_in_weight norm_in_bias joint_weight joint_bias norm_out_weight norm_out_bias "
-    "out_weight gate_weight out_bias"
-)
+def _new_gradients(
+    z: Tensor,
+    norm_in_weight: Tensor,
+    norm_in_bias: Tensor,
+    a_weight: Tensor,
+    joint_bias: Tensor | None,
+    norm_out_weight: Tensor,
+    norm_out_bias: Tensor,
+    out_weight: Tensor,
+    gate_weight: Tensor,
+    out_bias: Tensor | None,
+) -> Ten:
+    H, C = a_weight.shape
+    behind = norm_out_weight, norm_out_bias, out_weight, gate_weight, out_bias
+    dz, dweight, dbias, *rest = empty_gradients(
+        z, z, norm_in_weight, norm_in_bias, joint_bias, *behind
+    )
+    return cast("Ten", (dz, dweight, dbias, a_weight.new_empty(4 * H, C), *rest))
+
+
+def _of_each(dz: Tensor, dweight: Tensor, dbias: Tensor, djoint: Tensor, *rest: Tensor) -> Any:
+    """Cut the joint weight's gradient, as `WITH_GRADIENTS` has it."""
+    return dz, dweight, dbias, *djoint.chunk(4), *rest
+
+
+@multiply.backward(WITH_GRADIENTS, fake=_new_gradients, unpack=_of_each)
 def multiply_backward(
     dy: Tensor,
     z: Tensor,
     mask: Tensor | None,
     norm_in_weight: Tensor,
     norm_in_bias: Tensor,
-    joint_weight: Tensor,
+    a_weight: Tensor,
     joint_bias: Tensor | None,
     norm_out_weight: Tensor,
     norm_out_bias: Tensor,
@@ -189,10 +215,13 @@ def multiply_backward(
     rounded: Tensor,
     outgoing: bool,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of all tensors but the mask, without elements for biases not given."""
+) -> Ten:
+    """Return gradients of all tensors but the mask, without elements for biases not given.
+
+    Those of the weights of a, its gates, b and its gates are one, [4 H, C].
+    """
     return _multiply_backward(
-        *(dy, z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
+        *(dy, z, mask, norm_in_weight, norm_in_bias, a_weight, joint_bias, norm_out_weight),
         *(norm_out_bias, out_weight, gate_weight, out_bias, x, ab, statistics, rounded),
         eps=eps,
         contraction=_Products(),
@@ -206,7 +235,7 @@ def _multiply_backward(
     mask: Tensor | None,
     norm_in_weight: Tensor,
     norm_in_bias: Tensor,
-    joint_weight: Tensor,
+    a_weight: Tensor,
     joint_bias: Tensor | None,
     norm_out_weight: Tensor,
     norm_out_bias: Tensor,
@@ -229,14 +258,11 @@ def _multiply_backward(
     gates lie in all four. The first two are spare until a contraction writes, which may receive
     into the third before that.
     """
+    norms = (norm_in_weight, norm_in_bias), (norm_out_weight, norm_out_bias)
     found = _new_gradients(
-        *(z, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
-        *(norm_out_bias, out_weight, gate_weight, out_bias),
+        *(z, *norms[0], a_weight, joint_bias, *norms[1], out_weight, gate_weight, out_bias)
     )
-    run = Multiplication(
-        *(z, mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
-        *(norm_out_bias, out_weight, gate_weight, out_bias, rounded, eps),
-    )
+    run = Multiplication(z, mask, norms[0], joint_bias, norms[1], out_bias, rounded, eps)
     pair, of_rows, dz = run.pair, statistics.unbind(), found[0]
     C, H = pair.C, pair.H
     d = pair.planes(z, 4 * H)
@@ -244,14 +270,14 @@ def _multiply_backward(
     spare = d if C <= 2 * H else pair.planes(z, C)
     run.output_input_backward(dy.contiguous(), x, of_rows, dx, dz, spare)
     dx, a, b, da, db = (pair.matrices(planes) for planes in (dx, a, b, da, db))
-    shares: list[Tensor] = []
+    shares: list[tuple[Tensor, Tensor]] = []
 
     def weigh_output() -> None:
-        shares.append(run.weigh_output(x, of_rows, dz, spare, found[5:]))
+        shares.append(run.weigh_output(x, of_rows, dz, spare, found[7:]))
 
     contraction.contract_backward(dx, a, b, kept, da, db, outgoing, weigh_output)
     del spare
-    run.project_backward(d, of_rows[:2], dz, shares[0], found[1:5])
+    run.project_backward(d, of_rows[:2], dz, shares[0], found[1:3], *found[3:5], found[5:7])
     return found
 
 
@@ -297,7 +323,7 @@ class _Contracted(torch.autograd.Function):
         ctx.how = {"eps": eps, "contraction": contraction, "outgoing": outgoing}
         with on_device(given[0]):
             (y, *made), kept = _multiply(*given, keeps=keeps, **ctx.how)
-        ctx.save_for_backward(*given, *made, *kept)
+        ctx.save_for_backward(*given[:5], *given[8:], *made, *kept)
         return y
 
     @staticmethod
@@ -305,8 +331,9 @@ class _Contracted(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         given = ctx.saved_tensors
         with on_device(dy):
-            dz, *rest = _multiply_backward(dy, *given, **ctx.how)
-        weights = [None if w is None else dw for dw, w in zip(rest, given[2:], strict=False)]
+            dz, *of_weights = _of_each(*_multiply_backward(dy, *given, **ctx.how))
+        is_given = ctx.needs_input_grad[6:]
+        weights = [dw if each else None for dw, each in zip(of_weights, is_given, strict=True)]
         return None, None, None, None, dz, None, *weights
 
 
@@ -315,7 +342,3 @@ def _joint(biases: tuple[Tensor | None, ...], like: Tensor) -> Tensor | None:
     if all(bias is None for bias in biases):
         return None
     return torch.cat([torch.zeros_like(like) if bias is None else bias for bias in biases])
-
-
-def _new_gradients(z: Tensor, *weights: Tensor | None) -> Ten:
-    return cast("Ten", tuple(empty_gradients(z, z, *weights)))

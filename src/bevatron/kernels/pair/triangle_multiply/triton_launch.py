@@ -16,16 +16,25 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     project_input_kernel,
     project_kernel,
 )
-from bevatron.kernels.pair.triangle_multiply.triton_weights import round_kernel, weight_kernel
-from bevatron.kernels.shared.launch import contiguous, num_sms
+from bevatron.kernels.pair.triangle_multiply.triton_weights import (
+    finish_output_kernel,
+    joint_kernel,
+    output_weights_kernel,
+    round_kernel,
+    sum_norms_kernel,
+)
+from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.layouts import per_layout
 from bevatron.kernels.shared.rows import as_rows
 from bevatron.kernels.shared.tiles import Tiles
-from bevatron.kernels.shared.triton_launch import Launch, launch
+from bevatron.kernels.shared.triton_launch import Launch
 from bevatron.kernels.shared.triton_math import allows_tf32
 from bevatron.kernels.shared.triton_partial_sums import (
-    finish_normed_layer,
-    sum_weight_and_bias_partials,
+    LAYER_BLOCK_C,
+    PAIR_BLOCK,
+    SUM_BLOCK,
+    SUM_BLOCK_C,
+    finish_layer_kernel,
 )
 
 LARGEST_WIDTH = 256
@@ -145,68 +154,67 @@ class Pair:
 
 @dataclass(frozen=True)
 class LayerSums:
-    """What computes the sums over rows from which the gradients of a linear layer follow.
+    """What computes the sums over rows from which the gradients of linear layers follow.
 
     Attributes
     ----------
     shares
-        Shape of the partial sums over rows that ``weigh`` leaves: of d xhat^T [channels C], and of
-        d [channels]. xhat are the rows normalised, without the norm's weight and bias.
+        Shape of the partial sums over rows of every layer: of d xhat^T [channels C], and of d
+        [channels]. xhat are the rows normalised, without the norm's weight and bias.
     weigh
         The launch.
     """
 
-    shares: tuple[int, int]
+    shares: tuple[tuple[int, int], ...]
     weigh: Launch
 
     @classmethod
     def of(
-        cls,
-        pair: Pair,
-        channels: int,
-        *,
-        of_x: bool = False,
-        d_rows: bool = False,
+        cls, pair: Pair, kernel: Any, channels: int, *widths: int, **constants: Any
     ) -> "LayerSums":
-        """Prepare it for a layer of the contraction (``of_x``) or of the pair.
-
-        ``d_rows``: the gradient of its result has rows like the pair.
-        """
-        tiles, C = pair.tiles("weight"), pair.H if of_x else pair.C
-        blocks = -(-channels // tiles.columns)
+        """Prepare it for layers with as many channels each, on rows of these widths."""
+        tiles = pair.tiles("weight")
+        blocks = len(widths) * -(-channels // tiles.columns)
         # Columns are dealt to as many programs as run at a time.
         most = max(1, tiles.per_sm * num_sms(pair.device) // blocks)
         columns = -(-pair.places[2] // (most * tiles.rows)) * tiles.rows
         parts = -(-pair.places[2] // columns) if columns else 0
         weigh = Launch(
-            weight_kernel,
+            kernel,
             (blocks, parts),
             (channels, columns, *pair.geometry, *pair.places),
             FULL=channels % tiles.columns == 0,
-            FROM_CHANNELS=of_x,
-            D_ROWS=d_rows,
-            **(pair.constants(tiles) | {"C": C, "C_PAD": pad(C)}),
+            **pair.constants(tiles),
+            **constants,
         )
-        return cls((parts, channels * (C + 1)), weigh)
+        return cls(tuple((parts, channels * (C + 1)) for C in widths), weigh)
 
-    def __call__(self, d: Tensor, rows: Tensor, statistics: Sequence[Tensor]) -> Tensor:
-        """Return partial sums over rows of the contraction or of the pair."""
-        shares = d.new_empty(self.shares, dtype=torch.float32)
-        self.weigh(d, rows, *statistics, shares)
-        return shares
+    def __call__(self, *layers: tuple[Tensor, Tensor, Sequence[Tensor]]) -> list[Tensor]:
+        """Return every layer's partial sums, of its gradients, rows and their statistics."""
+        parts = [
+            d.new_empty(shape, dtype=torch.float32)
+            for (d, _, _), shape in zip(layers, self.shares, strict=True)
+        ]
+        given = ((d, x, *known, to) for (d, x, known), to in zip(layers, parts, strict=True))
+        self.weigh(*(tensor for each in given for tensor in each))
+        return parts
 
 
 @dataclass(frozen=True)
 class Launches:
-    """All launches for a pair, in the order of the passes."""
+    """All launches for a pair, in the order of the passes; where its weights lie in one tensor."""
 
+    ends: tuple[int, int, int]
+    rounded: Launch
     project: Launch
     output: Launch
     output_input: Launch
     of_output: LayerSums
-    of_gate: LayerSums
+    finish_output: Launch
     project_input: Launch
     of_joint: LayerSums
+    finish_joint: Launch
+    sum_norms: Launch
 
 
 @per_layout
@@ -225,135 +233,113 @@ def prepare(
     with_eps = (*pair.geometry, eps, *pair.places)
     masked = {"HAS_BIAS": joint_bias is not None, "HAS_MASK": mask is not None, "H": H}
     of_out = {"HAS_BIAS": out_bias is not None, "H": H, "H_PAD": pad(H)}
+    ends = (4 * H * C, C * H, C * C)
+    of_output = LayerSums.of(pair, output_weights_kernel, C, H, C, H=H, H_PAD=pad(H))
+    of_joint = LayerSums.of(pair, joint_kernel, 4 * H, C)
 
     def held(name: str) -> dict[str, bool]:
         return {"HOLD": pair.tiles(name).hold}
 
+    def blocks(sums: LayerSums) -> dict[str, int]:
+        parts = sums.shares[0][0]
+        block = min(SUM_BLOCK, 1 << (parts - 1).bit_length())
+        return {"BLOCK": block, "BLOCK_C": LAYER_BLOCK_C, "num_warps": 8}
+
     return pair, Launches(
+        ends=ends,
+        rounded=Launch(
+            round_kernel, (-(-sum(ends) // ROUNDED),), (H * C, *ends[1:]), BLOCK=ROUNDED
+        ),
         project=pair.launch(project_kernel, "project", with_eps, **masked),
         output=pair.launch(output_kernel, "output", with_eps, **of_out, **held("output")),
         output_input=pair.launch(
             output_input_kernel, "output_input", numbers, **of_out, **held("output_input")
         ),
-        of_output=LayerSums.of(pair, C, of_x=True),
-        of_gate=LayerSums.of(pair, C, d_rows=True),
+        of_output=of_output,
+        finish_output=Launch(
+            finish_output_kernel,
+            (2 * C, -(-max(C, H) // LAYER_BLOCK_C)),
+            (of_output.shares[0][0],),
+            C=C,
+            H=H,
+            HAS_BIAS=out_bias is not None,
+            **blocks(of_output),
+        ),
         project_input=pair.launch(
             project_input_kernel, "project_input", numbers, **masked, **held("project_input")
         ),
-        of_joint=LayerSums.of(pair, 4 * H),
+        of_joint=of_joint,
+        finish_joint=Launch(
+            finish_layer_kernel,
+            (4 * H, -(-C // LAYER_BLOCK_C)),
+            (of_joint.shares[0][0],),
+            K=4 * H,
+            C=C,
+            HAS_NORM_WEIGHT=True,
+            HAS_NORM_BIAS=True,
+            HAS_BIAS=joint_bias is not None,
+            **blocks(of_joint),
+        ),
+        sum_norms=Launch(
+            sum_norms_kernel,
+            (-(-max(C, H) // SUM_BLOCK_C), 4),
+            C=C,
+            H=H,
+            BLOCK=min(PAIR_BLOCK, 1 << (C - 1).bit_length()),
+            BLOCK_IN=min(PAIR_BLOCK, 1 << (C + 4 * H - 1).bit_length()),
+            BLOCK_C=SUM_BLOCK_C,
+            num_warps=8,
+        ),
     )
-
-
-@dataclass(frozen=True)
-class Weights:
-    """All weights; matrices and biases in the type of the rows, contiguous."""
-
-    norm_in: tuple[Tensor, Tensor]
-    joint: Tensor
-    joint_bias: Tensor | None
-    norm_out: tuple[Tensor, Tensor]
-    out: Tensor
-    gate: Tensor
-    out_bias: Tensor | None
-
-    @classmethod
-    def of(
-        cls,
-        z: Tensor,
-        norm_in_weight: Tensor,
-        norm_in_bias: Tensor,
-        joint: Tensor,
-        joint_bias: Tensor | None,
-        norm_out_weight: Tensor,
-        norm_out_bias: Tensor,
-        out: Tensor,
-        gate: Tensor,
-        out_bias: Tensor | None,
-        rounded: Tensor,
-    ) -> "Weights":
-        """Prepare weights for rows like ``z``; ``rounded`` is of `round_weights`."""
-        matrices = [joint, out, gate]
-        if rounded.numel():
-            parts = rounded.split([matrix.numel() for matrix in matrices])
-            matrices = [a.view(b.shape) for a, b in zip(parts, matrices, strict=True)]
-        joint, out, gate = (matrix.contiguous() for matrix in matrices)
-        biases = (
-            None if bias is None else bias.to(z.dtype).contiguous()
-            for bias in (joint_bias, out_bias)
-        )
-        joint_bias, out_bias = biases
-        return cls(
-            (norm_in_weight.contiguous(), norm_in_bias.contiguous()),
-            joint,
-            joint_bias,
-            (norm_out_weight.contiguous(), norm_out_bias.contiguous()),
-            out,
-            gate,
-            out_bias,
-        )
-
-    def output(self, C: int) -> tuple[Tensor, ...]:
-        """Return what the output's kernels take."""
-        bias = self.out if self.out_bias is None else self.out_bias
-        gate_bias = bias if self.out_bias is None else bias[C:]
-        return *self.norm_out, *self.norm_in, self.out, self.gate, bias, gate_bias
-
-
-def rounds(z: Tensor, *matrices: Tensor) -> bool:
-    """Whether matrices are of another type than the rows."""
-    return any(matrix.dtype != z.dtype for matrix in matrices)
-
-
-def round_weights(joint: Tensor, out: Tensor, gate: Tensor, rounded: Tensor) -> None:
-    """Write the matrices one after another, in the type of ``rounded``; nothing if it is empty."""
-    if rounded.numel():
-        matrices = joint.contiguous(), out.contiguous(), gate.contiguous()
-        ends = joint.numel(), joint.numel() + out.numel(), rounded.numel()
-        grid = (-(-rounded.numel() // ROUNDED),)
-        launch(round_kernel, grid, (*matrices, rounded), ends, BLOCK=ROUNDED)
 
 
 class Multiplication:
     """A pair with its weights, and the launches of both passes.
 
-    The order of arguments is that of the operator; see `triton.multiply`.
+    Parameters
+    ----------
+    rounded
+        Room for the matrices, which `round_weights` writes there in the type of the pair.
     """
 
     def __init__(
         self,
         z: Tensor,
         mask: Tensor | None,
-        norm_in_weight: Tensor,
-        norm_in_bias: Tensor,
-        joint: Tensor,
+        norm_in: tuple[Tensor, Tensor],
         joint_bias: Tensor | None,
-        norm_out_weight: Tensor,
-        norm_out_bias: Tensor,
-        out: Tensor,
-        gate: Tensor,
+        norm_out: tuple[Tensor, Tensor],
         out_bias: Tensor | None,
         rounded: Tensor,
         eps: float,
     ) -> None:
         tf32 = z.dtype == torch.float32 and allows_tf32()
-        self.pair, self.launches = prepare(
-            z, mask, norm_out_weight, joint_bias, out_bias, eps, tf32
-        )
+        self.pair, self.launches = prepare(z, mask, norm_out[0], joint_bias, out_bias, eps, tf32)
         self.z = z if self.pair.is_readable else z.contiguous()
-        self.weights = Weights.of(
-            *(z, norm_in_weight, norm_in_bias, joint, joint_bias, norm_out_weight),
-            *(norm_out_bias, out, gate, out_bias, rounded),
-        )
-        self.mask = contiguous(mask)
+        self.mask = self.z if mask is None else mask.contiguous()
+        self.rounded = rounded
+        self.joint, self.out, self.gate = rounded.split(self.launches.ends)
+        self.norm_in = norm_in[0].contiguous(), norm_in[1].contiguous()
+        self.norm_out = norm_out[0].contiguous(), norm_out[1].contiguous()
+        biases = self.joint, self.out, self.out  # in place of those that are not given
+        if joint_bias is not None:
+            biases = joint_bias.to(z.dtype).contiguous(), *biases[1:]
+        if out_bias is not None:
+            biases = biases[0], *out_bias.to(z.dtype).contiguous().chunk(2)
+        self.joint_bias, *self.out_biases = biases
+
+    def round_weights(self, *matrices: Tensor) -> None:
+        """Write the matrices, of a, its gates, b, its gates, the output and its gate."""
+        self.launches.rounded(*(matrix.contiguous() for matrix in matrices), self.rounded)
 
     def project(self, ab: Tensor, statistics: Sequence[Tensor]) -> None:
         """Write a and b and the statistics of the pair's rows."""
-        self.launches.project(*self._projection(), ab, *statistics)
+        given = self.z, *self.norm_in, self.joint, self.joint_bias, self.mask
+        self.launches.project(*given, ab, *statistics)
 
     def output(self, x: Tensor, y: Tensor, statistics: Sequence[Tensor]) -> None:
         """Write the result and the statistics of the contraction's rows, the last two."""
-        weights = self.weights.output(self.pair.C)
-        self.launches.output(x, self.z, *weights, *statistics[2:], *statistics[:2], y)
+        self.launches.output(x, self.z, *self._output(), *statistics[2:], *statistics[:2], y)
 
     def output_input_backward(
         self,
@@ -368,8 +354,7 @@ class Multiplication:
 
         ``spare`` [C, ...] gets that of the output's linear layer.
         """
-        weights = self.weights.output(self.pair.C)
-        given = (dy, x, self.z, *weights, *statistics[2:], *statistics[:2])
+        given = dy, x, self.z, *self._output(), *statistics[2:], *statistics[:2]
         self.launches.output_input(*given, dx, dgate, spare)
 
     def weigh_output(
@@ -379,47 +364,49 @@ class Multiplication:
         dgate: Tensor,
         spare: Tensor,
         gradients: Sequence[Tensor],
-    ) -> Tensor:
-        """Write the gradients of the weights behind the contraction.
+    ) -> tuple[Tensor, Tensor]:
+        """Write the gradients behind the contraction: the output's and gate's weight, the biases.
 
-        ``gradients``: of the norm's weight and bias, the output's and the gate's weight, the
-        biases. Returns shares in the gradients of the pair's norm, the first C of which, the
-        gate's, are written.
+        Returns shares in the gradients of both norms: the output's, and the pair's, the first C of
+        which, the gate's, are written.
         """
-        *dnorm, dout, dgate_weight, dbias = gradients
-        C, weights, launches = self.pair.C, self.weights, self.launches
-        parts, norm = launches.of_output(spare, x, statistics[2:]), weights.norm_out
-        shares = parts.new_empty(C, 2, self.pair.H)
-        finish_normed_layer(parts, weights.out, *norm, dout, dbias[:C], shares)
-        sum_weight_and_bias_partials(shares, *norm, *dnorm)
-        parts, norm = launches.of_gate(dgate, self.z, statistics[:2]), weights.norm_in
-        shares = parts.new_empty(C + len(weights.joint), 2, C)
-        finish_normed_layer(parts, weights.gate, *norm, dgate_weight, dbias[C:], shares)
-        return shares
+        dout, dgate_weight, dbias = gradients
+        C, H, launches = self.pair.C, self.pair.H, self.launches
+        parts, of_gate = launches.of_output(
+            (spare, x, statistics[2:]), (dgate, self.z, statistics[:2])
+        )
+        shares = parts.new_empty(C, 2, H)
+        in_shares = parts.new_empty(C + 4 * H, 2, C)
+        launches.finish_output(
+            *(parts, self.out, *self.norm_out, dout, shares),
+            *(of_gate, self.gate, *self.norm_in, dgate_weight, in_shares, dbias),
+        )
+        return shares, in_shares
 
     def project_backward(
         self,
         d: Tensor,
         statistics: Sequence[Tensor],
         dz: Tensor,
-        shares: Tensor,
-        gradients: Sequence[Tensor],
+        shares: tuple[Tensor, Tensor],
+        dnorm_in: Sequence[Tensor],
+        djoint: Tensor,
+        djoint_bias: Tensor,
+        dnorm_out: Sequence[Tensor],
     ) -> None:
         """Turn the gradient of the gate's linear layer in ``dz`` into dz.
 
-        Write the other gradients too: of the norm's weight and bias, the joint weight and bias.
-        ``d`` [4 H, ...] holds the gradients of a (first quarter) and b (third); ``shares`` is what
+        Write the other gradients too: of the joint weight and bias, and of both norms. ``d``
+        [4 H, ...] holds the gradients of a (first quarter) and b (third); ``shares`` is what
         `weigh_output` returned.
         """
-        *dnorm, djoint, djoint_bias = gradients
-        weights = self.weights
-        self.launches.project_input(d, *self._projection(), weights.gate, *statistics, dz)
-        parts, norm = self.launches.of_joint(d, self.z, statistics), weights.norm_in
-        rest = shares[self.pair.C :]
-        finish_normed_layer(parts, weights.joint, *norm, djoint, djoint_bias, rest)
-        sum_weight_and_bias_partials(shares, *norm, *dnorm)
+        launches, (of_out, of_in) = self.launches, shares
+        given = self.z, *self.norm_in, self.joint, self.joint_bias, self.mask
+        launches.project_input(d, *given, self.gate, *statistics, dz)
+        (parts,) = launches.of_joint((d, self.z, statistics))
+        written = djoint, djoint_bias, of_in[self.pair.C :]
+        launches.finish_joint(parts, self.joint, *self.norm_in, *written)
+        launches.sum_norms(of_out, *dnorm_out, of_in, *dnorm_in)
 
-    def _projection(self) -> tuple[Tensor, ...]:
-        joint, bias = self.weights.joint, self.weights.joint_bias
-        mask = self.z if self.mask is None else self.mask
-        return self.z, *self.weights.norm_in, joint, joint if bias is None else bias, mask
+    def _output(self) -> tuple[Tensor, ...]:
+        return *self.norm_out, *self.norm_in, self.out, self.gate, *self.out_biases
