@@ -40,7 +40,7 @@ class RelativePositionEncoding(nn.Module):
         )
         offsets, same_entity, copies = self.linear.weight.T.split([2 * OFFSETS, 1, COPIES])
         table = torch.cat([offsets, copies[:-1] + same_entity, copies[-1:]])
-        encoded = F.embedding_bag(classes.flatten(0, -2), table, mode="sum")
+        encoded: Tensor = F.embedding_bag(classes.flatten(0, -2), table, mode="sum")
         return encoded.unflatten(0, classes.shape[:-1])
 
 
