@@ -18,6 +18,7 @@ from bevatron.models.common.folding.metrics import (
     rmsd,
     tm_score,
 )
+from bevatron.parallel.axial import own_rows
 
 DISTOGRAM_ENDS = 2.3125, 21.6875
 """Å, first and last inner edge of the distogram's bins."""
@@ -96,6 +97,6 @@ def _pairs(given: Mapping[str, Tensor], logits: Tensor, known: Tensor) -> dict[s
     probability = contact_probability(logits, edges)
     index = given["residue_index"].long()
     return {
-        "distogram": distogram_loss(logits, beta, has_beta),
+        "distogram": distogram_loss(own_rows(logits), beta, has_beta),
         "contact_precision": contact_precision(probability, beta, has_beta > 0, index),
     }

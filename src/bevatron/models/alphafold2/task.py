@@ -11,6 +11,7 @@ from bevatron.data.proteins.chain_batch import ChainBatch, collate_chain
 from bevatron.models.alphafold2.inputs import model_inputs, reference_inputs
 from bevatron.models.alphafold2.losses import LossWeights, loss_terms
 from bevatron.models.alphafold2.metrics import ChainMetrics
+from bevatron.parallel.axial import all_rows
 from bevatron.task import Loss, StepNumbers
 
 
@@ -83,6 +84,7 @@ class AlphaFold2Task:
             reference = reference_inputs(given, self.most_cycles - 1)
             terms = loss_terms(outputs, reference, self.weights)
         found = {name: outputs[name] for name in names}
+        found["distogram_logits"] = all_rows(found["distogram_logits"])
         return found | {f"loss_{name}": term for name, term in terms.items()}
 
     def metrics(self) -> ChainMetrics:
