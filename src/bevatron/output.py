@@ -19,9 +19,6 @@ _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 UNFOLDED = 20
 """Characters up to which a number, a word or a name in the first column of a table stays whole."""
 
-MOST_WORDS = 8
-"""Of a cell that is no sentence."""
-
 
 @dataclass(frozen=True)
 class Result:
@@ -86,8 +83,8 @@ def print_table(
 ) -> None:
     """Print a table whose first column identifies its rows and is never cut.
 
-    Numbers are right-aligned, sentences left. Cells and headers that do not fit are folded, numbers
-    are not; a table that is still too wide is left for the terminal to wrap.
+    Columns of words are left-aligned, others right. Cells and headers that do not fit are folded,
+    numbers are not; a table that is still too wide is left for the terminal to wrap.
 
     Parameters
     ----------
@@ -112,7 +109,8 @@ def print_table(
     frame = 2 * len(headers) + 1
     widths = _widths([headers, *rows], shown - frame)
     for column, (header, cells) in enumerate(zip(headers, widths, strict=True)):
-        prose = column == 0 or any(len(row[column].split()) > MOST_WORDS for row in rows)
+        # Where a column has figures, words stand among them: a name, a dash.
+        prose = column == 0 or not any(c.isdigit() for row in rows for c in row[column][:2])
         justify: Literal["left", "right"] = "left" if prose else "right"
         table.add_column(header, justify=justify, overflow="fold", width=cells)
     for row in rows:

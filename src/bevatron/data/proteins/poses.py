@@ -41,7 +41,7 @@ class Poses:
     positions : float32 [n, 3]
         Å; NaN if unknown.
     checksums : uint64 [P]
-        Of each pool, with its key; verified when it is first used.
+        Checksum of each pool with its key, verified when the pool is first used.
     """
 
     keys: IntArray

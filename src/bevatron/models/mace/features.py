@@ -53,7 +53,7 @@ class Statistics:
     isolated
         Samples that are isolated atoms with an energy (of the group `ISOLATED_GROUP`).
     isolated_energies
-        Their mean energy by element, per head, eV.
+        Mean energy of these samples by element, per head, eV.
     """
 
     atomic_numbers: tuple[int, ...]

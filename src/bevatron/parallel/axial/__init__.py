@@ -5,8 +5,8 @@ axis, compute one sample together. Every rank holds its own rows of a pair [...,
 stacks, of an alignment [..., S, N, C]; all ranks of a group hold the whole of what is smaller.
 `own_rows` and `all_rows` lead from one to the other, `all_together` adds up sums over own rows,
 `transposed` gives a rank its rows of the transposed pair; `gathered` and `turned` begin exchanges,
-and other work is launched until what they bring is waited for. On one process they are what they are named after, or nothing, so that a model reads the
-same on any number.
+and other work is launched until what they bring is waited for. On one process they are what they
+are named after, or nothing, so that a model reads the same on any number.
 
 Gradients. What is differentiated is one number, the sum of the losses of all ranks, and every
 collective's backward pass is its exact transpose: gathering <-> summing to own rows, transposing

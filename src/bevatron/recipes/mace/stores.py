@@ -77,7 +77,7 @@ def prepare_structures(
     ----------
     files : what the readers of structures read
     cutoff : Å
-        Of the neighbours.
+        Cutoff of the neighbour lists.
     labels : names of the labels in the files
     samples_per_shard, workers, overwrite : as in `bevatron.data.store.prepare.prepare`
     """
