@@ -1,6 +1,7 @@
 """How good a predicted structure is, and how good it says it is."""
 
 from bevatron.models.common.folding.metrics.confidence import (
+    MAX_ERROR,
     expected_error,
     expected_lddt,
     has_clash,
@@ -8,13 +9,19 @@ from bevatron.models.common.folding.metrics.confidence import (
     ptm,
     ranking_score,
 )
-from bevatron.models.common.folding.metrics.contacts import contact_precision, contact_probability
+from bevatron.models.common.folding.metrics.contacts import (
+    DISTOGRAM_EDGES,
+    contact_precision,
+    contact_probability,
+)
 from bevatron.models.common.folding.metrics.dockq import DockQ, dockq
 from bevatron.models.common.folding.metrics.lddt import ca_lddt, lddt, lddt_by_kind
 from bevatron.models.common.folding.metrics.ligands import pocket_rmsd
 from bevatron.models.common.folding.metrics.superposed import rmsd, tm_score
 
 __all__ = [
+    "DISTOGRAM_EDGES",
+    "MAX_ERROR",
     "DockQ",
     "ca_lddt",
     "contact_precision",
