@@ -40,8 +40,9 @@ class RelativePositionEncoding(nn.Module):
         )
         offsets, same_entity, copies = self.linear.weight.T.split([2 * OFFSETS, 1, COPIES])
         table = torch.cat([offsets, copies[:-1] + same_entity, copies[-1:]])
-        encoded: Tensor = F.embedding_bag(classes.flatten(0, -2), table, mode="sum")
-        return encoded.unflatten(0, classes.shape[:-1])
+        rows = F.embedding_bag(classes.flatten(0, -2), table, mode="sum")
+        encoded: Tensor = rows.unflatten(0, classes.shape[:-1])
+        return encoded
 
 
 def _same(x: Int[Tensor, "*batch N"]) -> Tensor:
