@@ -1,7 +1,8 @@
 """The loss of AlphaFold2: what each prediction is compared with, and the weights of the terms.
 
 Supplement, section 1.9. Every function returns one number per sample, a mean within the sample;
-the loss of a step is their mean over samples, so ranks add up sums and numbers of samples.
+the loss of a step is their mean over samples, so ranks add up sums and numbers of samples. Where
+processes share a sample, logits of pairs are own rows R, and sums over pairs are added up.
 """
 
 from collections.abc import Mapping
@@ -18,8 +19,12 @@ from bevatron.maths.rigid import apply_inverse, rigid_of_matrix, rigid_of_quater
 from bevatron.models.alphafold2.fape import backbone_fape, sidechain_fape
 from bevatron.models.alphafold2.naming import renamed_reference
 from bevatron.models.alphafold2.violation import violation_loss
+from bevatron.models.common.folding.metrics import DISTOGRAM_EDGES
+from bevatron.parallel.axial import all_together, own
 
 _EPS = 1e-8
+ERROR_EDGES = (0.0, 31.0, 63)
+"""First, last and number of the edges between the 64 bins of the aligned error, Å."""
 BEST_RESOLUTION, WORST_RESOLUTION = 0.1, 3.0
 """Å, of the structures that confidence is learnt from."""
 
@@ -152,18 +157,18 @@ def _block_mean(
 
 
 def distogram_loss(
-    logits: Float[Tensor, "*batch N N K"],
+    logits: Float[Tensor, "*batch R N K"],
     position: Float[Tensor, "*batch N 3"],
     mask: Float[Tensor, "*batch N"],
 ) -> Float[Tensor, "*batch"]:
-    """Cross-entropy of the distances of pseudo-beta atoms, 64 bins from 2.3125 to 21.6875 Å."""
-    gap = position[..., :, None, :] - position[..., None, :, :]
-    bins = _bin(gap.square().sum(-1), 2.3125, 21.6875, logits.shape[-1])
+    """Cross-entropy of the distances of pseudo-beta atoms, in 64 bins; section 1.9.8."""
+    gap = own(position, -2)[..., :, None, :] - position[..., None, :, :]
+    bins = _bin(gap.square().sum(-1), DISTOGRAM_EDGES)
     return _pair_mean(_cross_entropy(logits, bins), mask)
 
 
 def tm_loss(
-    logits: Float[Tensor, "*batch N N K"],
+    logits: Float[Tensor, "*batch R N K"],
     frames: Float[Tensor, "*batch N 7"],
     batch: Mapping[str, Tensor],
 ) -> Float[Tensor, "*batch"]:
@@ -175,11 +180,12 @@ def tm_loss(
     batch : ``backbone_rigid_tensor`` and ``backbone_rigid_mask``
     """
     local = []
-    for frame in (rigid_of_quaternion(frames), rigid_of_matrix(batch["backbone_rigid_tensor"])):
-        seen_from = select(frame, (..., slice(None), None))
-        local.append(apply_inverse(seen_from, frame.translation[..., None, :, :]))
+    true = batch["backbone_rigid_tensor"]
+    for rigid_of, given, axis in ((rigid_of_quaternion, frames, -2), (rigid_of_matrix, true, -3)):
+        seen_from = select(rigid_of(own(given, axis)), (..., slice(None), None))
+        local.append(apply_inverse(seen_from, rigid_of(given).translation[..., None, :, :]))
     error = (local[0] - local[1]).square().sum(-1).detach()
-    bins = _bin(error, 0.0, 31.0, logits.shape[-1])
+    bins = _bin(error, ERROR_EDGES)
     return _pair_mean(_cross_entropy(logits, bins), batch["backbone_rigid_mask"])
 
 
@@ -238,10 +244,10 @@ def lddt_of_residues(
     return (_EPS + (counts * kept * 0.25).sum(-1)) / (_EPS + counts.sum(-1))
 
 
-def _bin(squared: Tensor, first: float, last: float, bins: int) -> Tensor:
+def _bin(squared: Tensor, edges: tuple[float, float, int]) -> Tensor:
     """Bin of a squared distance among those whose inner edges are evenly spaced in the distance."""
-    edges = torch.linspace(first, last, bins - 1, dtype=squared.dtype, device=squared.device)
-    return torch.bucketize(squared, edges.square())
+    inner = torch.linspace(*edges, dtype=squared.dtype, device=squared.device)
+    return torch.bucketize(squared, inner.square())
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -252,5 +258,6 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _pair_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean over pairs that the mask keeps."""
-    pairs = mask[..., :, None] * mask[..., None, :]
-    return (values * pairs).sum((-1, -2)) / (_EPS + pairs.sum((-1, -2)))
+    pairs = own(mask, -1)[..., :, None] * mask[..., None, :]
+    total = all_together((values * pairs).sum((-1, -2)))
+    return total / (_EPS + mask.sum(-1).square())
