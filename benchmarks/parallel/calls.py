@@ -11,7 +11,7 @@ from pathlib import Path
 from bevatron.parallel.collectives import barrier
 from bevatron.parallel.mesh import Mesh
 
-PATIENCE = 60
+PATIENCE = 150
 """Seconds for which a call that is ready waits for the others: one may have failed."""
 
 

@@ -20,7 +20,7 @@ of which nothing is hidden. Links between more than two GPUs are taken to be as 
 
 import argparse
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,16 +53,25 @@ class System:
         Number of weights.
     samples
         Of a step.
+    recycled
+        Passes through all blocks without gradients, before the one with them.
     """
 
     where: dict[str, Any]
     blocks: list[Collective]
     parameters: int
     samples: int = 256
+    recycled: float = 0.0
+
+    def exchanges(self) -> Iterator[tuple[Collective, float]]:
+        """List all exchanges and how often each takes place."""
+        for one in self.blocks:
+            yield one, 1 + self.recycled
+            yield one.backward(), 1.0
 
 
 def alphafold2(tokens: int = 256, rows: int = 128, extra: int = 1024) -> System:
-    """List the exchanges of initial training without recycling."""
+    """List the exchanges of initial training, with 0 to 3 recyclings in turn."""
 
     def block(number: int, rows: int, width: int) -> list[Collective]:
         return number * [
@@ -74,7 +83,7 @@ def alphafold2(tokens: int = 256, rows: int = 128, extra: int = 1024) -> System:
 
     templates = 2 * traffic.triangles(tokens, 64, 64, 4, batch=4)
     blocks = [*block(48, rows, 256), *block(4, extra, 64), *templates]
-    return System({"system": "alphafold2", "passes": 1}, blocks, 93_229_082)
+    return System({"system": "alphafold2", "passes": 2.5}, blocks, 93_229_082, recycled=1.5)
 
 
 def alphafold3(tokens: int = 384, rows: int = 1024) -> System:
@@ -82,8 +91,11 @@ def alphafold3(tokens: int = 384, rows: int = 1024) -> System:
     triangles = traffic.triangles(tokens, 128, 128, 4)
     pairformer = [*triangles, Collective("gather", tokens, 1, 384)]
     module = [*traffic.outer_product(rows, tokens, 32), *traffic.pair_bias(tokens, 8), *triangles]
-    blocks = [*(48 + 4) * pairformer, *4 * module, *2 * traffic.triangles(tokens, 64, 128, 4)]
-    return System({"system": "alphafold3", "N": tokens}, blocks, 368_480_000)
+    diffusion = 24 * traffic.pair_bias(tokens, 16)
+    templates = 2 * traffic.triangles(tokens, 64, 128, 4)
+    blocks = [*(48 + 4) * pairformer, *4 * module, *templates, *diffusion]
+    where = {"system": "alphafold3", "N": tokens, "policy": "none"}
+    return System(where, blocks, 368_480_000)
 
 
 def links(rows: Iterable[dict[str, Any]]) -> Sends:
@@ -100,16 +112,14 @@ def links(rows: Iterable[dict[str, Any]]) -> Sends:
     return seconds
 
 
-def exchanged(blocks: Iterable[Collective], size: int, sends: Sends) -> float:
+def exchanged(system: System, size: int, sends: Sends) -> float:
     """Add up the seconds of all exchanges of a step on so many GPUs."""
     if size == 1:
         return 0.0
     total = 0.0
-    for one in blocks:
-        for each in (one, one.backward()):
-            messages = size - 1 if each.kind == "ring" else 1
-            sent = WORD * each.sent(0, size) / messages
-            total += messages * sends(each.kind, sent)
+    for one, times in system.exchanges():
+        messages = size - 1 if one.kind == "ring" else 1
+        total += times * messages * sends(one.kind, WORD * one.sent(0, size) / messages)
     return total
 
 
@@ -117,21 +127,21 @@ def simulated(
     system: System, measured: list[dict[str, Any]], sends: Sends, bandwidth: float
 ) -> list[dict[str, Any]]:
     """Simulate a step on all numbers of GPUs."""
-    found = [row for row in measured if system.where.items() <= row.items() and "s/step" in row]
+    found = [row for row in measured if system.where.items() <= row.items()]
     one, two = (next(r for r in found if r["GPUs a sample"] == size) for size in (1, 2))
-    divided = 2 * (one["s/step"] - two["s/step"] + exchanged(system.blocks, 2, sends))
+    divided = 2 * (one["s/step"] - two["s/step"] + exchanged(system, 2, sends))
     rows = []
     for number in GPUS:
         size = min(8, max(1, number // system.samples)) if number > 8 else number
         groups = number // size
         samples = system.samples if number > 8 else 1
-        sample = one["s/step"] - divided + divided / size + exchanged(system.blocks, size, sends)
+        sample = one["s/step"] - divided + divided / size + exchanged(system, size, sends)
         summing = 2 * (number - 1) / number * 4 * system.parameters / bandwidth
         whole = -(-samples // groups) * sample + (summing if number > 8 else 0.0)
         rows.append({
             "system": system.where["system"], "GPUs": number, "GPUs a sample": size,
             "samples a step": samples, "s a sample": sample,
-            "exchanges ms": 1e3 * exchanged(system.blocks, size, sends),
+            "exchanges ms": 1e3 * exchanged(system, size, sends),
             "s/step": whole,
             "% of one GPU": 100 * samples * one["s/step"] / (whole * number),
         })  # fmt: skip
@@ -140,7 +150,7 @@ def simulated(
 
 def planned_mib(system: System) -> float:
     """Return what one of two GPUs sends in the blocks of a step, MiB."""
-    return traffic.step_bytes(system.blocks, 0, 2, WORD) / 2**20
+    return WORD * sum(times * one.sent(0, 2) for one, times in system.exchanges()) / 2**20
 
 
 def main() -> None:

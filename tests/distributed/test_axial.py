@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import complex_task
+import numpy as np
 import pytest
 import tiny_model
 import torch
@@ -11,9 +12,17 @@ from graph_ranks import run_ranks
 
 from bevatron.data.padding import pad
 from bevatron.data.padding.shape import BatchShape
+from bevatron.data.proteins.chain_batch import collate_chain
+from bevatron.data.proteins.chain_samples import ChainSizes, sample_chain
+from bevatron.data.proteins.chains import chain_entry
+from bevatron.data.proteins.rows_in_memory import rows_in_memory
+from bevatron.data.readers.proteins import read_structure
+from bevatron.data.readers.proteins.alignments import read_alignment
 from bevatron.errors import ConfigError
 from bevatron.models.alphafold2.config import EvoformerConfig, TriangleConfig
 from bevatron.models.alphafold2.evoformer import EvoformerBlock
+from bevatron.models.alphafold2.inputs import model_inputs, reference_inputs
+from bevatron.models.alphafold2.losses import FINE_TUNING_WEIGHTS, loss_terms
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.alphafold2.msa_attention import MSAColumnAttention
 from bevatron.models.alphafold3.config_trunk import MsaConfig, PairConfig, PairformerConfig
@@ -61,11 +70,26 @@ def alphafold2_loss(dtype):
     model = tiny_model.random_weights(AlphaFold2(tiny_model.TINY, dtype=dtype))
     cycles = [masked(tiny_model.random_features(number), dtype) for number in range(CYCLES)]
     parts = []
-    for _, x in sorted(model(cycles, torch.tensor(SEED)).items()):
+    outputs = model(cycles, torch.tensor(SEED))
+    outputs |= {name: all_rows(outputs[name]) for name in ("pair", "distogram_logits", "tm_logits")}
+    for _, x in sorted(outputs.items()):
         if x.requires_grad:
             weight = torch.linspace(0.3, 1.0, x.numel(), dtype=torch.float64).view(x.shape).cos()
             parts.append((weight * x).mean())
     return model, torch.stack(parts).sum()
+
+
+def alphafold2_terms(dtype, batch):
+    """All terms of the loss in fine-tuning."""
+    model = tiny_model.random_weights(AlphaFold2(tiny_model.TINY, dtype=dtype))
+    given = batch.to("cpu", dtype).tensors()
+    inputs, reference = (
+        {name: x.to(dtype) if x.is_floating_point() else x for name, x in make(given, 0).items()}
+        for make in (model_inputs, reference_inputs)
+    )
+    weights = replace(FINE_TUNING_WEIGHTS, tm=0.1)
+    terms = loss_terms(model([inputs], torch.tensor(SEED)), reference, weights)
+    return model, torch.stack([*terms.values()]).sum()
 
 
 def alphafold3_loss(dtype, batch):
@@ -131,6 +155,19 @@ def batch(shared, tmp_path_factory):
     return pad(crop, BatchShape(**{**unpadded, "tokens": 31, "rows": 7}))
 
 
+@pytest.fixture(scope="module")
+def chain(shared):
+    """A crop of a protein with its alignment."""
+    folder = shared / "data/proteins"
+    entry = chain_entry(read_structure(folder / "mmcif/1ubi.cif.gz"), 0)
+    (file,) = (folder / "msa/1ubi_A").iterdir()
+    rows = rows_in_memory([read_alignment(file, "protein")])
+    sizes = ChainSizes(residues=19, msa_rows=3, extra_rows=3, templates=1)
+    sample = sample_chain(entry, rows, 7, sizes, cycles=CYCLES)
+    sample["seed"] = np.array(SEED)
+    return collate_chain([sample], np.array([0]), [1.0])
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _short_rollout():
     with pytest.MonkeyPatch.context() as patch:
@@ -139,11 +176,12 @@ def _short_rollout():
 
 
 @pytest.fixture(scope="module")
-def expected(batch):
+def expected(batch, chain):
     """Loss and gradients of one process, by model and type."""
     cases = {
         ("alphafold2", torch.float64): lambda: alphafold2_loss(torch.float64),
         ("alphafold2", torch.float32): lambda: alphafold2_loss(torch.float32),
+        ("terms", torch.float64): lambda: alphafold2_terms(torch.float64, chain),
         ("alphafold3", torch.float64): lambda: alphafold3_loss(torch.float64, batch),
         ("alphafold3", torch.float32): lambda: alphafold3_loss(torch.float32, batch),
     }
