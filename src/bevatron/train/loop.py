@@ -207,10 +207,12 @@ class Trainer:
         self.prefetched: tuple[int, EpochPlan | None] = (-1, None)
         self.beside: Beside | None = None
         self.valid_loader: Loader | None = None
+        self._valid_batches = 0
         if run.valid is not None:
             sizes = run.valid_sizes if run.valid_sizes is not None else {}
             batches = evaluation_batches(sizes, run.settings.batch, self.planner)
             strict = replace(loader, leave_out=0)
+            self._valid_batches = len(batches)
             self.valid_loader = make_loader(run.valid, batches, collate, strict, mesh)
 
     def close(self) -> None:
@@ -563,8 +565,7 @@ class Trainer:
         return self.metrics
 
     def _validation_batches(self) -> Iterable[LoadedBatch[Any]]:
-        loader = self.valid_loader
-        return () if loader is None else self.logger.console.validating(loader, len(loader))
+        return self.logger.console.validating(self.valid_loader or (), self._valid_batches)
 
     def _open_loader(self) -> None:
         """Load from the data of the current stage."""
