@@ -130,7 +130,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--preset", default="default")
-    parser.add_argument("--structures", nargs=2, type=int, default=[600, 120])
+    parser.add_argument("--structures", nargs=2, type=int, default=[3000, 60])
     parser.add_argument("--atoms", type=int, default=1024)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--tolerance", type=float, default=1e-2)
