@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import complex_task
-import numpy as np
 import pytest
 import tiny_model
 import torch
@@ -12,12 +11,6 @@ from graph_ranks import run_ranks
 
 from bevatron.data.padding import pad
 from bevatron.data.padding.shape import BatchShape
-from bevatron.data.proteins.chain_batch import collate_chain
-from bevatron.data.proteins.chain_samples import ChainSizes, sample_chain
-from bevatron.data.proteins.chains import chain_entry
-from bevatron.data.proteins.rows_in_memory import rows_in_memory
-from bevatron.data.readers.proteins import read_structure
-from bevatron.data.readers.proteins.alignments import read_alignment
 from bevatron.errors import ConfigError
 from bevatron.models.alphafold2.config import EvoformerConfig, TriangleConfig
 from bevatron.models.alphafold2.evoformer import EvoformerBlock
@@ -153,19 +146,6 @@ def batch(shared, tmp_path_factory):
     crop = with_evidence(crop)
     unpadded = {name: crop.sizes[name] for name in crop.padding.names}
     return pad(crop, BatchShape(**{**unpadded, "tokens": 31, "rows": 7}))
-
-
-@pytest.fixture(scope="module")
-def chain(shared):
-    """A crop of a protein with its alignment."""
-    folder = shared / "data/proteins"
-    entry = chain_entry(read_structure(folder / "mmcif/1ubi.cif.gz"), 0)
-    (file,) = (folder / "msa/1ubi_A").iterdir()
-    rows = rows_in_memory([read_alignment(file, "protein")])
-    sizes = ChainSizes(residues=19, msa_rows=3, extra_rows=3, templates=1)
-    sample = sample_chain(entry, rows, 7, sizes, cycles=CYCLES)
-    sample["seed"] = np.array(SEED)
-    return collate_chain([sample], np.array([0]), [1.0])
 
 
 @pytest.fixture(scope="module", autouse=True)

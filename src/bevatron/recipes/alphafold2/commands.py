@@ -123,7 +123,8 @@ def predict(
     done = predict_files(model, source, out, seed=seed, device=device, searches=searches)
 
     def line(row: dict[str, Any]) -> str:
+        what = f" ({row['description']})" if row["description"] else ""
         surest = "" if row["ptm"] is None else f", pTM {row['ptm']:.2f}"
-        return f"{row['file']}: pLDDT {row['plddt']:.1f}{surest}"
+        return f"{row['file']}{what}, page beside it: pLDDT {row['plddt']:.1f}{surest}"
 
     return Result(done, lambda: say(*map(line, done["chains"])))
