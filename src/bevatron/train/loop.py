@@ -541,8 +541,7 @@ class Trainer:
         return self._decide(record, self.metrics, seconds, weights)
 
     def _agreed_to_stop(self) -> bool:
-        totals = sum_scalars(self.stops.notes(), self.mesh)
-        self.stopped_by = self.stops.agreed({k: float(v) for k, v in totals.items()})
+        self.stopped_by = self.stops.agreed(sum_scalars(self.stops.notes(), self.mesh))
         return self.stopped_by is not None
 
     def _validate(self, *, averages: bool = True) -> dict[str, float]:
