@@ -52,3 +52,12 @@ def test_json_has_no_numbers_that_json_does_not_know(tmp_path):
     values = {"a": [1.5, float("inf")], "b": np.float64("nan"), "c": (tmp_path,), 3: None}
     text = Result(values, lambda: None).as_json()
     assert json.loads(text) == {"a": [1.5, None], "b": None, "c": [str(tmp_path)], "3": None}
+
+
+def test_sentences_are_left_aligned_and_numbers_right(capsys):
+    why = "its first sequence is neither that of a chain nor a part of one"
+    print_table(["file", "frames", "reason"], [["a", "5", why], ["b", "12", "is empty"]], width=80)
+    lines = capsys.readouterr().out.splitlines()
+    first, last = (next(line for line in lines if f" {name} " in line) for name in "ab")
+    assert first.index("5") == last.index("2")
+    assert first.index("its") == last.index("is")

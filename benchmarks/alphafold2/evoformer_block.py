@@ -10,13 +10,12 @@ its dropout by itself, so it is compared without and timed with it.
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from types import ModuleType
 from typing import Any
 
 import torch
+from benchmarks.alphafold2 import openfold
 from benchmarks.common import trace
 from benchmarks.common.arguments import add_out
 from benchmarks.common.arms import compiled_blocks, drawn, free, peak_gib
@@ -100,36 +99,6 @@ class Case:
         return run
 
 
-def openfold_block(case: Case) -> torch.nn.Module:
-    """Return OpenFold's block with the weights of ours; its package is wherever it is installed."""
-    # Its compiled attention serves inference; the module that binds it is imported all the same.
-    sys.modules.setdefault("attn_core_inplace_cuda", ModuleType("attn_core_inplace_cuda"))
-    from openfold.model.evoformer import EvoformerBlock as OpenFoldBlock
-
-    sizes = case.config.evoformer
-    with torch.device(case.device):
-        block = OpenFoldBlock(
-            c_m=case.config.c_m,
-            c_z=case.config.c_z,
-            c_hidden_msa_att=sizes.head_width,
-            c_hidden_opm=sizes.outer_width,
-            c_hidden_mul=sizes.triangles.hidden,
-            c_hidden_pair_att=sizes.triangles.head_width,
-            no_heads_msa=sizes.num_heads,
-            no_heads_pair=sizes.triangles.num_heads,
-            transition_n=sizes.transition_factor,
-            msa_dropout=sizes.dropout,
-            pair_dropout=sizes.triangles.dropout,
-            no_column_attention=False,
-            opm_first=False,
-            fuse_projection_weights=False,
-            inf=1e9,
-            eps=1e-8,
-        )
-    block.load_state_dict({openfold_name(k): v for k, v in case.block.state_dict().items()})
-    return block
-
-
 def errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> dict[str, float]:
     """Return the relative errors of the results, and of all gradients together."""
 
@@ -147,7 +116,9 @@ def errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> dict[str, float]
 def measured(case: Case, who: str, repeats: int) -> dict[str, Any]:
     """Check and time one implementation."""
     free()
-    theirs = openfold_block(case).eval() if who == "OpenFold" else None
+    theirs = None
+    if who == "OpenFold":
+        theirs = openfold.block_with(case.block.state_dict(), case.config).eval()
     with kernels.use("reference"):
         exact = [x.detach() for x in case.call(torch.float32, dropped=theirs is None)()]
     with (

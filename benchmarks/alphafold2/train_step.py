@@ -6,10 +6,11 @@
 Samples are those of a stage, by default of initial training: crops of 256 residues, 124 rows of the
 alignment and 4 of templates (their slots are computed, none is there), 1,024 extra rows; a step is
 one of them with 0 to 3 recyclings in turn, dropout, all losses, clipping, Adam and averaged
-weights. Arms: our kernels captured as CUDA graphs; the same model in eager PyTorch; and each of its
-blocks through torch.compile, static shapes. Loss and norm of the gradient of every arm are compared
-with those of eager PyTorch in float32 over the same steps. The ladder switches each optimisation
-off by itself, in steps without recycling; of fine-tuning's sizes few of its rows fit.
+weights. Arms: our kernels captured as CUDA graphs; the same model in eager PyTorch; each of its
+blocks through torch.compile, static shapes; and, if asked for, OpenFold's own source as it trains
+with PyTorch alone, its samples made beforehand. Loss and norm of the gradient of every other arm
+are compared with those of eager PyTorch in float32 over the same steps. The ladder switches each
+optimisation off by itself, in steps without recycling; of fine-tuning's sizes few of its rows fit.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.alphafold2 import openfold
 from benchmarks.common import trace
 from benchmarks.common.arguments import add_out
 from benchmarks.common.arms import (
@@ -59,36 +61,33 @@ AGAIN = Arm("each block computed again", policy="all")
 EAGER = Arm("eager PyTorch", "reference", "all", captured=False)
 COMPILED = replace(EAGER, name="torch.compile", compiled=True)
 ARMS = {arm.name: arm for arm in (BEST, EAGER, COMPILED)}
+OPENFOLD = "OpenFold"
+
+
+def again(name: str, **changes: Any) -> Arm:
+    """Change one thing more where each block is computed again; else there is too little memory."""
+    return replace(AGAIN, name=f"{AGAIN.name}, {name}", **changes)
+
+
 LADDER = {
     arm.name: arm
     for arm in (
         BEST,
-        replace(BEST, name="float32 with TF32, not bfloat16", precision="tf32"),
-        replace(BEST, name="float32", precision="float32"),
-        replace(BEST, name="float16, without scaling of the loss", precision="float16"),
-        replace(BEST, name="pair blocks computed again", policy="pair"),
-        replace(BEST, name="each sub-layer computed again", policy="paper"),
         AGAIN,
-        replace(AGAIN, name=f"{AGAIN.name}, attention of PyTorch", plain=("pair_attention",)),
-        replace(
-            AGAIN,
-            name=f"{AGAIN.name}, triangle multiplication of PyTorch",
-            plain=("triangle_multiply",),
-        ),
-        replace(
-            AGAIN,
-            name=f"{AGAIN.name}, queries, keys, values and gates of PyTorch",
-            plain=("qkvg",),
-        ),
-        replace(
-            AGAIN,
-            name=f"{AGAIN.name}, norms of PyTorch",
-            plain=("layer_norm", "layer_norm_linear"),
-        ),
-        replace(AGAIN, name=f"{AGAIN.name}, all operators of PyTorch", kernels="reference"),
+        again("attention of PyTorch", plain=("pair_attention",)),
+        again("triangle multiplication of PyTorch", plain=("triangle_multiply",)),
+        again("queries, keys, values and gates of PyTorch", plain=("qkvg",)),
+        again("norms of PyTorch", plain=("layer_norm", "layer_norm_linear")),
+        again("all operators of PyTorch", kernels="reference"),
+        again("all operators of torch.compile", kernels="reference", compiled=True),
+        again("float32", precision="float32"),
+        again("float32 with TF32", precision="tf32"),
+        again("float16, without scaling of the loss", precision="float16"),
         replace(BEST, name="no CUDA graphs", captured=False),
         replace(BEST, name="no CUDA graphs, Adam not fused", captured=False, fused=False),
         replace(BEST, name="samples made by the training process", workers=0),
+        replace(BEST, name="pair blocks computed again", policy="pair"),
+        replace(BEST, name="each sub-layer computed again", policy="paper"),
         EAGER,
         COMPILED,
     )
@@ -170,8 +169,8 @@ def measured(
     """Time an arm; return its row, its steps and the classes of its kernels."""
     each = 1 if only else CYCLES
     # Steps are launched in the first turn and captured in the second; in a third the loader gets
-    # ahead. Blocks are compiled in the first two.
-    lead = each * (3 if arm.captured else 1 + arm.compiled)
+    # ahead. Blocks are compiled in the first two steps: with gradients alone, and without, too.
+    lead = 3 * each if arm.captured else 1 + arm.compiled
     row: dict[str, Any] = {"arm": arm.name}
     classes: list[dict[str, Any]] = []
     blocks = [m for m in run.model.modules() if isinstance(m, EvoformerBlock | TemplatePairBlock)]
@@ -182,16 +181,20 @@ def measured(
         training = Training(arm, replace(run, task=task_of(arm, run, only)))
         trained.append(training)
         steps = training.steps(range(lead + each * turns))
-        timed = range(lead, len(steps.seconds))
-        seconds, waited = (sum(x[lead:]) for x in (steps.seconds, steps.waited))
-        row["s/step"] = seconds / len(timed)
-        row["waited %"] = 100 * waited / seconds
+        seconds = np.reshape(steps.seconds[lead:], (turns, each))
+        row["s/step"] = float(seconds.mean())
+        if turns > 1:
+            row["spread %"] = 100 * float(np.ptp(seconds.mean(1))) / row["s/step"]
+        row["waited %"] = 100 * sum(steps.waited[lead:]) / float(seconds.sum())
         for passes in range(CYCLES if only is None else 0):
-            row[f"s, {passes} recyclings"] = alone(training, passes)
+            once = seconds[:, (passes - lead) % CYCLES]
+            row[f"s, {passes} recyclings"] = (
+                alone(training, passes) if arm.captured else median(once)
+            )
         if on_gpu:
             row["peak GiB"] = peak_gib()
             if traced:
-                found, classes[:] = shares(training, each)
+                found, classes[:] = shares(training)
                 row.update(found)
         return steps
 
@@ -213,17 +216,21 @@ def alone(training: Training, number: int, repeats: int = 3) -> float:
     """Time one step by itself, without the loader, in seconds: the median of some."""
     batch = training.run.task.collate([training.run.train[0]], np.zeros(1, np.int64), [1.0])
     times = []
-    for _ in range(repeats if training.arm.captured else 1):
+    for _ in range(repeats):
         began = time.perf_counter()
         training.launch(batch, number).result()
         times.append(time.perf_counter() - began)
     return median(times)
 
 
-def shares(training: Training, steps: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Trace one turn; return launches and kernels of a step, and the time by class of kernel."""
+def shares(training: Training) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Trace steps of 1 and 2 recyclings, which are as many as the mean over 0 to 3.
+
+    Returns launches and kernels of a step, and the time by class of kernel.
+    """
     batch = training.run.task.collate([training.run.train[0]], np.zeros(1, np.int64), [1.0])
-    numbers = iter(range(steps))
+    steps = 2
+    numbers = iter(range(1, 1 + steps))
     profiler = trace.profiled(lambda: training.launch(batch, next(numbers)).result(), steps)
     found = trace.summary(profiler, steps)
     spent: dict[str, list[float]] = {}
@@ -274,19 +281,23 @@ def measure_arms(given: argparse.Namespace, run: Run, exact: Steps) -> None:
     """Measure the arms and write the result after each."""
     rows: list[dict[str, Any]] = []
     for name in given.arms:
-        arm = ARMS[name]
-        turns = given.turns if arm.captured else given.slow_turns
-        row, steps, classes = measured(arm, run, turns, traced=name in given.traced)
+        classes: list[dict[str, Any]] = []
+        if name == OPENFOLD:
+            row = openfold.measured_step(run, given.slow_turns, CYCLES)
+        else:
+            arm = ARMS[name]
+            turns = given.turns if arm.captured else given.slow_turns
+            row, steps, classes = measured(arm, run, turns, traced=name in given.traced)
+            row |= off_by(steps, exact) if steps and exact.results else {}
         rows.append(row)
-        if steps is not None:
-            row |= off_by(steps, exact) if exact.results else {}
+        if isinstance(row["s/step"], float):
             row["x ours"] = row["s/step"] / rows[0]["s/step"]
         extra = {}
         if classes:
             extra = {"kernels": classes[0].pop("longest")}
             write_result(
                 f"alphafold2/kernels-{name.split()[0].replace('.', '-')}", classes,
-                "Time of a step by class of kernel, mean over 0 to 3 recyclings, of a trace.",
+                "Time of a step by class of kernel, mean of 1 and 2 recyclings, of a trace.",
                 device=given.device, folder=given.out, extra=extra,
             )  # fmt: skip
         print(row, flush=True)
@@ -308,8 +319,17 @@ def measure_ladder(given: argparse.Namespace, run: Run, exact: Steps) -> None:
         if steps is not None:
             row |= off_by(steps, first) if first.results else {}
             row["x all on"] = row["s/step"] / rows[0]["s/step"]
+            row |= beside_again(row, rows)
         print(row, flush=True)
         write_result(name_of_result, rows, notes(given), device=given.device, folder=given.out)
+
+
+def beside_again(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return how much longer a step takes than one that computes each block again, too."""
+    base = next((each for each in rows if each["without"] == AGAIN.name), None)
+    if base is None or not row["without"].startswith(f"{AGAIN.name}, "):
+        return {}
+    return {"x computed again": row["s/step"] / base["s/step"]}
 
 
 def notes(given: argparse.Namespace) -> str:
@@ -320,10 +340,12 @@ def notes(given: argparse.Namespace) -> str:
         f" and {sizes.templates} of templates, {sizes.extra_rows} extra rows, losses of the stage "
         f"{given.stage}, bfloat16 activations unless stated, dropout, all losses, clipping, Adam "
         "and averaged weights. s/step: mean of whole steps end to end, with samples made by the "
-        "loader's workers meanwhile; s, n recyclings: of one by itself, without the loader. peak "
-        "GiB: all memory, with what graphs hold. Operators of PyTorch do not fit without computing "
-        "each block again in the backward pass. off by: largest relative difference of loss and "
-        "norm of the gradient from those of eager PyTorch in float32 over the same steps."
+        "loader's workers meanwhile, and the spread of its turns; s, n recyclings: of one by "
+        "itself, without the loader, where it is captured. peak GiB: all memory, with what graphs "
+        "hold. Operators of PyTorch do not fit without computing each block again in the backward "
+        "pass. off by: largest relative difference of loss and norm of the gradient from those of "
+        "eager PyTorch in float32 over the same steps; of OpenFold, which draws its own dropout, "
+        "the loss of one pass without any."
     )
 
 
@@ -333,7 +355,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("store", type=Path, help="of chains, made by `bevatron prepare`")
-    parser.add_argument("--arms", nargs="*", choices=[*ARMS], default=[*ARMS])
+    parser.add_argument("--arms", nargs="*", choices=[*ARMS, OPENFOLD], default=[*ARMS])
     parser.add_argument("--ladder", nargs="*", choices=[*LADDER], default=[*LADDER])
     parser.add_argument("--traced", nargs="*", choices=[*ARMS], default=[BEST.name])
     parser.add_argument("--turns", type=int, default=5, help="of 0 to 3 recyclings")

@@ -5,7 +5,6 @@
     python -m benchmarks.gpspp.learning STORE --epochs 25 --save models/gap
     python -m benchmarks.gpspp.learning OTHER --epochs 50 --start-from models/gap --lr 1e-4
     python -m benchmarks.gpspp.learning --collect rows
-    python -m benchmarks.gpspp.learning --collect-ablation ablation/cells
 
 The store is made by `bevatron prepare` (QM9's gap, SMILES with positions), so that no rdkit is
 needed here. One configuration per process; several run side by side with CUDA_VISIBLE_DEVICES.
@@ -32,8 +31,6 @@ import torch
 import yaml
 from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.report import add_picture, hardware, versions, write_result
-from benchmarks.paper.gpspp_ablation import BASELINE, ROWS, table_of
-from benchmarks.paper.gpspp_ablation import draw as draw_ablation
 from benchmarks.paper.timed import Budget, fit_within
 
 from bevatron.files import write_text_atomically
@@ -46,30 +43,6 @@ from bevatron.train.report.plots import Curve, Panel
 
 NO_POSITIONS = {"distance_bias": False, "distance_sum": False, "bond_lengths": False}
 RATE = 4e-4
-PAPER = {
-    "no-random-walk": "+1.2",
-    "no-laplacian": "about 0",
-    "no-degree": "about 0",
-    "no-bond-lengths": "about 0",
-    "no-noisy-edges": "about 0",
-    "no-3d-centrality": "+0.6",
-    "no-3d-bias": "+1.1",
-    "no-3d-bias-centrality": "+5.1",
-    "no-attention-3d-centrality": "+4.3",
-    "no-attention": "+0.9",
-}
-"""Changes of the validation error in meV as far as known: arXiv 2302.02947, its text and Table 7.
-
-Which line of Table 7 is which is read from its text.
-"""
-ABLATION_NOTES = (
-    "Validation MAE of QM9's gap in meV, mean ± standard deviation over seeds; gpspp-4 on 27,000 "
-    "molecules with 3D masked 1:3:1, {molecules} a step, {steps} steps. Minutes are of training "
-    "next to other work on the same GPU, validation, capture of the steps and, in the first rows "
-    "(the baseline), compilation of kernels included: they compare rows only roughly. Change: of "
-    "the 2D error against the baseline of the same seed, and its spread. Paper: 16 layers, 200 "
-    "epochs on 3.4 million molecules (known values only); a change below the spread says nothing."
-)
 Groups = dict[tuple[str, str, str, str, float], list[dict[str, Any]]]
 """Runs by model, inputs, changes, the model begun with and learning rate."""
 
@@ -235,54 +208,6 @@ def collect(folder: Path, out: Path, name: str, note: str) -> None:
     add_picture(draw(groups), path)
 
 
-def collect_ablation(folder: Path, out: Path, measured_on: dict[str, Any] | None) -> None:
-    """Make a table and a picture of what `benchmarks.paper.gpspp_ablation` has run."""
-    runs = read_all(folder)
-    order = [*ROWS]
-    runs.sort(key=lambda run: (order.index(run["row"]), run["seed"]))
-    rows = []
-    for row in table_of(runs):
-        own = [run for run in runs if run["row"] == row["row"]]
-        rows.append(
-            {
-                "table": row["table"] or "",
-                "row": row["row"],
-                "parameters": f"{row['parameters'] / 1e6:.1f} M",
-                "seeds": row["seeds"],
-                "valid 2D": plus_minus(row, "valid"),
-                "valid 3D": plus_minus(row, "valid_3d"),
-                "change": "" if row["row"] == BASELINE else plus_minus(row, "change"),
-                "paper": PAPER.get(row["row"], ""),
-                "lr": own[0]["lr"],
-                "epochs": round(row["epochs"]),
-                "minutes": f"{row['minutes']:.2f}",
-            }
-        )
-    notes = ABLATION_NOTES.format(
-        molecules=runs[0]["molecules"], steps=max(run["steps"] for run in runs)
-    )
-    path = write_result(
-        "gpspp/ablation",
-        rows,
-        notes=notes,
-        extra={"runs": runs},
-        folder=out,
-        measured_on=measured_on,
-    )
-    add_picture(draw_ablation(runs, "epoch"), path)
-    add_picture(draw_ablation(runs, "minutes"), path, "time")
-
-
-def plus_minus(row: dict[str, Any], key: str) -> str:
-    """Write a mean in meV with its standard deviation."""
-    if row[key] is None:
-        return "-"
-    sign = "+" if key == "change" else ""
-    deviation = row[f"{key}_std"]
-    after = "" if deviation is None else f" ± {1e3 * deviation:.1f}"
-    return f"{1e3 * row[key]:{sign}.1f}{after}"
-
-
 def grouped(runs: Sequence[dict[str, Any]]) -> Groups:
     """Put runs together that differ in their seed alone."""
     groups: Groups = defaultdict(list)
@@ -347,7 +272,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("store", type=Path, nargs="?")
     add_rows(parser, "gpspp-learning-rows")
-    parser.add_argument("--collect-ablation", type=Path, metavar="FOLDER")
     parser.add_argument("--model", default="gpspp-8")
     parser.add_argument("--inputs", choices=["3d", "2d"], default="3d")
     parser.add_argument("--minutes", type=float, help="wall time of training, compilation included")
@@ -370,11 +294,6 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.collect is not None:
         collect(arguments.collect, arguments.results, arguments.name, arguments.note)
-        return
-    if arguments.collect_ablation is not None:
-        ran_on = arguments.collect_ablation / "machine"  # hardware and versions of the runs
-        machine = json.loads(ran_on.read_text()) if ran_on.exists() else None
-        collect_ablation(arguments.collect_ablation, arguments.results, machine)
         return
     if arguments.store is None or (arguments.minutes is None and arguments.epochs is None):
         parser.error("expected a STORE and --minutes or --epochs (or --collect FOLDER)")

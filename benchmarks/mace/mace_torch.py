@@ -1,35 +1,37 @@
 """Side by side with mace-torch: speed, the first losses, and what is learned from real data.
 
-    python -m benchmarks.mace.mace_torch speed                    about 3 minutes on 2 cores
-    python -m benchmarks.mace.mace_torch learn --work FOLDER      about 30 minutes on one core
+    .venv-parity/bin/python -m benchmarks.mace.mace_torch speed       about 3 minutes on 2 cores
+    .venv-parity/bin/python -m benchmarks.mace.mace_torch learn --work FOLDER     30 on one core
 
 Both sides have the same data, split, batches, architecture, first weights, loss and optimiser
-(`mace_torch_plan.py`). mace-torch (`mace_torch_peer.py`) runs in a virtual environment of its own,
-`.venv-parity`, which ``make parity`` creates; ours (`mace_torch_ours.py`) is the shipped trainer.
-Each is a process of its own with the same number of threads. ``learn`` keeps finished trainings in
-FOLDER and goes on where it stopped.
+(`mace_torch_plan.py`). mace-torch (`mace_torch_peer.py`) needs an environment of its own, which
+``make parity`` creates; ours (`mace_torch_ours.py`) is the shipped trainer. ``learn`` keeps
+finished trainings in FOLDER and goes on where it stopped.
 """
 
 import argparse
 import json
+import logging
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
 from benchmarks.common.report import write_result
-from benchmarks.mace.mace_torch_plan import DATASETS, SEEDS, TRAINING, write_plan
+from benchmarks.mace import mace_torch_ours, mace_torch_peer
+from benchmarks.mace.mace_torch_ours import Ours, Timed
+from benchmarks.mace.mace_torch_peer import Peer
+from benchmarks.mace.mace_torch_plan import DATASETS, SEEDS, TRAINING, make_plan
+
+from bevatron import kernels
+from bevatron.files import write_json_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
-SIDES = {
-    "mace-torch": (ROOT / ".venv-parity/bin/python", "benchmarks.mace.mace_torch_peer"),
-    "bevatron": (Path(sys.executable), "benchmarks.mace.mace_torch_ours"),
-}
+SIDES = ("mace-torch", "bevatron")
 NUM_LOSSES = 50
 SPEED_BATCHES = 45
 WARM_UP_BATCHES = 4
@@ -37,97 +39,37 @@ TOLERANCE = {"float64": 1e-9, "float32": 2e-3}
 """Largest difference of forces, eV/Å, above which timings are void."""
 
 
-class Side:
-    """One of the two programs, waiting for requests."""
-
-    def __init__(self, name: str, folder: Path, dataset: str, threads: int) -> None:
-        self.process = subprocess.Popen(
-            command(name, "serve", folder, dataset),
-            env=environment(threads),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.name = name
-        self.about = self._answer()
-
-    def ask(self, what: str, dtype: str, batches: list[list[int]]) -> dict[str, Any]:
-        """Send a request and wait for the answer."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"what": what, "dtype": dtype, "batches": batches}))
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                return json.loads(line)
-        raise SystemExit(f"{self.name} ended with exit code {self.process.wait()}")
-
-    def close(self) -> None:
-        """End the program."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(30)
-
-
-def command(side: str, *arguments: Any) -> list[str]:
-    python, module = SIDES[side]
-    if not python.exists():
-        raise SystemExit(f"{python}: missing; `make parity` creates the environment of mace-torch")
-    return [str(python), "-W", "ignore", "-m", module, *map(str, arguments)]
-
-
-def environment(threads: int) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-
-
-def speed(work: Path, dataset: str, repeats: int) -> None:
+def speed(plan: dict[str, Any], work: Path, dataset: str, repeats: int) -> None:
     """Time training and inference, one side after the other, in turn."""
-    plan = json.loads((work / "plan.json").read_text())
-    batches = plan["batches"]["0"][0][:SPEED_BATCHES]
+    batches = plan["batches"][0][0][:SPEED_BATCHES]
     warm_up, loads = batches[:WARM_UP_BATCHES], [os.getloadavg()]
     rows: list[dict[str, Any]] = []
     seconds: list[dict[str, list[float]]] = []
-    versions: dict[str, str] = {}
     for threads in (1, 2):
-        # The first side writes the weights that the other converts.
-        sides = [Side(name, work, dataset, threads) for name in SIDES]
-        for side in sides:
-            versions |= side.about["versions"]
+        torch.set_num_threads(threads)
         for dtype in ("float64", "float32"):
-            check_outputs(sides, dtype, warm_up)
+            peer = Peer(plan, dataset, 0, dtype)
+            ours = Ours(plan, dataset, 0, dtype, work, peer.initial())
+            sides = peer, Timed(ours, work / f"speed-{dtype}")
+            theirs, mine = (side.forces(warm_up[0]) for side in sides)
+            difference = float((theirs - mine).abs().max())
+            if not difference <= TOLERANCE[dtype]:
+                raise SystemExit(f"{dtype}: forces differ by {difference:.2e} eV/Å; no timing")
             for side in sides:
                 for what in ("train", "infer", "train", "infer"):
-                    side.ask(what, dtype, warm_up)
+                    getattr(side, what)(warm_up)
             for what in ("train", "infer"):
                 times: dict[str, list[float]] = {side.name: [] for side in sides}
                 for repeat in range(repeats):
                     for side in sides if repeat % 2 == 0 else reversed(sides):
-                        times[side.name].append(side.ask(what, dtype, batches)["seconds"])
+                        times[side.name].append(getattr(side, what)(batches))
                 seconds.append(times)
                 rows.append(speed_row(what, dtype, threads, times))
                 print(rows[-1], flush=True)
-        for side in sides:
-            side.close()
     loads.append(os.getloadavg())
+    versions = {**mace_torch_peer.versions(), **mace_torch_ours.versions()}
     extra = {"seconds": seconds, "load_average": loads, "repeats": repeats}
     write_speed(rows, dataset, versions, extra)
-
-
-def check_outputs(sides: list[Side], dtype: str, batches: list[list[int]]) -> None:
-    """Compare forces and energies before anything is trained; a wrong model's speed is void."""
-    theirs, ours = (side.ask("outputs", dtype, batches) for side in sides)
-    difference = max(
-        abs(a - b)
-        for one, other in zip(theirs["forces"], ours["forces"], strict=True)
-        for a, b in zip(one, other, strict=True)
-    )
-    if not difference <= TOLERANCE[dtype]:
-        raise SystemExit(f"{dtype}: forces differ by {difference:.2e} eV/Å; no timing")
 
 
 def speed_row(what: str, dtype: str, threads: int, times: dict[str, list[float]]) -> dict[str, Any]:
@@ -163,25 +105,26 @@ def write_speed(
     write_result("mace/mace_torch_speed", rows, notes, extra={"peer_versions": versions, **extra})
 
 
-def learn(work: Path, jobs: int) -> None:
-    """Run what is missing of both sides' trainings, some at once, and compare."""
-    plan = json.loads((work / "plan.json").read_text())
-    pairs = [(dataset, seed) for dataset in DATASETS for seed in SEEDS]
-    with ThreadPoolExecutor(jobs) as pool:
-        results = list(pool.map(lambda pair: train_both(work, *pair), pairs))
+def learn(plan: dict[str, Any], work: Path) -> None:
+    """Run what is missing of both sides' trainings, and compare."""
+    torch.set_num_threads(1)
+    results = [train_both(plan, work, name, seed) for name in DATASETS for seed in SEEDS]
     write_learning(results, plan)
 
 
-def train_both(work: Path, dataset: str, seed: int) -> dict[str, Any]:
+def train_both(plan: dict[str, Any], work: Path, dataset: str, seed: int) -> dict[str, Any]:
     """Train mace-torch, then bevatron from the same weights, unless that is done already."""
-    folder, result = work / f"{dataset}-{seed}", {"dataset": dataset, "seed": seed}
-    for side, file in (("mace-torch", "learn.json"), ("bevatron", "bevatron.json")):
-        if not (folder / file).exists():
-            print(f"{side}: {dataset}, seed {seed}", flush=True)
-            arguments = command(side, "learn", work, dataset, seed)
-            subprocess.run(arguments, env=environment(1), check=True, stdout=subprocess.DEVNULL)
-        result[side] = json.loads((folder / file).read_text())
-    return result
+    folder = work / f"{dataset}-{seed}"
+    path = folder / "result.json"
+    if not path.exists():
+        print(f"{dataset}, seed {seed}", flush=True)
+        peer = Peer(plan, dataset, seed, "float64")
+        initial = peer.initial()
+        result = {"dataset": dataset, "seed": seed, "mace-torch": mace_torch_peer.learn(peer)}
+        ours = Ours(plan, dataset, seed, "float64", work, initial)
+        result["bevatron"] = mace_torch_ours.learn(ours, folder)
+        write_json_atomically(path, result)
+    return json.loads(path.read_text())
 
 
 def largest_loss_difference(result: dict[str, Any]) -> float:
@@ -275,21 +218,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=("speed", "learn"))
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared/data/mace")
-    parser.add_argument("--work", type=Path, help="folder for plan, weights and trainings")
+    parser.add_argument("--work", type=Path, help="folder for stores and trainings")
     parser.add_argument("--dataset", choices=tuple(DATASETS), default="acac")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at once, of one thread each")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
+    logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore")
+    plan, begin = make_plan(args.data), time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary, kernels.use("reference"):
         work = args.work or Path(temporary)
-        if not (work / "plan.json").exists():
-            write_plan(work, args.data)
-        begin = time.monotonic()
         if args.what == "speed":
-            speed(work, args.dataset, args.repeats)
+            speed(plan, work, args.dataset, args.repeats)
         else:
-            learn(work, args.jobs)
-        print(f"{time.monotonic() - begin:.0f} s")
+            learn(plan, work)
+    print(f"{time.monotonic() - begin:.0f} s")
 
 
 if __name__ == "__main__":

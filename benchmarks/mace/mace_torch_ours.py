@@ -1,15 +1,7 @@
-"""Our side of the comparison with mace-torch: the shipped reader, store, trainer and evaluation.
+"""Our side of the comparison with mace-torch: the shipped reader, store, trainer and evaluation."""
 
-    python -m benchmarks.mace.mace_torch_ours learn FOLDER DATASET SEED  the whole training
-    python -m benchmarks.mace.mace_torch_ours serve FOLDER DATASET        timings on request
-
-The weights are converted from what `mace_torch_peer.py` wrote into FOLDER.
-"""
-
-import argparse
 import json
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +10,6 @@ import numpy as np
 import torch
 
 import bevatron
-from bevatron import kernels
 from bevatron.data.dataset import Subset
 from bevatron.models.mace import LossConfig, MaceTask, from_mace_torch
 from bevatron.models.mace.features import statistics
@@ -44,10 +35,19 @@ MESH = Mesh()
 
 
 class Ours:
-    """One data set with the trainer's settings, and a model converted from mace-torch."""
+    """One data set with the trainer's settings, and a model of mace-torch's first weights."""
 
-    def __init__(self, plan: dict[str, Any], dataset: str, seed: int, dtype: str, folder: Path):
-        self.plan, self.seed, self.dtype = plan, seed, dtype
+    def __init__(
+        self,
+        plan: dict[str, Any],
+        dataset: str,
+        seed: int,
+        dtype: str,
+        folder: Path,
+        initial: tuple[dict[str, torch.Tensor], dict[str, Any]],
+    ) -> None:
+        torch.set_default_dtype(torch.float32)  # mace-torch sets its own
+        self.plan, self.dtype = plan, dtype
         part = plan["datasets"][dataset]
         stores = folder / f"store-{dataset}"
         store = prepare_structures([part["file"]], stores, plan["architecture"]["r_max"], workers=0)
@@ -60,12 +60,8 @@ class Ours:
             )
         )
         self.settings = settings(plan, seed, dtype)
-
-    def convert(self, folder: Path) -> None:
-        """Take over the first weights of the other side."""
-        state = torch.load(folder / "initial.pt", weights_only=True)
-        self.config = json.loads((folder / "config.json").read_text())
-        self.model = from_mace_torch(state, self.config)
+        self.config = initial[1]
+        self.model = from_mace_torch(*initial)
 
     def run(self, folder: Path) -> Run:
         """Return the run that `bevatron.train.fit` walks."""
@@ -102,9 +98,8 @@ def settings(plan: dict[str, Any], seed: int, dtype: str) -> Settings:
     )
 
 
-def learn(ours: Ours, folder: Path) -> None:
-    """Train with `fit` and write the loss of each step, times and final errors."""
-    ours.convert(folder)
+def learn(ours: Ours, folder: Path) -> dict[str, Any]:
+    """Train with `fit`; return the loss of each step, times and final errors."""
     runs = folder / "bevatron"
     shutil.rmtree(runs, ignore_errors=True)
     run = ours.run(runs)
@@ -119,7 +114,7 @@ def learn(ours: Ours, folder: Path) -> None:
         batch=ours.settings.batch,
         dtype=getattr(torch, ours.dtype),
     )
-    result = {
+    return {
         "losses": [record["loss"] for record in records if record["kind"] == "step"],
         "epoch_seconds": [record["time"]["seconds"] for record in epochs],
         "valid_curve": [
@@ -133,8 +128,6 @@ def learn(ours: Ours, folder: Path) -> None:
         "parameters": sum(p.numel() for p in run.model.parameters()),
         "versions": versions(),
     }
-    (folder / "bevatron.json").write_text(json.dumps(result))
-    print(json.dumps(result["test"]), flush=True)
 
 
 def compare_statistics(ours: Ours) -> dict[str, float]:
@@ -152,8 +145,9 @@ def compare_statistics(ours: Ours) -> dict[str, float]:
 class Timed:
     """A model of one precision, trained and evaluated on given batches, and timed."""
 
+    name = "bevatron"
+
     def __init__(self, ours: Ours, folder: Path) -> None:
-        ours.convert(folder)
         self.ours, self.dtype = ours, getattr(torch, ours.dtype)
         self.model = ours.model.to(self.dtype)
         self.run = ours.run(folder)
@@ -163,6 +157,7 @@ class Timed:
 
     def batches(self, batches: list[list[int]]) -> Any:
         """Load batches from the store as the trainer does."""
+        torch.set_default_dtype(torch.float32)
         chosen = [(np.array(batch), np.ones(len(batch))) for batch in batches]
         return make_loader(self.ours.parts["train"], chosen, self.ours.task.collate, None, MESH)
 
@@ -186,52 +181,11 @@ class Timed:
         metrics.compute()
         return time.perf_counter() - begin
 
-    def outputs(self, batch: list[int]) -> dict[str, Any]:
-        """Energies and forces of one batch."""
+    def forces(self, batch: list[int]) -> torch.Tensor:
+        """Compute the forces on the atoms of one batch, [N, 3] float64."""
         loaded = next(iter(self.batches([batch]))).batch.to("cpu", self.dtype)
-        results = self.ours.task.predict(self.model, loaded)
-        return {name: results[name].double().tolist() for name in ("energy", "forces")}
-
-
-def serve(plan: dict[str, Any], dataset: str, folder: Path) -> None:
-    """Answer requests, one JSON object a line: how long an epoch or a pass took."""
-    models = {
-        dtype: Timed(Ours(plan, dataset, 0, dtype, folder), folder / f"speed-{dtype}")
-        for dtype in ("float64", "float32")
-    }
-    answer({"ready": True, "versions": versions(), "threads": torch.get_num_threads()})
-    for line in sys.stdin:
-        request = json.loads(line)
-        timed = models[request["dtype"]]
-        if request["what"] == "outputs":
-            answer(timed.outputs(request["batches"][0]))
-        else:
-            answer({"seconds": getattr(timed, request["what"])(request["batches"])})
-
-
-def answer(values: dict[str, Any]) -> None:
-    print(json.dumps(values), flush=True)
+        return self.ours.task.predict(self.model, loaded)["forces"].double()
 
 
 def versions() -> dict[str, str]:
     return {"bevatron": bevatron.__version__, "torch": torch.__version__}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("learn", "serve"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("dataset")
-    parser.add_argument("seed", type=int, nargs="?", default=0)
-    args = parser.parse_args()
-    plan = json.loads((args.folder / "plan.json").read_text())
-    kernels.use("reference")
-    if args.what == "serve":
-        serve(plan, args.dataset, args.folder)
-        return
-    ours = Ours(plan, args.dataset, args.seed, "float64", args.folder)
-    learn(ours, args.folder / f"{args.dataset}-{args.seed}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,20 +1,12 @@
-"""The mace-torch side of the comparison: runs where mace-torch and e3nn are installed.
+"""The mace-torch side of the comparison.
 
-    python -m benchmarks.mace.mace_torch_peer initial FOLDER DATASET SEED  first weights, settings
-    python -m benchmarks.mace.mace_torch_peer learn FOLDER DATASET SEED    the whole training
-    python -m benchmarks.mace.mace_torch_peer serve FOLDER DATASET         timings on request
-
-FOLDER holds ``plan.json`` (`mace_torch_plan.write_plan`). Model, data pipeline, loss, optimiser
-groups, schedule, averaged weights, training epoch and evaluation are mace-torch's own functions,
-called as its command line calls them; only the order of the batches is given.
+Model, data pipeline, loss, optimiser groups, schedule, averaged weights, training epoch and
+evaluation are mace-torch's own functions, called as its command line calls them; only the order of
+the batches is given.
 """
 
-import argparse
 import json
-import logging
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -42,6 +34,8 @@ class Losses:
 class Peer:
     """One data set, one seed, one precision: what mace's ``run_train`` has before its loop."""
 
+    name = "mace-torch"
+
     def __init__(self, plan, dataset, seed, dtype):
         tools.set_default_dtype(dtype)
         self.plan, self.dataset, self.seed, self.dtype = plan, dataset, seed, dtype
@@ -62,7 +56,7 @@ class Peer:
     def epoch(self, number, batches=None, losses=None):
         """Train one epoch; return its seconds."""
         tools.set_default_dtype(self.dtype)
-        batches = self.plan["batches"][str(self.seed)][number] if batches is None else batches
+        batches = self.plan["batches"][self.seed][number] if batches is None else batches
         start = time.perf_counter()
         train_one_epoch(
             model=self.model,
@@ -79,23 +73,39 @@ class Peer:
         )
         return time.perf_counter() - start
 
-    def errors(self, part, averaged=True):
-        """Evaluate a part of the data with mace's own function."""
+    def train(self, batches):
+        """Train on batches; return the seconds, collation included."""
+        return self.epoch(0, batches)
+
+    def infer(self, batches):
+        """Return the seconds of energies, forces and errors of all batches, collation included."""
+        tools.set_default_dtype(self.dtype)
+        loader = DataLoader(self.parts["train"], batch_sampler=batches)
+        start = time.perf_counter()
+        evaluate(self.model, self.loss_fn, loader, self.output_args, CPU)
+        return time.perf_counter() - start
+
+    def forces(self, batch):
+        """Compute the forces on the atoms of one batch, [N, 3] float64."""
+        tools.set_default_dtype(self.dtype)
+        first = next(iter(DataLoader(self.parts["train"], batch_sampler=[batch])))
+        return self.model(first.to_dict(), compute_force=True)["forces"].detach().double()
+
+    def errors(self, part):
+        """Evaluate a part of the data, with averaged weights, by mace's own function."""
         tools.set_default_dtype(self.dtype)
         loader = DataLoader(self.parts[part], batch_size=self.args.valid_batch_size)
-        if averaged:
-            with self.ema.average_parameters():
-                return evaluate(self.model, self.loss_fn, loader, self.output_args, CPU)[1]
-        return evaluate(self.model, self.loss_fn, loader, self.output_args, CPU)[1]
+        with self.ema.average_parameters():
+            return evaluate(self.model, self.loss_fn, loader, self.output_args, CPU)[1]
 
-    def write_initial(self, folder):
-        """Write the weights as they are now, with what a state dict does not hold."""
-        torch.save(self.model.state_dict(), folder / "initial.pt")
+    def initial(self):
+        """Return the weights as they are now, and what a state dict does not hold."""
         config = scripts_utils.extract_config_mace_model(self.model)
         config["class"] = type(self.model).__name__
         # Irreps are tuples, which JSON would spell out.
         named = {k: str(v) if type(v).__name__ == "Irreps" else v for k, v in config.items()}
-        (folder / "config.json").write_text(json.dumps(named, default=plain))
+        state = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
+        return state, json.loads(json.dumps(named, default=plain))
 
 
 def arguments(plan, seed, dtype):
@@ -167,8 +177,8 @@ def plain(value):
     return str(value)
 
 
-def learn(peer, folder):
-    """Train as the plan says and write the loss of each step, times and final errors."""
+def learn(peer):
+    """Train as the plan says; return the loss of each step, times and final errors."""
     losses, seconds, curve = Losses(), [], []
     epochs = peer.plan["training"]["epochs"]
     for number in range(epochs):
@@ -179,61 +189,15 @@ def learn(peer, folder):
             valid = peer.errors("valid")
             curve.append([number + 1, float(valid["rmse_f"]), float(valid["rmse_e_per_atom"])])
             print(f"epoch {number + 1}: {seconds[-1]:.2f} s, {curve[-1]}", flush=True)
-    test = {key: float(value) for key, value in peer.errors("test").items() if key != "time"}
-    result = {
+    return {
         "losses": losses.values,
         "epoch_seconds": seconds,
         "valid_curve": curve,
-        "test": test,
+        "test": {key: float(value) for key, value in peer.errors("test").items() if key != "time"},
         "threads": torch.get_num_threads(),
         "parameters": sum(p.numel() for p in peer.model.parameters()),
         "versions": versions(),
     }
-    (folder / "learn.json").write_text(json.dumps(result))
-    print(json.dumps(test), flush=True)
-
-
-def serve(plan, dataset, folder):
-    """Answer requests, one JSON object a line: how long an epoch or a pass took."""
-    peers = {dtype: Peer(plan, dataset, 0, dtype) for dtype in ("float64", "float32")}
-    for peer in peers.values():
-        peer.write_initial(made(folder / f"speed-{peer.dtype}"))
-    answer({"ready": True, "versions": versions(), "threads": torch.get_num_threads()})
-    for line in sys.stdin:
-        request = json.loads(line)
-        peer = peers[request["dtype"]]
-        if request["what"] == "train":
-            answer({"seconds": peer.epoch(0, batches=request["batches"])})
-        elif request["what"] == "infer":
-            answer({"seconds": infer(peer, request["batches"])})
-        elif request["what"] == "outputs":
-            answer(outputs(peer, request["batches"][0]))
-
-
-def infer(peer, batches):
-    """Time energies and forces of all batches, collation included."""
-    tools.set_default_dtype(peer.dtype)
-    loader = DataLoader(peer.parts["train"], batch_sampler=batches)
-    start = time.perf_counter()
-    evaluate(peer.model, peer.loss_fn, loader, peer.output_args, CPU)
-    return time.perf_counter() - start
-
-
-def outputs(peer, batch):
-    """Compute energies and forces of one batch, so that the other side can compare."""
-    tools.set_default_dtype(peer.dtype)
-    first = next(iter(DataLoader(peer.parts["train"], batch_sampler=[batch])))
-    result = peer.model(first.to_dict(), compute_force=True)
-    return {name: result[name].detach().double().tolist() for name in ("energy", "forces")}
-
-
-def answer(values):
-    print(json.dumps(values), flush=True)
-
-
-def made(folder):
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def versions():
@@ -241,26 +205,3 @@ def versions():
     import mace
 
     return {"mace-torch": mace.__version__, "e3nn": e3nn.__version__, "torch": torch.__version__}
-
-
-def main():
-    logging.disable(logging.WARNING)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("initial", "learn", "serve"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("dataset")
-    parser.add_argument("seed", type=int, nargs="?", default=0)
-    args = parser.parse_args()
-    plan = json.loads((args.folder / "plan.json").read_text())
-    if args.what == "serve":
-        serve(plan, args.dataset, args.folder)
-        return
-    peer = Peer(plan, args.dataset, args.seed, "float64")
-    folder = made(args.folder / f"{args.dataset}-{args.seed}")
-    peer.write_initial(folder)
-    if args.what == "learn":
-        learn(peer, folder)
-
-
-if __name__ == "__main__":
-    main()

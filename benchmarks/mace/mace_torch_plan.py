@@ -1,10 +1,5 @@
-"""What both sides of the comparison with mace-torch do: data, split, batches, model, training.
+"""What both sides of the comparison with mace-torch do: data, split, batches, model, training."""
 
-Written as one JSON file, which `mace_torch.py` and `mace_torch_peer.py` (in an environment of its
-own) read, so that neither can differ from the other in anything that is set here.
-"""
-
-import json
 from pathlib import Path
 from typing import Any
 
@@ -63,22 +58,17 @@ def epoch_batches(seed: int, epoch: int) -> list[list[int]]:
     return [batch.tolist() for batch in plan[0]]
 
 
-def write_plan(folder: Path, data: Path) -> Path:
-    """Write ``plan.json``; ``data`` is the folder with the structures."""
+def make_plan(data: Path) -> dict[str, Any]:
+    """Put all of it together; ``data`` is the folder with the structures."""
     parts = {}
     for name, file in DATASETS.items():
         path = data / file
         parts[name] = {"file": str(path), **split(len(read(path, index=":")))}
-    plan: dict[str, Any] = {
+    return {
         "architecture": ARCHITECTURE,
         "training": TRAINING,
         "datasets": parts,
         "batches": {
-            str(seed): [epoch_batches(seed, e) for e in range(int(TRAINING["epochs"]))]
-            for seed in SEEDS
+            seed: [epoch_batches(seed, e) for e in range(int(TRAINING["epochs"]))] for seed in SEEDS
         },
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "plan.json"
-    path.write_text(json.dumps(plan))
-    return path

@@ -45,6 +45,7 @@ REPEATS = ((1, 1, 1), (2, 1, 1), (2, 2, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5))
 SHARES = (0.25, 0.2, 0.2, 0.15, 0.12, 0.08)
 WARM_UP, TRACED, AFTER = 60, 60, 40
 CAPACITY = 3072
+STEPS = ("captured", "launched")
 CALM = 20
 """Steps after which training has settled."""
 
@@ -128,7 +129,7 @@ def train(data: Dataset, config: MaceConfig, workers: int, *, captured: bool) ->
     seconds = median(time["seconds"] for time in calm)
     waited = mean(time["seconds"] * time["wait_share"] for time in calm)
     traced = summary(task.profiler, TRACED)
-    row: dict[str, Any] = {"steps": "captured" if captured else "launched"}
+    row: dict[str, Any] = {"steps": STEPS[0 if captured else 1]}
     row |= {"ms/step": 1e3 * seconds, "waited for data %": 100 * waited / seconds, **traced}
     row |= gaps(task.profiler, TRACED)
     return row | {"idle untraced %": round(100 * (1 - traced["busy ms"] / (1e3 * seconds)), 1)}
@@ -140,6 +141,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--models", nargs="*", default=["paper"])
+    parser.add_argument("--steps", nargs="*", choices=STEPS, default=STEPS)
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--data", nargs="*", type=Path, default=[], help="files of structures")
     parser.add_argument("--prepared", type=Path, help="kept: data are prepared once for all")
@@ -156,8 +158,8 @@ def measure(arguments: argparse.Namespace) -> None:
             made = (
                 from_files(preset, arguments.data, folder) if arguments.data else crystals(preset)
             )
-            for captured in (True, False):
-                row = train(*made, arguments.workers, captured=captured)
+            for steps in arguments.steps:
+                row = train(*made, arguments.workers, captured=steps == STEPS[0])
                 rows.append({"model": preset, **row})
                 notes = notes_on(made[0], arguments)
                 write_result("mace/training_idle", rows, notes, device="cuda", folder=arguments.out)

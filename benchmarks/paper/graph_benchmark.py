@@ -34,9 +34,9 @@ from bevatron.files import write_text_atomically
 from bevatron.kernels.graph.csr import Csr
 from bevatron.kernels.graph.dot_attention import dot_attention
 from bevatron.kernels.graph.graph_attention import graph_attention
+from bevatron.output import say
 from bevatron.parallel.graph_partition import DistributedGraph
 from bevatron.parallel.mesh import Mesh, open_mesh, ranks_from_environment
-from bevatron.recipes.arguments import say
 
 Model = Literal["VA", "AGNN", "GAT"]
 Dataset = Literal["kronecker", "uniform", "file"]

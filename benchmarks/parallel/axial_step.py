@@ -2,24 +2,25 @@
 
     torchrun --nproc-per-node 2 -m benchmarks.parallel.axial_step alphafold3 STORE [--apart]
     python -m benchmarks.parallel.axial_step alphafold3 STORE
+    python -m benchmarks.parallel.axial_step alphafold3 STORE --plan 2
     python -m benchmarks.parallel.axial_step --collect axial-rows
 
-With ``--turns N FOLDER`` so many calls on the same GPUs prepare at once and are timed one after
-another. Any number of GPUs; one process without torchrun is the yardstick of all other rows with
-the same sample. Samples and weights are those of `benchmarks.alphafold2.train_step` and
+Any number of GPUs; one process without torchrun is the yardstick of all other rows with the same
+sample. Samples and weights are those of `benchmarks.alphafold2.train_step` and
 `benchmarks.alphafold3.train_step`. With ``--apart`` every GPU has a sample of its own and gradients
-are summed while the backward pass goes on.
+are summed beside the backward pass, or behind it. ``--plan`` counts on a CPU, on tensors without
+memory, the bytes that the first of so many GPUs will send.
 """
 
 import argparse
-import fcntl
 import json
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -29,31 +30,39 @@ from benchmarks.common import trace
 from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.arms import GIB, Arm, Training, difference, or_out_of_memory
 from benchmarks.common.report import hardware, versions, write_result
+from benchmarks.parallel.calls import add_calls, set_nccl, turn
 
 from bevatron.models.alphafold3.task import StepOptions
+from bevatron.parallel.axial import one_of
 from bevatron.parallel.collectives import barrier
 from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.parallel.traffic import count_traffic
+from bevatron.recipes.alphafold2.run import CYCLES
+from bevatron.task import StepNumbers
+from bevatron.train.capture.gradients import GradientBuckets
+from bevatron.train.memory_plan import plan_memory
 from bevatron.train.profiling.timeline import Span, occupation
 from bevatron.train.run import SamplesApart, SamplesInGroups, Sharing
 
+MIB = 2**20
 Case = dict[str, Any]
 OUT_OF_MEMORY = "out of memory"
 NOTES = (
     "Captured steps (CUDA graphs) in bfloat16, one sample for every 'GPUs a sample' GPUs, loader, "
     "clipping, Adam and averaged weights included: mean of `steps`. loss, gradient norm: of the "
     "first step, which is launched; replayed off by: how far those of its replay are. policy: what "
-    "the backward pass computes again. sent MiB: by one GPU to others of its sample in a step. "
-    "waited %: time of the host for samples, which it makes while the GPU is busy. "
-    "traced ms, idle ms: of a step that is launched by itself. sending ms, hidden %: time of the "
-    "kernels of NCCL in it, waiting for the other GPU included, and how much of that lies beside "
-    "other kernels. reserved GiB: most that torch took of a GPU, graphs included. x one GPU: "
-    "samples a second."
+    "the backward pass computes again. sums: of the gradients of GPUs with samples of their own. "
+    "NCCL: settings. sent MiB: by one GPU to others of its sample in a step; planned MiB: the "
+    "same, counted on a CPU without running the step. waited %: time of the host for samples, "
+    "which it makes while the GPU is busy. traced ms, idle ms: of the replay of one step without "
+    "recycling, by itself. sending ms, hidden %: time of the kernels of NCCL in it, waiting for "
+    "the other GPU included, and how much of that lies beside other kernels. reserved GiB: most "
+    "that torch took of a GPU, graphs included. x one GPU: samples a second, over the fastest "
+    "policy there."
 )
 LEAD = 2
-"""Steps that are not counted."""
-PATIENCE = 60
-"""Seconds for which a call that is ready waits for the others: one may have failed."""
+"""Rounds that are not counted: the host is a step ahead, and where one ends is not known of them.
+"""
 
 
 class Measurement:
@@ -70,6 +79,7 @@ class Measurement:
     def __init__(self, given: argparse.Namespace, mesh: Mesh, sharing: Sharing) -> None:
         self.given, self.mesh, self.sharing = given, mesh, sharing
         given.device = str(mesh.device)
+        self.nccl = set_nccl(given)
         self._model: Any = None
 
     def cases(self) -> Iterable[tuple[Case, Arm]]:
@@ -79,7 +89,8 @@ class Measurement:
         each = len(sizes) if len(given.policies) == 1 else 1
         for size, policy in zip(sizes, given.policies * each, strict=True):
             for passes in given.passes:
-                case = {"system": given.system, "N": size, "passes": passes, "policy": policy}
+                mean = passes or (1 + CYCLES) / 2
+                case = {"system": given.system, "N": size, "passes": mean, "policy": policy}
                 yield case, Arm("bevatron", policy=policy, workers=given.workers)
 
     def training(self, case: Case, arm: Arm) -> Training:
@@ -87,7 +98,7 @@ class Measurement:
         given = self.given
         if case["system"] == "alphafold2":
             run = alphafold2.run_of(given)
-            task = alphafold2.task_of(arm, run, case["passes"])
+            task = alphafold2.task_of(arm, run, int(case["passes"]) if alone(case) else None)
             return Training(arm, replace(run, task=task, sharing=self.sharing), self.mesh)
         if self._model is None:
             self._model = alphafold3.built(given.preset or "alphafold3", self.mesh.device)
@@ -101,7 +112,11 @@ class Measurement:
         """Measure a case, all ranks together; list the kernels of a step that was traced."""
         mesh, on_gpu = self.mesh, self.mesh.device.type == "cuda"
         group = self.sharing.repeats
-        row = {**case, "GPUs": mesh.world, "GPUs a sample": group}
+        row = {**case, "GPUs": mesh.world, "GPUs a sample": group, "NCCL": self.nccl}
+        if mesh.world > group:
+            row["sums"] = "behind" if self.given.behind else "beside"
+        first_round = range(1 if alone(case) else CYCLES)
+        counted = LEAD * len(first_round), self.given.steps * len(first_round)
         if on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
@@ -112,24 +127,25 @@ class Measurement:
             began = time.perf_counter()
             training = self.training(case, arm)
             trained.append(training)
-            first = training.steps([0]).results[0]
+            first = training.steps(first_round).results[0]
             row["loss"], row["gradient norm"] = first.loss, first.grad_norm
             with count_traffic() as traffic:
-                again = training.steps([0]).results[0]
+                again = training.steps(first_round).results[0]
             pair = (again.loss, again.grad_norm), (first.loss, first.grad_norm)
             row["replayed off by"] = difference(*pair)
-            # A capture runs the work twice and records it once.
-            row["sent MiB"] = traffic.total / (3 if on_gpu else 1) / 2**20
+            # A capture runs the work twice and records it once; processes agree on its size.
+            sent = traffic.total - traffic.sent["all_reduce"]
+            row["sent MiB"] = sent / (3 if on_gpu else 1) / len(first_round) / MIB
             row["ready s"] = time.perf_counter() - began
             with turn(self.given, mesh):
-                # The host is a step ahead: where one ends is not known of the first two.
-                steps = training.steps(range(LEAD + self.given.steps))
-                if on_gpu and mesh.world > 1:
-                    found, kernels[:] = exchange(training)
+                steps = training.steps(range(sum(counted)))
+                if on_gpu:
+                    found, kernels[:] = exchange(training, mesh)
                     row.update(found)
-            row["steps"], seconds = self.given.steps, sum(steps.seconds[LEAD:])
-            row["s/step"] = seconds / self.given.steps
-            row["waited %"] = 100 * sum(steps.waited[LEAD:]) / seconds
+            lead, row["steps"] = counted
+            seconds = sum(steps.seconds[lead:])
+            row["s/step"] = seconds / row["steps"]
+            row["waited %"] = 100 * sum(steps.waited[lead:]) / seconds
             if on_gpu:
                 row["reserved GiB"] = torch.cuda.max_memory_reserved() / GIB
             return True
@@ -141,29 +157,20 @@ class Measurement:
         return row, kernels
 
 
-@contextmanager
-def turn(given: argparse.Namespace, mesh: Mesh) -> Iterator[None]:
-    """Wait until all calls that take turns are ready, and then for the turn of this one."""
-    if given.turns is None:
-        yield
-        return
-    count, folder = int(given.turns[0]), Path(given.turns[1])
-    with (folder / "turn").open("w") as lock:
-        if mesh.is_main:
-            (folder / f"ready-{time.time_ns()}").touch()
-            last = time.monotonic() + PATIENCE
-            while len([*folder.glob("ready-*")]) < count and time.monotonic() < last:
-                time.sleep(0.05)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        barrier(mesh)
-        yield
-        barrier(mesh)
+def alone(case: Case) -> bool:
+    """Whether all steps of a case have the same number of passes."""
+    return float(case["passes"]).is_integer()
 
 
-def exchange(training: Training) -> tuple[dict[str, float], list[trace.KernelRow]]:
+def exchange(training: Training, mesh: Mesh) -> tuple[dict[str, float], list[trace.KernelRow]]:
     """Trace one step of this rank: how long it communicates, how much of that is hidden."""
     batch = training.run.task.collate([training.run.train[0]], np.zeros(1, np.int64), [1.0])
-    profiler = trace.profiled(lambda: training.launch(batch, 0).result(), 1)
+
+    def step() -> None:
+        barrier(mesh)  # none waits for another that made its sample later
+        training.launch(batch, 0).result()
+
+    profiler = trace.profiled(step, 1)
     spans = [
         Span(event.name(), event.start_ns(), event.duration_ns())
         for event in trace.device_events(profiler)
@@ -184,12 +191,45 @@ def measure_all(given: argparse.Namespace) -> None:
     with open_mesh(given.device, timeout_seconds=300) as mesh:
         apart = given.apart or mesh.world == 1
         sharing = SamplesApart() if apart else SamplesInGroups(mesh.world)
-        with sharing.joined(mesh):
+        with sharing.joined(mesh), sums_behind() if given.behind else nullcontext():
             measurement = Measurement(given, mesh, sharing)
             for case, arm in measurement.cases():
                 row, kernels = measurement.row(case, arm)
                 if mesh.is_main:
                     keep(row, kernels, given, mesh)
+
+
+@contextmanager
+def sums_behind() -> Iterator[None]:
+    """Sum gradients over GPUs behind the backward pass, not beside it."""
+    make = GradientBuckets.__init__
+
+    def made(buckets: GradientBuckets, *given: Any) -> None:
+        make(buckets, *given)
+        buckets._stream, buckets._ends = None, []  # noqa: SLF001
+
+    with patch.object(GradientBuckets, "__init__", made):
+        yield
+
+
+def plan_all(given: argparse.Namespace) -> None:
+    """Plan what the first of so many GPUs sends in each case, and keep a file of each."""
+    mesh, sharing = Mesh(), SamplesInGroups(given.plan)
+    measurement = Measurement(given, mesh, sharing)
+    for case, arm in measurement.cases():
+        training = measurement.training(case, replace(arm, captured=False))
+        task, rounds = training.run.task, 1 if alone(case) else CYCLES
+        task.activations = torch.bfloat16
+        batch = task.collate([training.run.train[0]], np.zeros(1, np.int64), [1.0])
+        shape = batch.padding.rounded(batch.padding.size_of(batch.sizes))
+        with one_of(given.plan), count_traffic() as traffic:
+            for number in range(rounds):
+                plan_memory(training.run, batch, shape=shape, numbers=StepNumbers(number, 0))
+        planned = {**case, "GPUs a sample": given.plan, "planned MiB": traffic.total / rounds / MIB}
+        given.out.mkdir(parents=True, exist_ok=True)
+        name = "-".join(str(planned[key]) for key in ("system", "N", "passes", "policy"))
+        (given.out / f"plan-{name}-{given.plan}.json").write_text(json.dumps(planned))
+        print(planned, flush=True)
 
 
 def keep(
@@ -200,15 +240,16 @@ def keep(
     on = {"hardware": hardware(mesh.device.type), "versions": versions()}
     found = {"measured on": on, "notes": notes(given), "row": row, "kernels": kernels}
     given.out.mkdir(parents=True, exist_ok=True)
-    keys = ("system", "N", "passes", "policy", "GPUs", "GPUs a sample")
-    path = given.out / ("step-" + "-".join(str(row[key]) for key in keys) + ".json")
+    keys = ("system", "N", "passes", "policy", "GPUs", "GPUs a sample", "sums")
+    path = given.out / ("step-" + "-".join(str(row.get(key, "")) for key in keys) + ".json")
     path.write_text(json.dumps(found))
 
 
 def collect(folder: Path, results: Path) -> None:
     """Join the rows of all calls, set them beside one GPU, and write the result."""
     found = read_all(folder, "step-*.json")
-    rows = compared([one["row"] for one in found])
+    plans = read_all(folder, "plan-*.json")
+    rows = compared([planned(one["row"], plans) for one in found])
     kernels = [
         {key: one["row"][key] for key in ("system", "N", "GPUs", "GPUs a sample")} | kernel
         for one in found
@@ -223,20 +264,27 @@ def collect(folder: Path, results: Path) -> None:
     )  # fmt: skip
 
 
+def planned(row: dict[str, Any], plans: list[dict[str, Any]]) -> dict[str, Any]:
+    """Add what was planned to a row."""
+    keys = ("system", "N", "passes", "policy", "GPUs a sample")
+    same = [plan for plan in plans if all(plan[key] == row[key] for key in keys)]
+    return row | {"planned MiB": same[0]["planned MiB"]} if same else row
+
+
 def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Sort the rows and set each beside one GPU: samples a second over its, loss, memory."""
     rows = sorted(rows, key=lambda r: (r["system"], r["N"], r["passes"], r["policy"], r["GPUs"]))
     for row in rows:
         same = [
             r for r in rows
-            if r["GPUs"] == 1 and all(r[k] == row[k] for k in ("system", "N", "passes", "policy"))
+            if r["GPUs"] == 1 and all(r[k] == row[k] for k in ("system", "N", "passes"))
+            and not isinstance(r["s/step"], str)
         ]  # fmt: skip
-        if not same or "loss" not in same[0] or "loss" not in row:
+        if not same or isinstance(row["s/step"], str):
             continue
-        one = same[0]
+        one = min(same, key=lambda r: r["s/step"])
         samples = row["GPUs"] // row["GPUs a sample"]
-        if "s/step" in row:
-            row["x one GPU"] = samples * one["s/step"] / row["s/step"]
+        row["x one GPU"] = samples * one["s/step"] / row["s/step"]
         if samples == 1:
             row["loss off by"] = abs(row["loss"] - one["loss"]) / abs(one["loss"])
             row["gradient off by"] = (
@@ -252,7 +300,8 @@ def notes(given: argparse.Namespace) -> str:
     if given.system == "alphafold2":
         said = (
             f"alphafold2: crops of {given.crop} residues, {given.msa_rows} rows, {given.templates} "
-            f"of templates, {given.extra_rows} extra rows; passes: 1 + recyclings."
+            f"of templates, {given.extra_rows} extra rows; passes: 1 + recyclings, 2.5 on average "
+            "if 1 to 4 in turn."
         )
     else:
         said = (
@@ -272,8 +321,12 @@ def main() -> None:
     parser.add_argument("--apart", action="store_true", help="every GPU has samples of its own")
     parser.add_argument("--lengths", nargs="*", type=int, default=[384, 768], help="of alphafold3")
     parser.add_argument("--policies", nargs="*", default=["none"], help="for each length, or all")
-    parser.add_argument("--passes", nargs="*", type=int, default=[1])
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument(
+        "--passes", nargs="*", type=int, default=[1], help="of alphafold2 0: 1 to 4 in turn"
+    )
+    parser.add_argument("--steps", type=int, default=10, help="of every number of passes")
+    parser.add_argument("--behind", action="store_true", help="sum gradients behind the pass")
+    parser.add_argument("--plan", type=int, metavar="GPUS", help="count what will be sent")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--preset")
     parser.add_argument("--device", default="auto")
@@ -283,13 +336,18 @@ def main() -> None:
     parser.add_argument("--msa-rows", type=int, default=124)
     parser.add_argument("--extra-rows", type=int, default=1024)
     parser.add_argument("--templates", type=int, default=4)
-    parser.add_argument("--turns", nargs=2, metavar=("N", "FOLDER"), help="of N calls at once")
+    add_calls(parser)
     parser.set_defaults(stage="initial")
     add_rows(parser, "axial-rows")
     given = parser.parse_args()
     if given.preset is None and given.system is not None:
         given.preset = given.system
-    collect(given.collect, given.results) if given.collect else measure_all(given)
+    if given.collect:
+        collect(given.collect, given.results)
+    elif given.plan:
+        plan_all(given)
+    else:
+        measure_all(given)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch
 from benchmarks.common.arguments import add_out
 from benchmarks.common.report import write_result
 from benchmarks.common.timing import median_ms
+from benchmarks.parallel.calls import add_calls, set_nccl, turn
 from torch import Tensor
 
 from bevatron.parallel import axial
@@ -94,11 +95,16 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", type=float, default=[0.25, 1, 4, 16, 64], help="MiB")
     parser.add_argument("--together", type=int, default=10, help="in one graph")
     parser.add_argument("--device", default="auto")
+    add_calls(parser)
     add_out(parser)
     given = parser.parse_args()
+    nccl = set_nccl(given)
     with open_mesh(given.device, timeout_seconds=60) as mesh:
         with axial.shared(mesh, mesh.world) as group:
-            rows = measured(mesh, group, given.sizes, given.together)
+            measured(mesh, group, [0.25], 1)  # connections are made
+            with turn(given, mesh):
+                rows = measured(mesh, group, given.sizes, given.together)
+        rows = [{"NCCL": nccl, **row} for row in rows]
         if mesh.is_main:
             notes = (
                 f"bfloat16; own MiB: what every GPU holds; median of 7 times {given.together} "

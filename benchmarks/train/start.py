@@ -78,16 +78,17 @@ def main() -> None:
     )
     parser.add_argument("--systems", nargs="*", default=["mace", "mace:small", "gpspp"])
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--turns", type=int, default=len(TURNS))
+    parser.add_argument("--turns", nargs="*", choices=TURNS, default=TURNS)
+    parser.add_argument("--cache", type=Path, help="of Triton, filled before: for warm turns alone")
     add_out(parser)
     arguments = parser.parse_args()
     rows, printed = [], {}
     for what in arguments.systems:
         system, _, preset = what.partition(":")
-        with tempfile.TemporaryDirectory() as cache:
-            for turn in TURNS[: arguments.turns]:
+        with tempfile.TemporaryDirectory() as empty:
+            for turn in arguments.turns:
                 with tempfile.TemporaryDirectory() as scratch:
-                    given = (system, preset or None, Path(scratch), Path(cache))
+                    given = (system, preset or None, Path(scratch), arguments.cache or Path(empty))
                     first, records, words = started(*given, arguments.epochs)
                 rows.append(row_of(what, turn, first, records))
                 printed[f"{what}, {turn}"] = words.splitlines()

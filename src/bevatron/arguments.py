@@ -54,6 +54,17 @@ def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **op
         raise ConfigError(sentence(printed.getvalue(), command)) from None
 
 
+def value_of(flag: str, arguments: Sequence[str]) -> str | None:
+    """Return the value of an option; of one given several times, the last, as tyro does."""
+    value = None
+    for i, argument in enumerate(arguments):
+        if argument == flag and i + 1 < len(arguments):
+            value = arguments[i + 1]
+        elif argument.startswith(f"{flag}="):
+            value = argument.partition("=")[2]
+    return value
+
+
 def call(function: Callable[..., T], arguments: Sequence[str], command: str) -> T:
     """Call a function with arguments from the command line, which `parse` reads."""
 

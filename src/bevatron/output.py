@@ -83,8 +83,8 @@ def print_table(
 ) -> None:
     """Print a table whose first column identifies its rows and is never cut.
 
-    Cells and headers that do not fit are folded, numbers are not; a table that is still too wide
-    is left for the terminal to wrap.
+    Columns of words are left-aligned, others right. Cells and headers that do not fit are folded,
+    numbers are not; a table that is still too wide is left for the terminal to wrap.
 
     Parameters
     ----------
@@ -109,13 +109,21 @@ def print_table(
     frame = 2 * len(headers) + 1
     widths = _widths([headers, *rows], shown - frame)
     for column, (header, cells) in enumerate(zip(headers, widths, strict=True)):
-        justify: Literal["left", "right"] = "right" if column else "left"
+        # Where a column has figures, words stand among them: a name, a dash.
+        prose = column == 0 or not any(c.isdigit() for row in rows for c in row[column][:2])
+        justify: Literal["left", "right"] = "left" if prose else "right"
         table.add_column(header, justify=justify, overflow="fold", width=cells)
     for row in rows:
         table.add_row(*row)
     wide = max(shown, sum(widths) + frame)
     # Cells are text: rich would take a list in brackets for markup and drop it.
     Console(width=wide, highlight=False, markup=False, emoji=False).print(table, crop=False)
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
+    """Print rows of equal keys with `print_table`; nothing if there are none."""
+    if rows:
+        print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows], title)
 
 
 def _widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:

@@ -38,9 +38,9 @@ class Tolerance:
     Attributes
     ----------
     forward
-        Of the result.
+        Limit for the result.
     gradients
-        Of first and second derivatives.
+        Limit for first and second derivatives.
     """
 
     forward: float
@@ -67,7 +67,7 @@ def assert_close(
     Parameters
     ----------
     actual, expected
-        Of one shape, on any device.
+        Tensors of one shape, on any device.
     tolerance
         Largest error, as a share of the largest magnitude of ``expected``.
     name
@@ -190,7 +190,7 @@ def derivatives(
     order
         0, 1 or 2. The second order is taken by the inputs and by the incoming gradient.
     seed
-        Of the directions; the same for any type and device.
+        Seed of the directions, which are the same for any type and device.
 
     Returns
     -------
@@ -378,7 +378,7 @@ def awkward_graphs(hub: int = 300, seed: int = 0) -> list[AwkwardGraph]:
     hub
         Number of edges into the node that has most.
     seed
-        Of the random edges.
+        Seed of the random edges.
     """
     generator = torch.Generator().manual_seed(seed)
 

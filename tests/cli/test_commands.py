@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from bevatron.cli import main
+from bevatron.parallel import mesh
 from bevatron.train.run import FitResult
 from bevatron.train.run_folder import RunFolder
 from cli_runs import CUTOFF, TINY, losses, metrics
@@ -27,6 +28,16 @@ def test_a_run_from_a_store_leaves_a_complete_folder(shelf):
     assert "report.html" not in names
     assert losses(shelf / "run")
     assert " structures/s" in (shelf / "run" / "log.txt").read_text()
+
+
+def test_the_gpu_of_a_run_starts_before_its_options_are_parsed(monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(mesh, "start_gpu", started.append)
+    (tmp_path / "run.yaml").write_text("train: {device: cpu}")
+    given = ("mace", "mace --train.device=cpu", "mace --dry-run", str(tmp_path / "run.yaml"))
+    for words in given:
+        assert main(["train", *words.split(), "--nonsense"]) == 2
+    assert started == ["auto", "cpu"]  # a file may name the device, and nothing runs dry on one
 
 
 def test_a_file_and_its_store_give_the_same_losses(shelf, train, tmp_path):

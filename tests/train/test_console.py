@@ -64,6 +64,18 @@ def test_lines_without_a_terminal_say_the_epoch_among_all_and_the_time_left(cloc
     assert last.endswith("1:37:00 left")
 
 
+def test_of_short_epochs_some_are_printed_the_last_one_too_and_all_logged(clock, tmp_path, capsys):
+    console = Console(tmp_path / "log.txt")
+    for epoch in range(9):
+        clock[0] = epoch / 3
+        console.begin_epoch(epoch, 9, 0, 1)
+        console.epoch(record(epoch))
+    console.end()
+    printed = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+    assert printed == ["1/9", "4/9", "7/9", "9/9"]
+    assert (tmp_path / "log.txt").read_text().count("  epoch ") == 9
+
+
 def test_one_bar_covers_the_whole_run(monkeypatch, clock):
     text = io.StringIO()
     rich = RichConsole(file=text, force_terminal=True, width=60, highlight=False)

@@ -8,6 +8,7 @@ import test_mace
 import test_toy_system
 import tiny
 import torch
+from safetensors.torch import load_file
 
 from bevatron.errors import OutOfMemoryError
 from bevatron.train.loop import fit
@@ -90,3 +91,14 @@ def test_validation_on_a_stream_of_its_own_changes_nothing(tmp_path, graphs):
     assert len(beside) == 4
     for found, expected in zip(beside, in_line, strict=True):
         assert found == pytest.approx(expected, rel=1e-10)
+
+
+def test_several_averages_are_those_of_a_cpu(tmp_path):
+    optim = {"ema": (0.9, 0.99), "fused": True}
+    for device in ("cpu", "cuda"):
+        train = {"epochs": 2, "device": device}
+        fit(tiny.make_run(tmp_path / device, optim=optim, train=train))
+    for name in ("weights.safetensors", "ema-0.99/weights.safetensors"):
+        expected, found = (load_file(tmp_path / device / name) for device in ("cpu", "cuda"))
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-10, atol=1e-12)

@@ -65,6 +65,15 @@ def test_of_several_averages_the_first_is_validated_and_all_are_kept(tmp_path):
     assert not (tmp_path / "first" / "ema-0.5").exists()
 
 
+def test_further_averages_are_of_the_last_step_with_its_buffers(tmp_path):
+    """What is kept of the best epoch is no part of them."""
+    run = tiny.make_run(tmp_path, optim={"ema": (0.5, 0.9)}, train={"epochs": 3})
+    run.task.begin_epoch = lambda epoch: run.model.shift.fill_(0.5 + 10 * epoch)
+    assert fit(run).best_epoch == 0
+    assert load_file(tmp_path / WEIGHTS)["shift"] == 0.5
+    assert load_file(tmp_path / "ema-0.9" / WEIGHTS)["shift"] == 20.5
+
+
 def test_all_averages_go_on_from_a_checkpoint(tmp_path):
     groups = {"optim": {"ema": (0.5, 0.9)}, "checkpoint": {"final": "last"}}
     fit(tiny.make_run(tmp_path / "whole", **groups, train={"epochs": 4}))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from bevatron.output import Result, say
-from bevatron.recipes.arguments import RunFolder, StoreFolder, print_rows
+from bevatron.output import Result, print_rows, say
+from bevatron.recipes.arguments import RunFolder, StoreFolder
 
 if TYPE_CHECKING:
     from bevatron.recipes.mace.step_cost import StepMeter
@@ -192,8 +192,7 @@ def bench_profile(
 
     def show() -> None:
         for title, rows in tables:
-            say(f"\n{title}")
-            print_rows(rows)
+            print_rows(rows, title)
         say(*lines)
 
     return Result({**dict(tables), "notes": list(lines)}, show)

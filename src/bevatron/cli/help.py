@@ -45,9 +45,9 @@ def command_help(function: Callable[..., Any], command: str) -> str:
     Parameters
     ----------
     function
-        Its docstring has a line of what it does, its parameters, and examples.
+        A function whose docstring has a summary line, parameters and examples.
     command
-        As it is typed.
+        The command as it is typed.
     """
     parts = _sections(inspect.getdoc(function) or "")
     positional: list[Row] = []

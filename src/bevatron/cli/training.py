@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from bevatron.arguments import parse
+from bevatron.arguments import parse, value_of
 from bevatron.cli.help import asks_for_help, train_help
 from bevatron.config import load_yaml
 from bevatron.errors import ConfigError
@@ -51,6 +51,11 @@ def train(arguments: list[str]) -> int:
         say(train_help(found, f"bevatron train {arguments[0]}", TrainOptions))
         return 0
     with no_garbage_collection():  # a sixth of the time of imports, of which all stays
+        if arguments[0] in SYSTEMS and "--dry-run" not in arguments:
+            from bevatron.parallel.mesh import start_gpu
+
+            # As early as can be; files may say otherwise.
+            start_gpu(value_of("--train.device", arguments) or "auto")
         from bevatron.recipes.training import configuration, start
 
         base = configuration(arguments[0], arguments[1:])

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -126,16 +127,20 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 
 def start_gpu(wanted: str) -> None:
-    """Begin to initialise this process's GPU in a thread, which takes a second.
+    """Begin to initialise this process's GPU in a thread, which takes a second or two.
 
-    Errors are left to what needs the device.
+    That is CUDA, cuBLAS and Triton. Errors are left to what needs the device.
     """
 
     def start() -> None:
         with suppress(ConfigError, RuntimeError):
             device = choose_device(wanted, ranks_from_environment(os.environ)[2])
             if device.type == "cuda":
-                torch.zeros(1, device=device)
+                torch.zeros(1, 1, device=device) @ torch.zeros(1, 1, device=device)
+                if find_spec("triton") is not None:
+                    from bevatron.kernels.shared import triton_compile
+
+                    triton_compile.start()
 
     # Not a daemon: one within CUDA when the interpreter ends, after an early error, would abort.
     threading.Thread(target=start, name="bevatron-gpu").start()

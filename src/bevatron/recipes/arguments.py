@@ -1,6 +1,5 @@
 """Shared by all commands: types of arguments, and printing."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +8,6 @@ import tyro
 
 from bevatron.data.readers.labels import LabelOptions
 from bevatron.data.readers.molecule_options import MoleculeOptions
-from bevatron.output import say
 
 
 def positional(metavar: str) -> Any:
@@ -47,13 +45,3 @@ class PrepareOptions:
 
 
 Preparing = Annotated[PrepareOptions, tyro.conf.arg(name="")]
-
-
-def print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """Print rows of equal keys as a table."""
-    if not rows:
-        return
-    cells = [list(rows[0])] + [[str(value) for value in row.values()] for row in rows]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-    for line in cells:
-        say("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))

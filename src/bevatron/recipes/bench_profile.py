@@ -205,10 +205,10 @@ def report(found: dict[str, Any]) -> Report:
             f"longest {'kernels' if found['on_gpu'] else 'operators'} (rank 0)",
             [
                 {
+                    "name": short(name),
                     "ms": f"{total['ms']:.3f}",
                     "share": f"{total['ms'] / first['traced_step']:.1%}",
                     called: f"{total['count']:.1f}",
-                    "name": short(name),
                 }
                 for name, total in list(first["kernels"].items())[:LONGEST]
             ],
@@ -273,10 +273,10 @@ def _module_rows(rank: dict[str, Any]) -> Rows:
     whole = max(rank["memory"]["activations"], 1)
     return [
         {
+            "module": name,
             "forward MiB": f"{saved['forward'] / 2**20:,.2f}",
             "inner gradient MiB": f"{saved['gradient'] / 2**20:,.2f}",
             "share": f"{(saved['forward'] + saved['gradient']) / whole:.1%}",
-            "module": name,
         }
         for name, saved in list(rank["memory"]["modules"].items())[:LONGEST]
     ]
@@ -284,16 +284,12 @@ def _module_rows(rank: dict[str, Any]) -> Rows:
 
 def _gain_rows(found: dict[str, Any]) -> Rows:
     step = found["step"]
-    rows = [
-        {
-            "ms": f"{step - gained:.2f}",
-            "gained": f"{gained / step:.1%}",
-            "if": GAINS[key],
-        }
-        for key, gained in found["gains"].items()
+    gains = {GAINS[key]: gained for key, gained in found["gains"].items()}
+    gains["all of these"] = sum(gains.values())
+    return [
+        {"if": what, "ms": f"{step - gained:.2f}", "gained": f"{gained / step:.1%}"}
+        for what, gained in gains.items()
     ]
-    left = step - sum(found["gains"].values())
-    return [*rows, {"ms": f"{left:.2f}", "gained": f"{1 - left / step:.1%}", "if": "all of these"}]
 
 
 def short(name: str, most: int = 90) -> str:

@@ -28,10 +28,10 @@ from bevatron.output import say
 from bevatron.typing import Array, Arrays
 
 ALIGNMENTS, TEMPLATES, CLUSTERS = "alignments", "templates", "clusters.txt"
-"""Inside the folder of a store; clusters are written last."""
+"""Names inside the folder of a store; clusters are written last."""
 
 MOST_CLUSTERED = 4000
-"""Distinct proteins that are clustered without mmseqs2; of more, equal sequences are a cluster."""
+"""Distinct proteins that are clustered without mmseqs2; of more, each is a cluster of its own."""
 
 MOST_SHOWN = 10
 """Files that were left out and are named on the terminal."""
@@ -66,8 +66,8 @@ def open_prepared(path: str | Path, kind: str, version: int, system: str) -> Sto
 
     Parameters
     ----------
-    kind, version : of its samples and features
-    system : whose ``bevatron prepare`` makes such a store
+    kind, version : kind of its samples, version of its features
+    system : the system whose ``bevatron prepare`` makes such a store
     """
     store = Store.open(path)
     settings = store.manifest["settings"]
@@ -112,8 +112,8 @@ def write_clusters(
 
     Parameters
     ----------
-    sequences : by key
-    folder : of the store
+    sequences : sequence by chain key
+    folder : folder of the store
     given : a file of clusters, see `read_clusters`, for the proteins that it names
     named : key by ``code_chain``, the code in lower case
     """
@@ -174,13 +174,13 @@ def prepare_searches(
 
     Parameters
     ----------
-    store : of the structures
-    chains : the proteins in it
+    store : store of the structures
+    chains : the proteins in that store
     strict : an unusable file is an error
     workers, overwrite, progress
-        As in `bevatron.data.store.prepare.prepare`; with ``overwrite`` also alignments and
-        templates of which there are none any more are removed.
-    rna : classes of the RNA in it
+        As in `bevatron.data.store.prepare.prepare`; ``overwrite`` also removes alignments and
+        templates if there are none any more.
+    rna : classes of the RNA in the store
 
     Returns
     -------
@@ -253,7 +253,7 @@ def _tables(
 def _read_alignments(
     found: ProteinFiles, sequences: ChainSequences, *, rna: bool, strict: bool
 ) -> tuple[AlignmentReader | None, list[tuple[str, str]]]:
-    """Read whose the alignments are; those of RNA are passed over if there is none."""
+    """Find out whose alignments the files hold; those of RNA are passed over if there is none."""
     rnas = {path for path in found.alignments if is_rna(path)}
     proteins = [path for path in found.alignments if path not in rnas]
     if not proteins and not (rna and rnas):
@@ -263,7 +263,7 @@ def _read_alignments(
 
 
 def _summed_up(rejects: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Count the alignments of an archive that are of no chain: it has those of a whole database."""
+    """Count, per archive, alignments that belong to no chain: it may hold a whole database."""
     listed: list[tuple[str, str]] = []
     counts: dict[str, int] = {}
     for file, reason in rejects:

@@ -113,7 +113,7 @@ class SaveModel:
     Parameters
     ----------
     kind
-        Of the model, see `bevatron.recipes.system.System.kind`.
+        Kind of the model, see `bevatron.recipes.system.System.kind`.
     config
         The model's configuration.
     """
@@ -134,7 +134,7 @@ class WriteReport:
     Parameters
     ----------
     module
-        Its ``report_of_run(folder, *values, result)`` is called.
+        Module whose ``report_of_run(folder, *values, result)`` is called.
     *values
         What the report is made from.
     """

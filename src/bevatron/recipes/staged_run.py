@@ -14,6 +14,7 @@ from bevatron.errors import ConfigError
 from bevatron.parallel import axial
 from bevatron.parallel.mesh import parse_device, ranks_from_environment
 from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
+from bevatron.recipes.shared_samples import divided, gpu_memory
 from bevatron.recipes.system import System
 from bevatron.task import Task
 from bevatron.train.run import Run, SamplesApart, SamplesInGroups, Sharing, Stage
@@ -28,7 +29,8 @@ class ParallelConfig:
     ----------
     axial
         Consecutive processes that compute one sample together; 1 = each has samples of its own,
-        ``auto`` = as few as give every process a part of the samples of a step.
+        ``auto`` = as few as give every process a part of the samples of a step and, on GPUs, have
+        the memory; then as little is computed again as fits, see `bevatron.recipes.shared_samples`.
     """
 
     axial: int | Literal["auto"] = 1
@@ -57,26 +59,26 @@ class StagedRun(RunConfig):
                 "stages.NAME.samples_per_step is the number of samples of a step"
             )
 
-        if self.processes_per_sample > 1 and (self.loader.window > 1 or self.loader.leave_out):
+        if self.processes_per_sample[0] > 1 and (self.loader.window > 1 or self.loader.leave_out):
             raise ConfigError(
                 "loader: processes that share a sample must load the same ones in the same order; "
                 "with parallel.axial above 1 leave out loader.window and loader.leave_out"
             )
 
     @property
-    def processes_per_sample(self) -> int:
-        """How many processes compute a sample together."""
+    def processes_per_sample(self) -> list[int]:
+        """How many processes may compute a sample together, the smallest number first."""
         given = self.parallel.axial
         if given != "auto":
-            return given
+            return [given]
         world = ranks_from_environment(os.environ)[1] - self.train.evaluation_ranks
         fewest = min(stage.samples_per_step for stage in self.stages.values())
-        return axial.fewest_per_sample(world, fewest)
+        return axial.sizes_per_sample(world, fewest)
 
     @property
     def sharing(self) -> Sharing:
-        """Which processes share a sample."""
-        size = self.processes_per_sample
+        """Which processes share a sample, as long as they have the memory."""
+        size = self.processes_per_sample[0]
         return SamplesInGroups(size) if size > 1 else SamplesApart()
 
     @classmethod
@@ -129,7 +131,7 @@ def staged_run(
         draws = data.draws(stage.sizes, config.train.seed)
         stages.append(Stage(name, stage, draws, token_sizes(draws.lengths("tokens"))))
     report = f"bevatron.recipes.{system.name}.report"
-    return Run(
+    run = Run(
         model=model,
         task=task,
         train=stages[0].train,
@@ -151,6 +153,12 @@ def staged_run(
         on_end=WriteReport(report, model, data.report) if config.report else None,
         **options,
     )
+    memory = gpu_memory(config.train.device) if config.parallel.axial == "auto" else None
+    if memory is not None:
+        run = divided(run, config.processes_per_sample, memory)
+        parallel = ParallelConfig(run.sharing.repeats)
+        dataclasses.replace(config, parallel=parallel)  # refuses what forbids such groups
+    return run
 
 
 def token_sizes(tokens: IntArray) -> dict[str, IntArray]:

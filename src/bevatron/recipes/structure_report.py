@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
-from bevatron.train.report.page import Report
+from bevatron.train.report.page import Cell, Report
 from bevatron.train.report.training import (
     History,
     Metric,
@@ -28,16 +28,21 @@ def write_report(
 
     Parameters
     ----------
-    metrics : what the curves show
+    metrics : what the curves and the page's head show
     found : lines about its data
     """
     history = History.of_run(folder)
     report = Report(title, str(folder), folder / "plots")
     report.notes(history.changes())
+    rest = dict(result.metrics or {})
+    known = {metric.title: rest.pop(metric.keys["validation"], None) for metric in metrics}
     report.section("Result").highlights({
-        **{name.replace("_", " "): value for name, value in (result.metrics or {}).items()},
+        **{title: value for title, value in known.items() if value is not None},
         **summary(history, result, model),
     })  # fmt: skip
+    if rest:
+        rows: list[list[Cell]] = [[name.replace("_", " "), rest[name]] for name in sorted(rest)]
+        report.table(["other measures of the validation", ""], rows)
     show_learning_curves(report, history, metrics)
     report.section("Data").details("What was found in the stores", "\n".join(found))
     show_timing(report, history)

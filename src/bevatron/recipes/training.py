@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from bevatron.arguments import value_of
 from bevatron.config import load_yaml, merged, to_dict
 from bevatron.data.processes import own_cpus, start_fork_server
 from bevatron.errors import CheckpointError, ConfigError, DamagedError
@@ -63,7 +64,7 @@ def configuration(
         known = ", ".join(sorted(SYSTEMS))
         raise ConfigError(f"{name}: recipe: there is no '{chosen}' (known: {known})")
     cls, _ = recipe(chosen)
-    preset = _value_of("--preset", arguments)
+    preset = value_of("--preset", arguments)
     values = merged(values, changes or {})
     try:
         config = cls.from_values(values)
@@ -144,17 +145,6 @@ def refuse_file(folder: Path) -> None:
             raise ConfigError(
                 f"--output {folder}: {path} is a file; name a folder for the run, a new one"
             )
-
-
-def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
-    """Return the value of an option; of one given several times, the last, as tyro does."""
-    value = None
-    for i, argument in enumerate(arguments):
-        if argument == flag and i + 1 < len(arguments):
-            value = arguments[i + 1]
-        elif argument.startswith(f"{flag}="):
-            value = argument.partition("=")[2]
-    return value
 
 
 def _print_what_next(result: FitResult, options: str) -> None:

@@ -3,6 +3,7 @@
 Every line also goes to log.txt with the time. Only rank 0 prints.
 """
 
+import math
 import sys
 import time
 from collections.abc import Collection, Mapping
@@ -18,6 +19,9 @@ from bevatron.output import is_quiet
 
 LINE_SECONDS = 30.0
 """Without a terminal, time between lines about the steps."""
+
+EPOCH_SECONDS = 1.0
+"""Least time between lines about epochs; shorter epochs are only logged, but for the last."""
 
 
 class Console:
@@ -42,6 +46,8 @@ class Console:
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._printed_at = time.monotonic()
+        self._next_epoch = -math.inf
+        self._held = ""
         self._pace: Pace | None = None
         self._shown_figures = ""
 
@@ -49,14 +55,17 @@ class Console:
         """Print a line and add it to the log."""
         if not self._active:
             return
+        self._print(text)
+        self._log(text)
+
+    def _print(self, text: str) -> None:
         if is_quiet():
-            pass
-        elif self._rich.is_terminal:
+            return
+        if self._rich.is_terminal:
             self._rich.print(text, markup=False)
         else:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
-        self._log(text)
 
     def begin_epoch(
         self, epoch: int, epochs: int, done: int, total: int, steps: tuple[int, int] | None = None
@@ -124,7 +133,7 @@ class Console:
         return "" if seconds is None else f"  {clock(seconds)} left"
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Print a line about an epoch."""
+        """Log a line about an epoch; print it, unless the last one was printed just now."""
         if not self._active:
             return
         errors = "  ".join(
@@ -137,11 +146,20 @@ class Console:
         name, unit = str(record["epoch"] + 1), "epoch"
         if self._pace is not None:
             name, unit = self._pace.name(record["epoch"]), self._pace.unit
-        self.say(f"{unit} {name}  {figures(record)}{errors}{best}{self._left()}")
-        self._printed_at = time.monotonic()
+        line = f"{unit} {name}  {figures(record)}{errors}{best}{self._left()}"
+        self._log(line)
+        now = time.monotonic()
+        if now < self._next_epoch:
+            self._held = line
+            return
+        self._print(line)
+        self._held, self._printed_at, self._next_epoch = "", now, now + EPOCH_SECONDS
 
     def end(self) -> None:
-        """Remove the bar."""
+        """Remove the bar; print the last epoch."""
+        if self._held:
+            self._print(self._held)
+            self._held = ""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

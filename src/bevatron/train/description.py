@@ -20,7 +20,7 @@ from bevatron.train.memory_plan import (
     plan_memory,
     would_be_captured,
 )
-from bevatron.train.run import Run, Stage
+from bevatron.train.run import Run
 from bevatron.typing import IntArray
 
 Planned = MemoryPlan | NotPlannableError
@@ -129,15 +129,15 @@ def _describe_stages(run: Run, mesh: Mesh, gpu: bool) -> dict[str, Any]:
         "imbalance": epoch.plan.imbalance if epoch.plan is not None else 1.0,
         "largest_batch": {unit: max(int(counts[b].sum()) for b, _ in epoch.batches)},
         "memory": {
-            one.name: _memory_of_stage(run, number, one, unit, gpu)
-            for number, one in enumerate(run.stages)
+            one.name: memory_of_stage(run, number, gpu=gpu) for number, one in enumerate(run.stages)
         },
     }
 
 
-def _memory_of_stage(run: Run, number: int, stage: Stage, unit: str, gpu: bool) -> Planned:
-    """Plan a step over the largest of the samples that are drawn first."""
-    size = run.settings.batch.size
+def memory_of_stage(run: Run, number: int, *, gpu: bool) -> Planned:
+    """Plan a step over the largest of the samples that a stage draws first."""
+    stage, size = run.stages[number], run.settings.batch.size
+    unit = next(iter(stage.sizes))
     counts = stage.sizes[unit][stage.train.rows(0, 10 * stage.config.samples_per_step)]
     largest = np.argsort(-counts, kind="stable")[:size]
     batch = _collated(run, stage.train, largest, [1.0] * len(largest))

@@ -55,6 +55,15 @@ if sys.platform != "win32":
 
 BEST_NOTE = "best.json"
 
+ENDED = {
+    "epochs": "all epochs are done",
+    "steps": "all stages are done",
+    "patience": "it no longer improves",
+    "target": "the last stage has reached its target",
+    "target missed": "a stage has missed its target",
+}
+"""Why a run is finished, in words."""
+
 LONG_WAIT = 1.0
 """Seconds of training that a checkpoint may cost without a warning."""
 
@@ -374,14 +383,15 @@ class Saver:
         """
         decisions = self.state.progress.decisions
         self.wait()
-        self.logger.console.say(f"training ended ({result.finished}), writing the weights")
+        self.logger.console.say(f"training ended: {ENDED[str(result.finished)]}")
         if self.mesh.is_main:
-            weights, which = self.folder.final_weights(self.run, self.weights(), decisions)
+            last = self.weights()
+            weights, which = self.folder.final_weights(self.run, last, decisions)
             self.state.model.load_state_dict(weights)
             with explained(self.run.folder, BevatronError):
                 self.run.save_model(self.run.folder, weights)
-            self.logger.console.say(f"weights: {which}; all is in {self.run.folder}")
-            self._save_further_averages()
+            self.logger.console.say(f"weights: {which}; everything is in {self.run.folder}")
+            self._save_further_averages(last)
         equalise(self.state.model, self.mesh)
         if self.run.before_end is not None:
             self.run.before_end(self.mesh)
@@ -392,13 +402,13 @@ class Saver:
         barrier(self.mesh)
         return result
 
-    def _save_further_averages(self) -> None:
-        """Write the averages that were not validated, each a model of its own."""
-        ema, model = self.state.ema, self.state.model.state_dict()
+    def _save_further_averages(self, last: dict[str, Tensor]) -> None:
+        """Write the averages that were not validated, each a model with the last buffers."""
+        ema = self.state.ema
         for decay, averages in ({} if ema is None else ema.further()).items():
             path = self.folder.path / f"ema-{decay}"
             with atomic_folder(path, CheckpointError) as folder:
-                self.run.save_model(folder, {**model, **averages})
+                self.run.save_model(folder, {**last, **averages})
             self.logger.console.say(f"last weights averaged with decay {decay}: {path}")
 
     def result(self, stopped_by: str | None, metrics: Mapping[str, float]) -> FitResult:

@@ -324,7 +324,7 @@ class LoaderConfig:
     workers
         Processes that read and collate; 0 = in the training process. None = on a GPU in a thread
         of it while batches take under a millisecond, else as many processes as the CPUs allow; on
-        a CPU 0.
+        a CPU 0. A reader that may crash its process needs processes: give their number.
     window
         1 = strict order of the plan; more = a ready batch may overtake up to that many slow ones
         (faster on uneven data, but a run does not repeat to the last bit).

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -370,3 +371,29 @@ def test_a_million_samples_open_plan_and_stay_small(tmp_path):
     assert max(grown) < 512 * 2**20
     # Flat: later steps need no more than the earlier ones did.
     assert max(grown[30:]) < max(grown[:30]) + 64 * 2**20
+
+
+def test_a_store_is_written_without_pandas(tmp_path):
+    """pyarrow imports it, where it is installed, for any array it is to look through."""
+    (tmp_path / "pandas").mkdir()
+    (tmp_path / "pandas" / "__init__.py").write_text("raise SystemExit('imported')")
+    program = """
+import numpy as np
+from bevatron.data.samples import Field
+from bevatron.data.store.prepare import write_store
+from bevatron.data.store.shards import concatenate
+
+fields = [Field("ids", "int32", (), True), Field("ok", "bool", (3,))]
+samples = [{"ids": np.arange(n, dtype=np.int32), "ok": np.ones(3, bool)} for n in (2, 3)]
+print(write_store("store", fields, [concatenate(samples, fields)])[1]["ids"])
+"""
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.stdout.strip() == "[0 1 2]", found.stderr

@@ -17,6 +17,7 @@ from bevatron.kernels import channelwise_tensor_product, radial_tensor_product
 from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder, paths
 from bevatron.maths.irreps import Irreps, as_layout
 from bevatron.testing import AwkwardGraph, Tolerance, assert_close, awkward_graphs, check_op
+from replayed import check_replay
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
@@ -331,19 +332,7 @@ def test_a_captured_step_follows_new_edges(hidden):
         return [out, *grads, *last]
 
     with kernels.use("triton"):
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = step()
-        for name, value in second.items():
-            static[name].copy_(value)
-        graph.replay()
-        torch.cuda.synchronize()
-        for got, want in zip(found, step(), strict=True):
-            assert torch.equal(got, want)
+        check_replay(step, lambda: [static[name].copy_(value) for name, value in second.items()])
 
 
 def swapped(x, irreps, before):

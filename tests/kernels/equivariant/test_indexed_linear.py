@@ -11,6 +11,7 @@ from bevatron import kernels
 from bevatron.kernels.equivariant.element_order import ElementOrder
 from bevatron.kernels.equivariant.indexed_linear import indexed_linear
 from bevatron.testing import check_op
+from replayed import check_replay
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ELEMENTS = torch.tensor([2, 0, 2, 3, 0, 2, 2])
@@ -152,16 +153,4 @@ def test_a_captured_step_follows_new_elements():
         return [out, *grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), wanted)]
 
     with kernels.use(indexed_linear="triton"):
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = step()
-        for name, value in second.items():
-            static[name].copy_(value)
-        graph.replay()
-        torch.cuda.synchronize()
-        for got, want in zip(found, step(), strict=True):
-            assert torch.equal(got, want)
+        check_replay(step, lambda: [static[name].copy_(value) for name, value in second.items()])

@@ -19,6 +19,7 @@ from bevatron.kernels.equivariant.element_order import ElementOrder
 from bevatron.maths.irreps import Irreps
 from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
 from bevatron.testing import assert_close, check_op
+from replayed import check_replay
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RAN = ("symmetric_contraction", "triton")
@@ -209,19 +210,7 @@ def test_a_captured_step_follows_new_elements():
         return [out, *grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), wanted)]
 
     with kernels.use(symmetric_contraction="triton"):
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = step()
-        for name, value in second.items():
-            static[name].copy_(value)
-        graph.replay()
-        torch.cuda.synchronize()
-        for got, want in zip(found, step(), strict=True):
-            assert torch.equal(got, want)
+        check_replay(step, lambda: [static[name].copy_(value) for name, value in second.items()])
 
 
 @pytest.mark.parametrize("implementation", ["reference", "triton"])

@@ -23,6 +23,7 @@ from bevatron.kernels import (  # noqa: E402
 from bevatron.kernels.graph.csr import launch, work  # noqa: E402
 from bevatron.kernels.graph.csr.launch import Tile  # noqa: E402
 from bevatron.testing import Tolerance, assert_close, check_op  # noqa: E402
+from replayed import captured  # noqa: E402
 
 pytest.importorskip("triton")
 
@@ -502,18 +503,12 @@ def test_cuda_graph():
         z = graph_attention(csr, x, row_score, col_score, dropout=0.5, seed=seed)
         return [z, *torch.autograd.grad(z.square().sum(), (x, row_score, col_score))]
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, found = captured(step)
     for value in (3, 4):
         seed.fill_(value)
         graph.replay()
         torch.cuda.synchronize()
-        for want, got in zip(step(), captured, strict=True):
+        for want, got in zip(step(), found, strict=True):
             assert torch.equal(want, got)
 
 

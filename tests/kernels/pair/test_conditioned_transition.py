@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from bevatron.kernels import conditioned_transition, use
 from bevatron.kernels.shared import chunked_linear as products
 from bevatron.testing import Tolerance, assert_close, check_op
+from half_precision import check_no_worse
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
@@ -75,22 +76,7 @@ def test_products_with_something_at_their_end_take_rows_with_gaps():
 def test_sixteen_bits_are_no_worse_than_the_reference(width, conditions, hidden, monkeypatch):
     monkeypatch.setattr(products, "CHUNK_MULTIPLE", 100)
     inputs = make((250,), width, conditions, hidden, dtype=HALF)
-    cotangent = torch.randn(inputs["x"].shape).to(DEVICE, HALF)
-
-    def run(choice, tensors):
-        leaves = {name: value.detach().requires_grad_() for name, value in tensors.items()}
-        with use(conditioned_transition=choice):
-            y = conditioned_transition(**leaves)
-            found = torch.autograd.grad(y, list(leaves.values()), cotangent.to(y.dtype))
-        return dict(zip(("y", *leaves), (y, *found), strict=True))
-
-    exact = run("reference", {name: value.double() for name, value in inputs.items()})
-    plain, ours = run("reference", inputs), run("triton", inputs)
-    for name, value in exact.items():
-        error, theirs = ((t[name].double() - value).abs().mean() for t in (ours, plain))
-        # The mean over a vector of weights is one over few numbers.
-        limit = 1.1 if value.numel() > 1000 else 1.5
-        assert error <= limit * theirs, f"{name}: mean error {error}, plain PyTorch {theirs}"
+    check_no_worse("conditioned_transition", conditioned_transition, inputs)
 
 
 def test_the_reference_is_the_published_algorithm():

@@ -1,10 +1,13 @@
 """Attention with one query per column: the reference, and kernels interpreted or compiled."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from bevatron.kernels import global_attention, use
 from bevatron.testing import Tolerance, assert_close, check_op
+from half_precision import check_no_worse
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
@@ -114,22 +117,7 @@ def test_a_column_without_rows_gives_the_bias_and_finite_gradients(choice, width
 def test_sixteen_bits_are_no_worse_than_the_reference():
     inputs = make(33, 12, 32, 4, 8, dtype=HALF)
     mask = inputs.pop("mask")
-    cotangent = torch.randn(inputs["m"].shape).to(DEVICE, HALF)
-
-    def run(choice, tensors):
-        leaves = {name: value.detach().requires_grad_() for name, value in tensors.items()}
-        with use(global_attention=choice):
-            y = global_attention(**leaves, mask=mask)
-            found = torch.autograd.grad(y, list(leaves.values()), cotangent.to(y.dtype))
-        return dict(zip(("y", *leaves), (y, *found), strict=True))
-
-    exact = run("reference", {name: value.double() for name, value in inputs.items()})
-    plain, ours = run("reference", inputs), run("triton", inputs)
-    for name, value in exact.items():
-        error, theirs = ((t[name].double() - value).abs().mean() for t in (ours, plain))
-        # The mean over a vector of weights is one over few numbers.
-        limit = 1.1 if value.numel() > 1000 else 1.5
-        assert error <= limit * theirs, f"{name}: mean error {error}, plain PyTorch {theirs}"
+    check_no_worse("global_attention", partial(global_attention, mask=mask), inputs)
 
 
 def test_the_custom_operators_are_well_formed():

@@ -11,6 +11,7 @@ from bevatron.kernels import outer_product_mean, use
 from bevatron.kernels.pair.outer_product_mean import layer_of_products
 from bevatron.kernels.shared import chunked_linear as products
 from bevatron.testing import Tolerance, assert_close, check_op
+from half_precision import check_no_worse
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
@@ -128,22 +129,7 @@ def test_a_pair_without_a_common_row_gets_the_bias_over_the_small_number():
 def test_sixteen_bits_are_no_worse_than_the_reference():
     inputs = make(24, 20, 32, 8, 16, dtype=HALF)
     mask = inputs.pop("mask")
-    cotangent = torch.randn(20, 20, 16).to(DEVICE, HALF)
-
-    def run(choice, tensors):
-        leaves = {name: value.detach().requires_grad_() for name, value in tensors.items()}
-        with use(outer_product_mean=choice):
-            y = outer_product_mean(**leaves, mask=mask)
-            found = torch.autograd.grad(y, list(leaves.values()), cotangent.to(y.dtype))
-        return dict(zip(("y", *leaves), (y, *found), strict=True))
-
-    exact = run("reference", {name: value.double() for name, value in inputs.items()})
-    plain, ours = run("reference", inputs), run("triton", inputs)
-    for name, value in exact.items():
-        error, theirs = ((t[name].double() - value).abs().mean() for t in (ours, plain))
-        # The mean over a vector of weights is one over few numbers.
-        limit = 1.1 if value.numel() > 1000 else 1.5
-        assert error <= limit * theirs, f"{name}: mean error {error}, plain PyTorch {theirs}"
+    check_no_worse("outer_product_mean", partial(outer_product_mean, mask=mask), inputs)
 
 
 @pytest.mark.parametrize("most", [0, 2**20])

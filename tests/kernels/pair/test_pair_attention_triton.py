@@ -19,6 +19,7 @@ from bevatron.kernels.registry import load  # noqa: E402
 from bevatron.kernels.shared import layouts  # noqa: E402
 from bevatron.kernels.shared.tiles import Tiles  # noqa: E402
 from bevatron.testing import Tolerance, assert_close, check_op  # noqa: E402
+from replayed import captured  # noqa: E402
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -381,16 +382,10 @@ def test_a_cuda_graph_gives_the_same_bits():
         inputs[name].requires_grad_()
     along = torch.randn_like(inputs["q"])
     expected = [tensor.detach().clone() for tensor in step()]
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, found = captured(step)
     graph.replay()
     torch.cuda.synchronize()
-    for want, got in zip(expected, captured, strict=True):
+    for want, got in zip(expected, found, strict=True):
         assert torch.equal(want, got)
 
 

@@ -14,6 +14,7 @@ from bevatron.kernels import (
     use,
 )
 from bevatron.testing import assert_close
+from replayed import captured
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -91,16 +92,10 @@ def test_runs_and_replays_of_a_graph_give_the_same_bits(name, width):
 
     expected = [tensor.clone() for tensor in step()]
     again = step()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, found = captured(step)
     graph.replay()
     torch.cuda.synchronize()
-    for first, second, replayed in zip(expected, again, captured, strict=True):
+    for first, second, replayed in zip(expected, again, found, strict=True):
         assert torch.equal(first, second)
         assert torch.equal(first, replayed)
 

@@ -9,6 +9,7 @@ from bevatron.kernels.pair.transition.tiles import TILES
 from bevatron.kernels.shared import chunked_linear as products
 from bevatron.kernels.shared.tiles import Tiles
 from bevatron.testing import Tolerance, assert_close, check_op
+from half_precision import check_no_worse
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
@@ -144,22 +145,7 @@ SIZES = [(16, 64), (24, 48)] + ([(128, 512)] if GPU else [])
 @pytest.mark.parametrize("names", [GATED, PLAIN])
 def test_sixteen_bits_are_no_worse_than_the_reference(width, hidden, names, small_chunks):
     inputs = make((300,) if GPU else (40,), width, hidden, *names, dtype=HALF)
-    cotangent = torch.randn(inputs["x"].shape).to(DEVICE, HALF)
-
-    def run(choice, tensors):
-        leaves = {name: value.detach().requires_grad_() for name, value in tensors.items()}
-        with use(transition=choice):
-            y = transition(**leaves)
-            found = torch.autograd.grad(y, list(leaves.values()), cotangent.to(y.dtype))
-        return dict(zip(("y", *leaves), (y, *found), strict=True))
-
-    exact = run("reference", {name: value.double() for name, value in inputs.items()})
-    plain, ours = run("reference", inputs), run("triton", inputs)
-    for name, value in exact.items():
-        error, theirs = ((t[name].double() - value).abs().mean() for t in (ours, plain))
-        # The mean over a vector of weights is one over few numbers.
-        limit = 1.1 if value.numel() > 1000 else 1.5
-        assert error <= limit * theirs, f"{name}: mean error {error}, plain PyTorch {theirs}"
+    check_no_worse("transition", transition, inputs)
 
 
 def test_only_the_input_and_two_numbers_per_row_are_kept():

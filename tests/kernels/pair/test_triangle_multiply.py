@@ -1,5 +1,6 @@
 """The triangle multiplication: the reference everywhere, the kernels interpreted or compiled."""
 
+from functools import partial
 from unittest.mock import Mock
 
 import numpy as np
@@ -11,6 +12,8 @@ from bevatron.kernels import triangle_multiply, use
 from bevatron.kernels.pair.triangle_multiply.tiles import MEASURED, replaced
 from bevatron.kernels.shared.tiles import Tiles
 from bevatron.testing import Tolerance, assert_close, check_op
+from half_precision import check_no_worse
+from replayed import captured
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
@@ -236,22 +239,9 @@ def test_edges_that_do_not_exist_change_nothing():
 def test_sixteen_bits_are_no_worse_than_the_reference(outgoing):
     inputs = make(64 if GPU else 20, 64 if GPU else 32, 64 if GPU else 32, BIASES, dtype=HALF)
     mask = inputs.pop("mask")
-    cotangent = torch.randn(inputs["z"].shape).to(DEVICE, HALF)
-
-    def run(choice, tensors):
-        leaves = {name: value.detach().requires_grad_() for name, value in tensors.items()}
-        with use(triangle_multiply=choice):
-            y = triangle_multiply(**leaves, mask=mask, outgoing=outgoing)
-            found = torch.autograd.grad(y, list(leaves.values()), cotangent.to(y.dtype))
-        return dict(zip(("y", *leaves), (y, *found), strict=True))
-
-    exact = run("reference", {name: value.double() for name, value in inputs.items()})
-    plain, ours = run("reference", inputs), run("triton", inputs)
-    for name, value in exact.items():
-        error, theirs = ((t[name].double() - value).abs().mean() for t in (ours, plain))
-        # The mean over a vector of weights is one over few numbers.
-        limit = 1.1 if value.numel() > 1000 else 1.5
-        assert error <= limit * theirs, f"{name}: mean error {error}, plain PyTorch {theirs}"
+    check_no_worse(
+        "triangle_multiply", partial(triangle_multiply, mask=mask, outgoing=outgoing), inputs
+    )
 
 
 @pytest.mark.parametrize("length", [16, 13])
@@ -351,16 +341,10 @@ def test_a_cuda_graph_gives_the_same_bits():
         return [y.detach(), *torch.autograd.grad(y, leaves, torch.ones_like(y))]
 
     expected = [tensor.clone() for tensor in step()]
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, found = captured(step)
     graph.replay()
     torch.cuda.synchronize()
-    assert all(map(torch.equal, expected, captured))
+    assert all(map(torch.equal, expected, found))
 
 
 @ON_GPU

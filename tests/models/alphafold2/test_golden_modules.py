@@ -19,7 +19,12 @@ from bevatron.models.alphafold2.structure_module import (
     StructureModule,
     moved_frames,
 )
-from bevatron.models.common.folding import Checkpointing, OuterProductMean, Transition
+from bevatron.models.common.folding import (
+    Checkpointing,
+    OuterProductMean,
+    Transition,
+    metrics,
+)
 
 NO_DROPOUT = Drops(None)
 
@@ -168,12 +173,12 @@ def test_structure_module(golden):
 def test_heads(golden):
     def run(module, single_sm, single, pair, msa):
         found = module(single_sm, single, pair, msa)
-        errors = found["tm_logits"]
+        errors, all_residues = found["tm_logits"], torch.ones(21, dtype=torch.bool)
         return found | {
-            "plddt": heads.expected_lddt(found["lddt_logits"]),
-            "pae": heads.expected_error(errors),
-            "max_pae": heads.error_centres(errors)[-1],
-            "ptm": heads.predicted_tm(errors, torch.ones(21).double()),
+            "plddt": metrics.expected_lddt(found["lddt_logits"]),
+            "pae": metrics.expected_error(errors),
+            "max_pae": metrics.expected_error(1e4 * torch.eye(64).double()[-1]),
+            "ptm": metrics.ptm(errors, all_residues, all_residues),
         }
 
     config = AlphaFold2Config(c_s=18, c_z=20, c_m=24, lddt_width=11, aligned_error=True)

@@ -18,12 +18,15 @@ from graph_ranks import fork_ranks, run_ranks
 
 from bevatron.cli import main
 from bevatron.errors import ConfigError
+from bevatron.models.common.folding import Checkpointing
 from bevatron.models.common.model_folder import load_model_folder
 from bevatron.parallel.traffic import count_traffic
+from bevatron.recipes import shared_samples, staged_run
 from bevatron.recipes.alphafold2.run import AlphaFold2Run, build
 from bevatron.recipes.staged_run import ParallelConfig
 from bevatron.train.logger import read_journal
 from bevatron.train.loop import fit
+from bevatron.train.memory_plan import MemoryPlan
 from bevatron.train.run import SamplesInGroups
 
 
@@ -147,7 +150,41 @@ def test_auto_lets_as_few_processes_share_a_sample_as_keep_all_at_work(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", str(world))
     chosen = replace(config, parallel=ParallelConfig("auto"))
-    assert chosen.processes_per_sample == chosen.sharing.repeats == size
+    assert chosen.processes_per_sample[0] == chosen.sharing.repeats == size
+
+
+@pytest.mark.parametrize(
+    ("gib", "size", "kind"),
+    [(120, 1, "none"), (60, 1, "pair"), (22, 1, "all"), (15, 2, "all"), (1, 4, "all")],
+)
+def test_auto_shares_samples_and_computes_again_only_as_memory_makes_it(
+    config, monkeypatch, gib, size, kind
+):
+    """As if a step took 100 GiB, half of it with pair blocks computed again, a fifth with all."""
+    shares = {"none": 1.0, "pair": 0.5, "all": 0.2}
+    planned = []
+
+    def plan(run, number, *, gpu):
+        policies = {
+            m.checkpointing.kind for m in run.model.modules() if hasattr(m, "checkpointing")
+        }
+        planned.append((run.sharing.repeats, *policies))
+        assert gpu
+        assert run.stages[number].name == "initial"
+        peak = int(100 * 2**30 * shares[policies.pop()] / run.sharing.repeats)
+        return MemoryPlan(0, 0, 0, 0, peak)
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setattr(shared_samples, "memory_of_stage", plan)
+    monkeypatch.setattr(staged_run, "gpu_memory", lambda _: gib * 2**30)
+    model = replace(config.model, checkpointing=Checkpointing("all"))
+    stages = {"initial": replace(config.stages["initial"], samples_per_step=4)}
+    run = build(replace(config, model=model, stages=stages, parallel=ParallelConfig("auto")))
+    assert (run.sharing.repeats, planned[-1]) == (size, (size, kind))
+    assert run.notes[-1].startswith("parallel.axial: ")
+    assert ("GPUs compute a sample" in run.notes[-1]) == (size > 1)
+    assert run.notes[-1].endswith("may not suffice") == (gib == 1)
 
 
 def test_settings_that_would_part_the_processes_of_a_sample_are_refused(config):

@@ -89,7 +89,7 @@ def test_a_run_leaves_a_model_that_describes_itself(trained):
     assert target["mean"] == pytest.approx(labels.mean())
     assert target["std"] == pytest.approx(labels.std())
     page = (run / "report.html").read_text()
-    for words in ("Learning curves", "size MAE, test", "by number of heavy atoms", "with 3D"):
+    for words in ("Learning curves", "size MAE, test", "size R²", "by number of heavy atoms"):
         assert words in page
     assert (run / "plots" / "parity_0.png").is_file()
     assert made.monitor == "size_mae"

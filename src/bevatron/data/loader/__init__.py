@@ -34,7 +34,7 @@ class LoadedBatch(Generic[B]):
     batch
         Return value of ``collate``.
     position
-        Its position in the plan.
+        Where the batch stands in the plan.
     waited_seconds
         Time the consumer waited for it.
     left_out

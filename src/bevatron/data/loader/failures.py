@@ -19,7 +19,7 @@ class LeftOut:
     Attributes
     ----------
     sample, name
-        Its index and what ``describe`` says of it.
+        Index of the sample, and how ``describe`` names it.
     reason
         The exception, or the time limit.
     """

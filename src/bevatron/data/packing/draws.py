@@ -177,7 +177,7 @@ def deal(costs: FloatArray, per_step: int, num_ranks: int, batch_size: int) -> P
     Parameters
     ----------
     costs : [n]
-        Of each sample.
+        Cost of each sample.
     per_step : samples of one optimiser step over all ranks
     num_ranks : number of processes that share a step
     batch_size : samples in a batch

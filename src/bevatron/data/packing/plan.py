@@ -17,9 +17,9 @@ class RankPlan(Sequence[IntArray]):
     Attributes
     ----------
     indices, offsets, num_ranks
-        Of the `Plan`.
+        As in the `Plan`.
     rank
-        Whose batches these are.
+        The rank whose batches these are.
     """
 
     indices: IntArray

@@ -68,9 +68,9 @@ class AlignmentReader:
     ----------
     proteins, rnas : files as `read_alignment` takes them, better databases first
     chains
-        Sequences that are wanted: an alignment of another one is left out, one of a part of a chain
-        has gaps in the rest, of one that holds a chain the chain's columns are taken. None takes
-        all as they are.
+        Sequences that are wanted. Alignments of others are left out; one of a part of a chain gets
+        gaps in the rest, and one that contains a chain is cut to its columns. None takes all
+        alignments as they are.
     strict : a damaged file is an error; else it is left out
 
     Attributes
@@ -78,7 +78,7 @@ class AlignmentReader:
     sources : the files, as given
     fingerprint : hash of their content
     num_samples : number of distinct sequences, in the order of their first files
-    rejects : (file, reason) of the files that do not even begin with a query, or are of no chain
+    rejects : (file, reason) of the files that do not even begin with a query, or belong to no chain
     queries : classes of the first sequence of each file
     partial : how many of them are used for chains of which they are a part or which they hold
     """

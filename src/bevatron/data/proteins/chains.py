@@ -65,7 +65,7 @@ def chain_entry(structure: Structure, chain: int) -> Arrays:
 
 
 def residue_types(sequence: str) -> Array:
-    """Residue type of each letter; one that is not of the 20 is unknown, int8 [L]."""
+    """Return the residue type of each letter, int8 [L]; a letter outside the 20 is unknown."""
     return np.array([_TYPES.get(letter, UNKNOWN) for letter in sequence], dtype=np.int8)
 
 

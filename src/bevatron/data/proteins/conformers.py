@@ -143,10 +143,10 @@ def _embed(molecule: Any, number: int, key: int) -> list[npt.NDArray[np.float32]
 
 
 def component_of_smiles(smiles: str, code: str) -> Component:
-    """Make a component of a SMILES string; atoms are named by element and number: ``C1``, ``CL2``.
+    """Make a component from a SMILES string; atoms are named by element and number, as ``CL2``.
 
-    Its ideal coordinates are an embedded pose, so that its stereochemistry is kept. Raises
-    DataError if it is no valid SMILES, or has no shape; MissingPackageError if RDKit is not
+    Its ideal coordinates are those of an embedded pose, which keeps the stereochemistry. Raises
+    DataError if the SMILES is not valid or cannot be embedded, MissingPackageError if RDKit is not
     installed.
     """
     chem = require("rdkit.Chem", "molecules")
@@ -160,10 +160,10 @@ def component_of_smiles(smiles: str, code: str) -> Component:
 
 
 def component_of_file(path: Path, code: str) -> Component:
-    """Make a component of the first molecule of an SDF, MOL, MOL2 or PDB file, as from a SMILES.
+    """Make a component from the first molecule of an SDF, MOL, MOL2 or PDB file, as from a SMILES.
 
-    Its ideal coordinates are those of the file. Raises DataError if it is no such file, or has no
-    molecule with three coordinates; MissingPackageError if RDKit is not installed.
+    Its ideal coordinates are those of the file. Raises DataError if the file is of another kind or
+    has no molecule in three dimensions, MissingPackageError if RDKit is not installed.
     """
     chem = require("rdkit.Chem", "molecules")
     readers = {

@@ -40,9 +40,9 @@ def crop_entry(
 ) -> IntArray:
     """Draw a crop of AlphaFold3 (supplement, sections 2.5.4 and 2.7).
 
-    Of an assembly of more than `MOST_CHAINS` chains, it is a crop of those that are nearest to a
-    random token at an interface. An interface that does not exist becomes a spatial crop, and that
-    a contiguous one where no atom was observed.
+    An assembly of more than `MOST_CHAINS` chains is cropped within those nearest to a random token
+    at an interface. Without an interface the crop is a spatial one, and without an observed atom a
+    contiguous one.
 
     Parameters
     ----------

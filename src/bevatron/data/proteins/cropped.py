@@ -19,7 +19,7 @@ class Crop:
     tokens : int64 [n]
         Tokens of the entry, ascending.
     atoms : int64 [a]
-        Their atoms.
+        Atoms of these tokens.
     atom_to_token : int64 [a]
         Token of each atom, numbered anew.
     new_token, new_atom : int64 [N], [A]
@@ -84,7 +84,7 @@ def _pairs(pairs: Array, new: IntArray) -> IntArray:
 def permutations_of(entry: Arrays, crop: Crop) -> dict[str, Array]:
     """Return the permutations of atoms that stay in the crop, and the residues' new numbers.
 
-    Of a residue that is cut, those permutations are kept that map its atoms in the crop onto each
+    A residue that the crop cuts keeps the permutations that map its atoms in the crop onto each
     other.
 
     Returns

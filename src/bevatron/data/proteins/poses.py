@@ -1,7 +1,7 @@
 """Pools of reference poses in one file, from which a pose of each residue is drawn for a sample."""
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 from bevatron.data.proteins.conformers import NUM_POSES, component_key, make_poses
 from bevatron.data.readers.proteins.components import Component, Dictionary
 from bevatron.data.store.prepare import rank_and_world
+from bevatron.data.store.progress import progress as show_progress
 from bevatron.data.store.workers import Advance, run_jobs
 from bevatron.errors import DataError
 from bevatron.files import atomic_write, explained, remove_folder
@@ -40,7 +41,7 @@ class Poses:
     positions : float32 [n, 3]
         Å; NaN if unknown.
     checksums : uint64 [P]
-        Of each pool, with its key; verified when it is first used.
+        Checksum of each pool with its key, verified when the pool is first used.
     """
 
     keys: IntArray
@@ -129,7 +130,12 @@ def make_pools(components: Iterable[Component], number: int = NUM_POSES) -> Pose
 
 
 def prepare_poses(
-    path: str | Path, components: Dictionary, codes: Iterable[str], *, workers: int = 0
+    path: str | Path,
+    components: Dictionary,
+    codes: Iterable[str],
+    *,
+    workers: int = 0,
+    progress: bool | None = None,
 ) -> Poses:
     """Make the pools that a file lacks, add them to it and open it.
 
@@ -144,6 +150,7 @@ def prepare_poses(
     components : the dictionary; picklable if there are workers
     codes : components, as `complexes.describe` lists them for each entry
     workers : number of processes; 0 works in this one
+    progress : whether to show progress; None shows it on rank 0 only
     """
     path = Path(path)
     known, folder = _known(path), path.with_name(f"{path.name}.parts")
@@ -158,7 +165,11 @@ def prepare_poses(
         jobs = [*range(work.number)]
         first = rank * work.number // world
         try:
-            run_jobs(work, jobs[first:] + jobs[:first], workers, lambda _: None)
+            shown = rank == 0 if progress is None else progress
+            with show_progress(
+                "reference poses", len(wanted), unit="components", enabled=shown
+            ) as advance:
+                run_jobs(work, jobs[first:] + jobs[:first], workers, advance)
             parts = [known, *(open_poses(work.path(part)) for part in jobs)]
             pools = {key: part.of(key) for part in parts for key in part.keys.tolist()}
             write_poses(collected(pools), path)
@@ -200,9 +211,16 @@ class _Parts:
 
     def __call__(self, part: int, advance: Advance) -> None:
         codes = self.codes[part * _PER_PART : (part + 1) * _PER_PART]
-        if not len(_known(self.path(part)).keys):
-            write_poses(make_pools(self.components[code] for code in codes), self.path(part))
-        advance(len(codes))
+        if len(_known(self.path(part)).keys):
+            advance(len(codes))
+            return
+
+        def asked() -> Iterator[Component]:
+            for code in codes:
+                yield self.components[code]
+                advance(1)
+
+        write_poses(make_pools(asked()), self.path(part))
 
 
 def collected(pools: Mapping[int, npt.NDArray[np.float32]]) -> Poses:

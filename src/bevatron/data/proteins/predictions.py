@@ -176,9 +176,9 @@ def _heavy(component: Component) -> list[tuple[str, int]]:
 
 
 def _gone(component: Component, ends: set[str], *, polymer: bool) -> set[str]:
-    """Atoms that leave: of a ligand those beside an atom that is bonded to another residue.
+    """Name the atoms that leave: in a ligand those next to an atom bonded to another residue.
 
-    Of a polymer all; those of its free ends are put back by `expected_atoms`.
+    In a polymer all of them leave; `expected_atoms` puts those of its free ends back.
     """
     names = component.atoms.tolist()
     leaving = set(component.atoms[component.leaving].tolist()) - ends

@@ -33,7 +33,7 @@ class RowStack:
     Attributes
     ----------
     alignments : [Q]
-        Of the distinct sequences.
+        The alignment of each distinct sequence.
     rows : int32 [S, Q]
         Row of each alignment, `NO_ROW` for gaps; those of the query are all 0.
     """

@@ -28,8 +28,8 @@ class HitsOf:
 
     Attributes
     ----------
-    query : whose hits in it; None for all
-    first : residue of the sequence that the first residue of the search's query is
+    query : the query whose hits count; None for all in the file
+    first : residue of the sequence at which the search's query begins
     """
 
     path: Path
@@ -47,7 +47,7 @@ class TemplateQuery:
     classes : the same as classes of the alphabet, int8
     hits : better searches first
     released : days of the chains of this sequence; `UNKNOWN_DAY` for one without a date
-    own : entries of the chains without a date: they are no templates of themselves
+    own : entries of the chains without a date, which are no templates of themselves
     """
 
     sequence: str

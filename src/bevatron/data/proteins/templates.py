@@ -72,7 +72,7 @@ def sample_templates(
     Parameters
     ----------
     templates : [Q]
-        Of the distinct sequences, None without any.
+        The templates of each distinct sequence, None without any.
     sequence, column : [N]
         Sequence and residue of each token; -1 for none.
     best : nothing is drawn: the first four are shown

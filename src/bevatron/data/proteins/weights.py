@@ -37,7 +37,7 @@ def complex_weights(kind: Array, cluster: Array, interfaces: Array) -> Weights:
     Parameters
     ----------
     kind : [C]
-        Of each chain of the data set: 0 protein, 1 RNA, 2 DNA, 3 ligand.
+        Kind of each chain of the data set: 0 protein, 1 RNA, 2 DNA, 3 ligand.
     cluster : [C]
         Number of its cluster.
     interfaces : [I, 2]

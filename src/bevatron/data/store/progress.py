@@ -63,7 +63,7 @@ def _bar(title: str, total: int, done: int, unit: str) -> Iterator[Callable[[int
             nonlocal now
             now += count
             rate = now / max(time.monotonic() - begin, 1e-9)
-            bar.update(task, advance=count, rate=f"{rate:,.0f} {unit}/s")
+            bar.update(task, advance=count, rate=f"{_rate(rate)} {unit}/s")
 
         yield advance
 
@@ -77,8 +77,8 @@ def _lines(title: str, total: int, done: int, unit: str) -> Iterator[Callable[[i
         rate = (now - done) / seconds
         left = f", {clock((total - now) / rate)} left" if rate > 0 and now < total else ""
         return (
-            f"{title}: {now} of {total} {unit} ({100 * now / total:.0f} %), "
-            f"{rate:,.0f} {unit}/s, {clock(seconds)} so far{left}\n"
+            f"{title}: {now:,} of {total:,} {unit} ({100 * now / total:.0f} %), "
+            f"{_rate(rate)} {unit}/s, {clock(seconds)} so far{left}\n"
         )
 
     def advance(count: int) -> None:
@@ -91,6 +91,10 @@ def _lines(title: str, total: int, done: int, unit: str) -> Iterator[Callable[[i
     yield advance
     if printed != now:
         sys.stderr.write(line())
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def clock(seconds: float) -> str:

@@ -90,11 +90,11 @@ def write_shard(
         if spec.ragged:
             offsets = np.ascontiguousarray(columns.offsets[spec.name], dtype=np.int64)
             digests[spec.name + "/offsets"] = xxh3_64_hexdigest(offsets.data)
-            column = pa.LargeListArray.from_arrays(pa.array(offsets), column)
+            column = pa.LargeListArray.from_arrays(_column(offsets), column)
         arrow_arrays.append(column)
         note = {"dtype": spec.dtype, "meaning": spec.meaning}
         arrow_fields.append(pa.field(spec.name, column.type, nullable=False, metadata=note))
-    arrow_arrays.append(pa.array(_checksums(fields, columns)))
+    arrow_arrays.append(_column(_checksums(fields, columns)))
     arrow_fields.append(pa.field(CHECKSUM, pa.uint64(), nullable=False))
     described = {**metadata, "digests": digests}
     schema = pa.schema(arrow_fields, metadata={METADATA_KEY: json.dumps(described)})
@@ -106,10 +106,16 @@ def write_shard(
 def _nested(values: Array, spec: Field) -> pa.Array:
     """Return ``values`` as an Arrow column; bool as uint8, since Arrow packs bits."""
     flat = values.reshape(-1)
-    column = pa.array(flat.view(np.uint8) if flat.dtype == np.bool_ else flat)
+    column = _column(flat.view(np.uint8) if flat.dtype == np.bool_ else flat)
     for length in reversed(spec.shape):
         column = pa.FixedSizeListArray.from_arrays(column, length)
     return column
+
+
+def _column(values: Array) -> pa.Array:
+    """Return flat values as an Arrow column, without a copy; `pa.array` would import pandas."""
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def _checksums(fields: Sequence[Field], columns: Columns) -> Array:

@@ -17,13 +17,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import triton
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.compiler import make_backend
+from triton.runtime import cache
 from triton.runtime.cache import get_cache_key, get_cache_manager
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
@@ -56,6 +57,13 @@ class Compilation:
     def source(self) -> Any:
         """As `triton.compile` takes it."""
         return self.kernel.ASTSource(self.kernel, self.signature, self.constants, self.attributes)
+
+
+def start() -> None:
+    """Do what Triton does once in a process: find the GPU and ptxas, hash what it consists of."""
+    with suppress(AttributeError, RuntimeError, OSError):  # it only saves time later
+        make_backend(triton.runtime.driver.active.get_current_target()).hash()
+        cache.triton_key()
 
 
 def compile_ahead(

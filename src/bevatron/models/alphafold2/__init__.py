@@ -16,7 +16,6 @@ from bevatron.models.alphafold2.convert import (
     to_deepmind,
     to_openfold,
 )
-from bevatron.models.alphafold2.heads import expected_error, expected_lddt, predicted_tm
 from bevatron.models.alphafold2.model import FEATURES, AlphaFold2, cycles_of
 from bevatron.models.common.model_folder import ModelKind
 
@@ -38,13 +37,10 @@ __all__ = [
     "TemplateConfig",
     "TriangleConfig",
     "cycles_of",
-    "expected_error",
-    "expected_lddt",
     "from_deepmind",
     "from_mlperf",
     "from_openfold",
     "load_model",
-    "predicted_tm",
     "save_model",
     "to_deepmind",
     "to_openfold",

@@ -1,9 +1,8 @@
 """What is predicted from the representations besides the structure; supplement, section 1.9.
 
-`expected_lddt`, `expected_error` and `predicted_tm` turn logits into the numbers that users read.
+`bevatron.models.common.folding.metrics` turns logits into the numbers that users read.
 """
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -11,8 +10,6 @@ from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.common.folding import LayerNorm, Linear
 
 LDDT_BINS, DISTOGRAM_BINS, MSA_CLASSES, NUM_ATOM37, ERROR_BINS = 50, 64, 23, 37, 64
-MAX_ERROR = 31.0
-"""Last edge between the bins of the aligned error, Å."""
 
 
 class LDDTHead(nn.Module):
@@ -94,41 +91,3 @@ class Heads(nn.Module):
         if self.tm is not None:
             found["tm_logits"] = self.tm(pair)
         return found
-
-
-def expected_lddt(logits: Float[Tensor, "*residues K"]) -> Float[Tensor, "*residues"]:
-    """Return the expected lDDT, 0 to 100: the mean of the bins' centres."""
-    bins = logits.shape[-1]
-    centres = (torch.arange(bins, device=logits.device, dtype=logits.dtype) + 0.5) * (100 / bins)
-    return (logits.softmax(-1) * centres).sum(-1)
-
-
-def error_centres(logits: Float[Tensor, "*pairs K"]) -> Float[Tensor, "K"]:
-    """Return the centres of the bins of the aligned error, Å; the last bin is open."""
-    step = MAX_ERROR / (logits.shape[-1] - 2)
-    bins = torch.arange(logits.shape[-1], device=logits.device, dtype=logits.dtype)
-    return (bins + 0.5) * step
-
-
-def expected_error(logits: Float[Tensor, "*batch N N K"]) -> Float[Tensor, "*batch N N"]:
-    """Return the expected error of j in Å when i's frame is superposed."""
-    return (logits.softmax(-1) * error_centres(logits)).sum(-1)
-
-
-def predicted_tm(
-    logits: Float[Tensor, "*batch N N K"], mask: Float[Tensor, "*batch N"]
-) -> Float[Tensor, "*batch"]:
-    r"""Return the predicted TM-score, the best over the residues superposed; section 1.9.7.
-
-    .. math::
-        \max_i \frac{1}{N} \sum_j \mathrm{E}\Big[\frac{1}{1 + (e_{ij} / d_0)^2}\Big], \qquad
-        d_0 = 1.24 \sqrt[3]{\max(N, 19) - 15} - 1.8
-
-    over the N residues that the mask keeps.
-    """
-    count = mask.sum(-1)
-    d_0 = 1.24 * (count.clamp(min=19) - 15) ** (1 / 3) - 1.8
-    score = 1 / (1 + (error_centres(logits) / d_0[..., None]).square())
-    expected = (logits.softmax(-1) * score[..., None, None, :]).sum(-1)
-    means = (expected * mask[..., None, :]).sum(-1) / count.clamp(min=1)[..., None]
-    return (means * mask).amax(-1)

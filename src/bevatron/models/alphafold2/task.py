@@ -73,16 +73,16 @@ class AlphaFold2Task:
         return Loss(torch.stack([*parts.values()]).sum(), {n: p.detach() for n, p in parts.items()})
 
     def predict(self, model: Any, batch: ChainBatch) -> dict[str, Tensor]:
-        """Predict a structure after all cycles; the unweighted losses are there as well."""
+        """Predict a structure after all cycles; the terms of the loss are there as well."""
         given = batch.tensors()
         cycles = [model_inputs(given, number) for number in range(self.most_cycles)]
         with torch.no_grad(), self._precision(given["aatype"]):
             outputs = model(cycles)
-        names = ("final_atom_positions", "lddt_logits", "distogram_logits")
+        names = ("final_atom_positions", "lddt_logits", "distogram_logits", "tm_logits")
         with torch.no_grad():
             reference = reference_inputs(given, self.most_cycles - 1)
             terms = loss_terms(outputs, reference, self.weights)
-        found = {name: outputs[name] for name in names}
+        found = {name: outputs[name] for name in names if name in outputs}
         return found | {f"loss_{name}": term for name, term in terms.items()}
 
     def metrics(self) -> ChainMetrics:

@@ -67,13 +67,13 @@ class TrainedOn:
     Attributes
     ----------
     atomic_numbers
-        Of their elements, ascending.
+        Atomic numbers of all elements that occurred, ascending.
     min_atoms, max_atoms
         Heavy atoms of the smallest and the largest.
     positions
         Whether positions were shown.
     formal_charges
-        Of their atoms, ascending; None = not recorded, or not among the features.
+        All formal charges that occurred, ascending; None = not recorded, or not a feature.
     """
 
     atomic_numbers: tuple[int, ...]

@@ -99,8 +99,8 @@ class NodeClassifier(nn.Module):
 def graph_matrix(graph: Graph, *, self_loops: bool) -> Matrix:
     """Return a graph's matrix, row = receiver, made the first time it is asked for.
 
-    Of a part of a graph that is cut over processes, the `DistributedGraph` it is a part of; whether
-    that has self loops was decided when it was cut.
+    For a part of a graph that is cut over processes, this is the `DistributedGraph` that it belongs
+    to; whether that has self loops was decided when it was cut.
 
     Parameters
     ----------

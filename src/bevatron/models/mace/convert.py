@@ -39,7 +39,7 @@ def from_mace_torch(state_dict: Mapping[str, Tensor], config: Mapping[str, Any])
     Parameters
     ----------
     state_dict
-        Of a ``MACE`` or ``ScaleShiftMACE``.
+        State dict of a ``MACE`` or ``ScaleShiftMACE``.
     config
         What the state dict does not hold, with the keys of mace-torch's
         ``extract_config_mace_model``; classes may be given by name or by their repr.

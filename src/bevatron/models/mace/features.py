@@ -53,7 +53,7 @@ class Statistics:
     isolated
         Samples that are isolated atoms with an energy (of the group `ISOLATED_GROUP`).
     isolated_energies
-        Their mean energy by element, per head, eV.
+        Mean energy of these samples by element, per head, eV.
     """
 
     atomic_numbers: tuple[int, ...]
@@ -288,7 +288,7 @@ def _least_squares(sums: _Sums, head: int, numbers: tuple[int, ...]) -> AtomicEn
     """Fit total energies by a sum over atoms; of many solutions the one of least norm."""
     matrix, energies = sums.system(head, np.array(numbers, dtype=np.int64))
     solution, _, rank, _ = np.linalg.lstsq(matrix, energies, rcond=1e-10)
-    origin = f"least squares over {int(sums.num_energies[head])} structures"
+    origin = f"least squares over {int(sums.num_energies[head]):,} structures"
     if rank < len(numbers):
         origin += (
             f"; their compositions fix only {int(rank)} of {len(numbers)} energies: the solution "

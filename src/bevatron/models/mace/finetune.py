@@ -28,7 +28,7 @@ class TransferRow:
     Attributes
     ----------
     name
-        Its name.
+        Name of the tensor in the state dict.
     status
         ``loaded`` as it is; ``resized``: for other elements or heads, some of it may be new (see
         ``note``); ``new``: not in the source; ``ignored``: in the source only, or of another shape.

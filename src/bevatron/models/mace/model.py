@@ -264,7 +264,7 @@ class MACE(nn.Module):
 
 @dataclass(frozen=True)
 class Geometry:
-    """Edge vectors as functions of what energies are differentiated by.
+    """Edge vectors as functions of the positions and strain that energies are differentiated for.
 
     Attributes
     ----------
@@ -305,7 +305,7 @@ class Geometry:
     def derivatives(
         self, energy: Float[Tensor, " G"], batch: StructureBatch, r_max: float, create_graph: bool
     ) -> dict[str, Tensor]:
-        """Differentiate the energies by positions and strain."""
+        """Differentiate the energies with respect to positions and strain."""
         inputs = [self.positions] if self.strain is None else [self.positions, self.strain]
         gradients = torch.autograd.grad(
             energy.sum(), inputs, create_graph=create_graph, materialize_grads=True
@@ -324,8 +324,8 @@ def stress_volume(batch: StructureBatch, r_max: float) -> Float[Tensor, " G"]:
     """Volume that the stress of each structure refers to, Å^3; 0 without a periodic axis.
 
     With three periodic axes it is the cell's. An open axis of a slab or wire has no length of its
-    own; mace-torch gives it 5 r_max (1 + the largest coordinate), whatever the cell says, and so
-    that stresses can be compared this does the same. Virials are free of such a choice.
+    own; mace-torch gives it 5 r_max (1 + the largest coordinate), whatever the cell says, and this
+    function does the same, so that stresses can be compared. Virials need no such choice.
     """
     largest = batch.positions.abs().amax(dim=1)
     reach = largest.new_zeros(batch.num_graphs).scatter_reduce(0, batch.graph, largest, "amax")
@@ -336,7 +336,7 @@ def stress_volume(batch: StructureBatch, r_max: float) -> Float[Tensor, " G"]:
 
 
 def hessian(model: MACE, batch: StructureBatch) -> Float[Tensor, "N 3 N 3"]:
-    """Second derivatives of the energy by all positions of a batch, eV/Å^2.
+    """Second derivatives of the energy with respect to all positions of a batch, eV/Å^2.
 
     Entries between atoms of different structures are zero.
 

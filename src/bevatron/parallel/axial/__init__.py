@@ -26,10 +26,10 @@ of groups. No hook scales a gradient, and no parameter is special.
 from bevatron.parallel.axial.collectives import Coming
 from bevatron.parallel.axial.groups import (
     data_mesh,
-    fewest_per_sample,
     one_of,
     sample_group,
     shared,
+    sizes_per_sample,
 )
 from bevatron.parallel.axial.outer_product import outer_product_mean
 from bevatron.parallel.axial.rows import (
@@ -50,7 +50,6 @@ __all__ = [
     "all_rows",
     "all_together",
     "data_mesh",
-    "fewest_per_sample",
     "gathered",
     "one_of",
     "outer_product_mean",
@@ -58,6 +57,7 @@ __all__ = [
     "own_rows",
     "sample_group",
     "shared",
+    "sizes_per_sample",
     "transposed",
     "triangle_multiply",
     "turned",

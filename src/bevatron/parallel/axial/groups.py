@@ -39,18 +39,17 @@ def data_mesh(mesh: Mesh, size: int) -> Mesh:
     return replace(mesh, rank=mesh.rank // size, world=mesh.world // size)
 
 
-def fewest_per_sample(world: int, samples: int) -> int:
-    """Return the smallest size of groups with which no process of a step is without a sample.
+def sizes_per_sample(world: int, samples: int) -> list[int]:
+    """Return the sizes of groups with which no process of a step is without a sample, in order.
 
     More never compute a sample in proportionally less time.
 
     Examples
     --------
-    >>> [fewest_per_sample(world, samples=4) for world in (2, 4, 8, 12)]
-    [1, 1, 2, 3]
+    >>> [sizes_per_sample(world, samples=4) for world in (2, 4, 8, 12)]
+    [[1, 2], [1, 2, 4], [2, 4, 8], [3, 4, 6, 12]]
     """
-    sizes = (size for size in range(1, world) if world % size == 0 and world // size <= samples)
-    return next(sizes, world)
+    return [size for size in range(1, world + 1) if world % size == 0 and world // size <= samples]
 
 
 @contextmanager

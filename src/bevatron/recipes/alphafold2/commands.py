@@ -104,7 +104,8 @@ def predict(
         FASTA of chains, or a JSON or YAML of AlphaFold3, Protenix or Boltz, which may name
         alignments and templates.
     out
-        Folder for NAME.cif, with pLDDT as B-factors, and a page for each chain.
+        Folder for NAME.cif, with pLDDT as B-factors, and a page for each chain; of a model with a
+        head for the aligned error also NAME-pae.npz.
     seed
         Random seed of the rows drawn from the alignment.
     device

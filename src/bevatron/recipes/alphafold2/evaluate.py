@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bevatron.data.proteins.chain_batch import ChainBatch, collate_chain
 from bevatron.data.proteins.chain_samples import ChainSizes
+from bevatron.data.store.progress import progress
 from bevatron.errors import ConfigError
 from bevatron.files import write_json_atomically
 from bevatron.output import print_table
@@ -69,15 +70,17 @@ def _evaluated(
         chosen = np.flatnonzero(table.usable)[:most]
         sizes = ChainSizes(int(table.length.max(initial=1)), ROWS, EXTRA_ROWS, best_templates=True)
         data = ChainDataset(path, table.units[chosen], table.length[chosen], sizes, CYCLES)
-        for index in range(len(data)):
-            one = collate_chain([data[index]], np.array([index]), [1.0]).to(predictor.device)
-            found, each = task.predict(predictor.model, one), task.metrics()
-            for metrics in (each, total):
-                metrics.update(one, found)
-            name = data.describe(index)
-            rows.append({"name": name, **each.compute()})
-            if pictures is not None:
-                _draw(name, one, found, pictures)
+        with progress("evaluate", len(data), unit="chains") as advance:
+            for index in range(len(data)):
+                one = collate_chain([data[index]], np.array([index]), [1.0]).to(predictor.device)
+                found, each = task.predict(predictor.model, one), task.metrics()
+                for metrics in (each, total):
+                    metrics.update(one, found)
+                name = data.describe(index)
+                rows.append({"name": name, **each.compute()})
+                if pictures is not None:
+                    _draw(name, one, found, pictures)
+                advance(1)
     return {"mean": total.compute(), "chains": rows}
 
 
@@ -91,5 +94,5 @@ def _draw(name: str, batch: ChainBatch, found: Mapping[str, Tensor], folder: Pat
 
 def print_table_of(values: dict[str, Any]) -> None:
     """Print the means."""
-    rows = [[name, f"{value:.4g}"] for name, value in values["mean"].items()]
+    rows = [[name.replace("_", " "), f"{value:.4g}"] for name, value in values["mean"].items()]
     print_table(["measure", "mean"], rows, f"{len(values['chains'])} chains")

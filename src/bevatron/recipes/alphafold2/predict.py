@@ -14,7 +14,8 @@ from bevatron.data.proteins.templates import NUM_TEMPLATES
 from bevatron.data.readers.proteins import read_inputs
 from bevatron.data.readers.proteins.inputs import Entity
 from bevatron.errors import DataError
-from bevatron.files import write_text_atomically
+from bevatron.files import atomic_write, write_text_atomically
+from bevatron.models.common.folding.metrics import MAX_ERROR
 from bevatron.recipes.alphafold2.data import alignment_of, templates_of
 from bevatron.recipes.alphafold2.predictor import ChainPredictor, PredictedChain, structure_of
 from bevatron.recipes.protein_inputs import Known, known_of
@@ -34,8 +35,9 @@ def predict_files(
 ) -> dict[str, Any]:
     """Predict the protein chains of a file; each gets ``NAME.cif`` and ``NAME.html`` in a folder.
 
-    Raises DataError, CheckpointError or ConfigError if the file holds no protein, or something
-    cannot be used.
+    A model with a head for the aligned error also gives ``NAME-pae.npz``, errors in Å. Raises
+    DataError, CheckpointError or ConfigError if the file holds no protein, or something cannot be
+    used.
 
     Parameters
     ----------
@@ -49,8 +51,8 @@ def predict_files(
 
     Returns
     -------
-    ``chains``: of each ``name``, ``file``, ``plddt`` (the mean), ``rows`` of its alignment and
-    ``templates``.
+    ``chains``: of each ``name``, ``file``, ``plddt`` (the mean), ``ptm`` or None, ``rows`` of its
+    alignment and ``templates``.
     """
     given = read_inputs(source)
     if not any(entity.kind == "protein" for each in given for entity in each.entities):
@@ -79,11 +81,15 @@ def _predict_chain(
     found = predictor.predict({**chain, **templates}, alignment, seed)
     mmcif = format_mmcif(structure_of(name, chain, entity.chains[0], found))
     write_text_atomically(out / f"{name}.cif", mmcif, DataError)
+    if found.pae is not None:
+        with atomic_write(out / f"{name}-pae.npz", DataError) as stream:
+            np.savez_compressed(stream, pae=found.pae)
     write_page(out / f"{name}.html", name, entity, found, mmcif)
     return {
         "name": name,
         "file": str(out / f"{name}.cif"),
         "plddt": float(found.plddt.mean()),
+        "ptm": found.ptm,
         "rows": alignment.num_rows,
         "templates": min(len(templates.get("template_released", ())), NUM_TEMPLATES),
     }
@@ -105,7 +111,8 @@ def chain_to_predict(entity: Entity) -> Arrays:
 def write_page(path: Path, name: str, entity: Entity, found: PredictedChain, mmcif: str) -> None:
     """Write the report of a chain."""
     report = Report(name, "predicted with AlphaFold2")
-    report.section("Structure").highlights({"pLDDT": float(found.plddt.mean())})
+    surest = {"pLDDT": float(found.plddt.mean()), "pTM": found.ptm}
+    report.section("Structure").highlights({k: v for k, v in surest.items() if v is not None})
     report.structure(mmcif, "The predicted structure.")
     report.section("Confidence")
     edges, labels = [0, len(found.plddt)], [entity.chains[0]]
@@ -113,6 +120,13 @@ def write_page(path: Path, name: str, entity: Entity, found: PredictedChain, mmc
         plddt_figure(found.plddt, edges, labels),
         "Expected lDDT of each residue: above 90 very high, above 70 confident, below 50 very low.",
     )
+    if found.pae is not None:
+        report.figure(
+            map_figure(
+                found.pae, edges, labels, "predicted aligned error (Å)", MAX_ERROR, "Greens_r"
+            ),
+            "Expected error of the column's residue where the row's residue lies in place.",
+        )
     report.figure(
         map_figure(found.contacts, edges, labels, "probability", 1.0, "Blues"),
         "Probability, by the distogram, that two residues are within 8 Å.",

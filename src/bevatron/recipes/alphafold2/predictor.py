@@ -1,5 +1,6 @@
 """A trained AlphaFold2 in use: the structure of a chain and how sure the model is."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,12 @@ from bevatron.data.readers.proteins.structure import (
 from bevatron.models.alphafold2 import load_model
 from bevatron.models.alphafold2.metrics import DISTOGRAM_ENDS
 from bevatron.models.alphafold2.task import AlphaFold2Task
-from bevatron.models.common.folding.metrics import contact_probability, expected_lddt
+from bevatron.models.common.folding.metrics import (
+    contact_probability,
+    expected_error,
+    expected_lddt,
+    ptm,
+)
 from bevatron.recipes.alphafold2.data import fitted
 from bevatron.recipes.alphafold2.run import CYCLES
 from bevatron.recipes.devices import announce, device_to_use
@@ -46,11 +52,18 @@ class PredictedChain:
         Expected lDDT, 0 to 100.
     contacts : float32 [L, L]
         Probability that CB atoms are within 8 Å.
+    pae : float32 [L, L], or None
+        Expected error of a column's residue in the frame of a row's, Å, of a model with a head for
+        the aligned error.
+    ptm : float or None
+        Expected TM-score, of such a model.
     """
 
     position: npt.NDArray[np.float32]
     plddt: npt.NDArray[np.float32]
     contacts: Array
+    pae: Array | None = None
+    ptm: float | None = None
 
 
 class ChainPredictor:
@@ -95,7 +108,17 @@ class ChainPredictor:
             found["final_atom_positions"], expected_lddt(found["lddt_logits"]), contacts
         )  # fmt: skip
         position, plddt, near = (x[:length].float().cpu().numpy() for x in arrays)
-        return PredictedChain(position, plddt, near[:, :length])
+        return PredictedChain(position, plddt, near[:, :length], *_errors(found, length))
+
+
+def _errors(found: Mapping[str, torch.Tensor], length: int) -> tuple[Array | None, float | None]:
+    """Return the expected aligned errors and TM-score, if there is a head for them."""
+    if "tm_logits" not in found:
+        return None, None
+    logits = found["tm_logits"][:length, :length]
+    everything = torch.ones(length, dtype=torch.bool, device=logits.device)
+    pae: Array = expected_error(logits).cpu().numpy()
+    return pae, float(ptm(logits, everything, everything))
 
 
 def structure_of(name: str, chain: Arrays, label: str, found: PredictedChain) -> Structure:

@@ -1,6 +1,7 @@
 """The commands for complexes: typed arguments, each calls one function."""
 
 from pathlib import Path
+from typing import Any
 
 from bevatron.output import Result, say
 from bevatron.recipes.arguments import Files, Model, Out, PrepareOptions, Preparing, Source
@@ -177,6 +178,12 @@ def predict(
         components=components,
         searches=searches,
     )
-    return Result(
-        done, lambda: say(*(f"{row['name']}: {row['best']}" for row in done["complexes"]))
+    return Result(done, lambda: say(*map(_line, done["complexes"])))
+
+
+def _line(row: dict[str, Any]) -> str:
+    best = row["structures"][0]
+    return (
+        f"{row['name']}: {row['best']} and report.html beside it; pLDDT {best['plddt']:.1f}, "
+        f"pTM {best['ptm']:.2f}" + ("" if best["iptm"] is None else f", ipTM {best['iptm']:.2f}")
     )

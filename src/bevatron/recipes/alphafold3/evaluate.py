@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bevatron.data.readers.proteins.components import INSTALLED
+from bevatron.data.store.progress import progress
 from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.output import print_table
@@ -64,11 +65,13 @@ def evaluate_stores(
             model = ComplexPredictor(model, device)
         for dataset in datasets:
             store = str(dataset.path) if dataset.path in files else given
-            for index in range(len(dataset)):
-                sample = dataset.sample(index, SEED)
-                best = ranked(model.predict(sample, samples, steps))[0]
-                name = Path(dataset.describe(index)).name
-                rows.append({"name": name, "store": store, **measure(sample, best)})
+            with progress("evaluate", len(dataset), unit="complexes") as advance:
+                for index in range(len(dataset)):
+                    sample = dataset.sample(index, SEED)
+                    best = ranked(model.predict(sample, samples, steps))[0]
+                    name = Path(dataset.describe(index)).name
+                    rows.append({"name": name, "store": store, **measure(sample, best)})
+                    advance(1)
     table = {"mean": means(rows), "complexes": rows}
     if out is not None:
         write_json_atomically(out, table, DataError)

@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 
 from bevatron.data.proteins.complexes import describe
+from bevatron.models.common.folding.metrics import MAX_ERROR
 from bevatron.recipes.alphafold3.predictor import Predicted
 from bevatron.recipes.structure_figures import map_figure, plddt_figure
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, Arrays
-
-MAX_ERROR = 32.0
-"""Å; where the colours of aligned errors end."""
 
 
 def write_page(
@@ -39,8 +37,11 @@ def write_page(
     })  # fmt: skip
     report.structure(mmcif, "The best ranked structure.")
     report.section("Ranking")
-    names = ("file", "seed", "sample", "ranking_score", "ptm", "iptm", "plddt", "clash")
-    report.table(names, [[row[name] for name in names] for row in rows])
+    written = {
+        "file": "file", "seed": "seed", "sample": "sample", "ranking_score": "ranking score",
+        "plddt": "pLDDT", "ptm": "pTM", "iptm": "ipTM", "clash": "chains clash",
+    }  # fmt: skip
+    report.table(list(written.values()), [[row[name] for name in written] for row in rows])
     report.section("Confidence")
     edges = chain_edges(np.asarray(entry["asym_id"]))
     plddt = plddt_of_tokens(entry, best.plddt)

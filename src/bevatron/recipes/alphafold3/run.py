@@ -148,7 +148,7 @@ class AlphaFold3Run(StagedRun):
         """Refuse values that cannot be trained on."""
         super().__post_init__()
         for name, stage in self.stages.items():
-            size = self.processes_per_sample
+            size = self.processes_per_sample[0]
             if stage.step.copies < size:
                 raise ConfigError(
                     f"stages.{name}.step.copies: {stage.step.copies} noisy copies cannot be "

@@ -166,7 +166,7 @@ def prepare_complexes(
         progress=progress,
         rna=rna,
     )
-    prepare_poses(out / POSES, dictionary, codes, workers=_workers(workers))
+    prepare_poses(out / POSES, dictionary, codes, workers=_workers(workers), progress=progress)
     rows = [*unusable(store), *damaged]
     list_rejects(store, rows)
     named = {} if clusters is None else named_keys(store)

@@ -104,7 +104,7 @@ class Embeddings:
     graph : [n, C]
         Sum over the last nodes; NaN for rows that are not usable molecules.
     nodes : [N, C] or None
-        Of every heavy atom, molecule after molecule, in the order of the SMILES.
+        One row per heavy atom, molecule after molecule, in the order of the SMILES.
     atom_ptr : [n + 1]
         Offsets of the molecules' atoms; an unusable molecule has none.
     smiles, reason

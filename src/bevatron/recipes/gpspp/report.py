@@ -124,7 +124,7 @@ def report_of_run(
     warnings = [line for line in data.report if line.startswith("warning")]
     stopped = [] if result.stopped_by is None else [f"stopped by {result.stopped_by}"]
     report.notes([*stopped, *warnings, *history.changes()])
-    _errors(report, found, modes)
+    _errors(report, found, modes, model.config.targets)
     masked = "In training, inputs are masked and noisy and the loss has all terms."
     show_learning_curves(report, history, _metrics(model.config.targets, modes), masked)
     _parity(report, first, found[first], model.config.targets)
@@ -159,13 +159,31 @@ def _headline(name: str, found: Evaluated, targets: Sequence[Target]) -> dict[st
     return cards
 
 
-def _errors(report: Report, found: Mapping[str, Evaluated], modes: Sequence[Mode]) -> None:
+def _errors(
+    report: Report,
+    found: Mapping[str, Evaluated],
+    modes: Sequence[Mode],
+    targets: Sequence[Target],
+) -> None:
     names = list(dict.fromkeys(name for each in found.values() for name in each.metrics))
     rows: list[list[Cell]] = [
-        [name, *(each.metrics.get(name) for each in found.values())] for name in names
+        [_written(name, targets), *(each.metrics.get(name) for each in found.values())]
+        for name in names
     ]
-    told = "" if len(modes) == 1 else f"Seen in {modes[0]} unless the name says otherwise."
-    report.section("Errors").table(["metric", *found], rows, told)
+    told = "" if len(modes) == 1 else f"Seen in {modes[0]} unless the row says otherwise."
+    report.section("Errors").table(["", *found], rows, told)
+
+
+def _written(name: str, targets: Sequence[Target]) -> str:
+    """Write a metric's name as a report does: ``3d/gap_mae`` is gap MAE (eV), 3d."""
+    mode, _, metric = name.rpartition("/")
+    for target in targets:
+        kind = metric.removeprefix(f"{target.name}_")
+        if kind != metric:
+            unit = f" ({target.unit})" if target.unit and kind in {"mae", "rmse"} else ""
+            metric = f"{target.name} {'R²' if kind == 'r2' else kind.upper()}{unit}"
+            break
+    return f"{metric}, {mode}" if mode else metric
 
 
 def _metrics(targets: Sequence[Target], modes: Sequence[Mode]) -> list[Metric]:

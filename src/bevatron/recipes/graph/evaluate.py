@@ -35,9 +35,9 @@ def evaluate_graphs(
 ) -> dict[str, Metrics]:
     """Compute the metrics of a model on labelled graphs.
 
-    Of a graph of the training, train, valid and test are the vertices of then: the split is kept
-    with the model, so the test holds no label that was trained on. Several processes (torchrun) cut
-    the graph as training does; all have the result. Raises ConfigError for no graph, or one file of
+    A graph that the model was trained on keeps the split of its training, which is stored with the
+    model, so that the test holds no label that was trained on. Several processes (torchrun) cut the
+    graph as training does; all have the result. Raises ConfigError for no graph, or one file of
     features, labels or splits for several graphs; DataError for a graph without labels, or
     ``splits`` that test what was trained on.
 

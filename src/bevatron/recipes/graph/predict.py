@@ -126,7 +126,7 @@ def predict_file(
 ) -> int:
     """Write the predictions for every vertex: ``.csv`` (vertex, class, p0, ...) or ``.npz``.
 
-    Of several processes the first writes. Raises DataError if the graph cannot be read or ``out``
+    With several processes the first writes. Raises DataError if the graph cannot be read or ``out``
     cannot be written.
 
     Returns

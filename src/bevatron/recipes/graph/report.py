@@ -39,8 +39,11 @@ ROLE_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
 
 METRICS = [
-    Metric(title, f"validation {title}", {"validation": name}, logarithmic=False)
-    for name, title in (("accuracy", "Accuracy"), ("roc_auc", "ROC-AUC"))
+    Metric(title, f"validation {label}", {"validation": name}, logarithmic=False)
+    for name, title, label in (
+        ("accuracy", "Accuracy", "accuracy"),
+        ("roc_auc", "ROC-AUC", "ROC-AUC"),
+    )
 ]
 
 

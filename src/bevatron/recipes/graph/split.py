@@ -58,8 +58,8 @@ class TrainedSplit:
     def roles(self, graph: GraphArrays) -> Roles | None:
         """Return the roles that vertices had in training, [N]; None for an unknown graph.
 
-        Of several training graphs with equal features and other labels than these, a vertex has
-        the first role of train, valid, test.
+        If several training graphs have these features and other labels, a vertex has the first of
+        the roles train, valid, test that it has in any of them.
         """
         vertices, labels = _hashes(graph)
         alike = [known for known in self.graphs if known.vertices == vertices]

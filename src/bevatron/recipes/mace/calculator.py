@@ -145,12 +145,12 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
             and tensors, in e3nn's order (``128x0e+128x1o``: the scalars, then x, y, z of the first
             channel, ...). The last layer has only scalars.
         num_layers
-            Of the first so many layers; -1 = of all.
+            How many layers, from the first on; -1 = all.
 
         Returns
         -------
         [N, features], layer after layer; invariants have ``num_layers * num_channels`` columns.
-        Of a committee a list, because features of different models are not comparable.
+        A committee returns a list, because features of different models are not comparable.
 
         Raises
         ------
@@ -175,11 +175,11 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
         return found if len(found) > 1 else found[0]
 
     def get_hessian(self, atoms: Atoms | None = None) -> npt.NDArray[np.float64]:
-        """Return the second derivatives of the energy by all positions, of a committee their mean.
+        """Return the second derivatives of the energy by positions; of a committee the mean.
 
-        They are exact: computed by automatic differentiation, not by displacements. With
-        ``VibrationsData.from_2d(atoms, calculator.get_hessian(atoms))`` ASE makes frequencies of
-        them.
+        They are exact: computed by automatic differentiation, not by displacements.
+        ``VibrationsData.from_2d(atoms, calculator.get_hessian(atoms))`` of ASE turns them into
+        frequencies.
 
         Parameters
         ----------

@@ -158,7 +158,7 @@ def predict(
         capacity=capacity,
     )
     values = {"structures": done, "out": out}
-    return Result(values, lambda: say(f"{done} structures are in {out}"))
+    return Result(values, lambda: say(f"{done:,} structures are in {out}"))
 
 
 def relax(

@@ -296,7 +296,7 @@ def head_of_unnamed(config: MaceConfig, choose: str) -> str:
     Parameters
     ----------
     config
-        Of the model. Folders of bevatron 0.1 with several heads have no default.
+        The model's configuration; folders of bevatron 0.1 with several heads have no default.
     choose : the option that chooses another
     """
     names = ", ".join(config.heads)

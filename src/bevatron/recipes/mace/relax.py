@@ -86,7 +86,7 @@ def relax(
         As for `bevatron.recipes.mace.potential.Potential`, which is made with them and `head`.
     max_atoms : maximum number of atoms in an evaluation of the model
     skin : Å
-        Of the neighbour lists, see `bevatron.data.verlet.VerletList`.
+        Skin of the neighbour lists, see `bevatron.data.verlet.VerletList`.
     progress : called after each step with the numbers of converged and of all structures
 
     Examples

@@ -77,7 +77,7 @@ def prepare_structures(
     ----------
     files : what the readers of structures read
     cutoff : Å
-        Of the neighbours.
+        Cutoff of the neighbour lists.
     labels : names of the labels in the files
     samples_per_shard, workers, overwrite : as in `bevatron.data.store.prepare.prepare`
     """
@@ -123,6 +123,6 @@ def prepare_files(
     return [
         *store.manifest["report"],
         *suspects(store),
-        f"{len(store)} structures are in {out}",
+        f"{len(store):,} structures are in {out}",
         f"train with: bevatron train mace --data {out} --model.r-max {cutoff:g} --output RUN",
     ]

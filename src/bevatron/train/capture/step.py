@@ -85,7 +85,8 @@ def _obstacle_of_batches(run: Run, mesh: Mesh) -> str | None:
         return "there is nothing to train on"
     if isinstance(run.sharing, SamplesTogether) and mesh.world > 1:
         return TOGETHER
-    backend = distributed.get_backend_config() if run.sharing.repeats > 1 else "nccl"
+    joined = run.sharing.repeats > 1 and distributed.is_initialized()
+    backend = distributed.get_backend_config() if joined else "nccl"
     if "nccl" not in backend:
         return NOT_NCCL.format(backend)
     batch = example_batch(run)

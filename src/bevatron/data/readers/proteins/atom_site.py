@@ -52,11 +52,10 @@ class Sites:
 def read_sites(block: Any, name: str, model: int | None) -> tuple[Sites, int, tuple[int, ...]]:
     """Read the atoms of one model.
 
-    Of the components that share a residue, and then of its alternative locations, the one of
-    highest mean occupancy is kept, the first in the file at ties. An atom that has only other
-    locations keeps that of highest occupancy, the first at ties; so do atoms of equal name. Raises
-    DataError if there are no atoms, no such model, or a position is not finite or not below
-    `FARTHEST`.
+    Where several components share a residue, the one with the highest mean occupancy is kept, then
+    the alternative location with the highest; ties go to the first in the file. An atom without
+    that location keeps its own of highest occupancy; so do atoms of equal name. Raises DataError if
+    there are no atoms, no such model, or a position is not finite or not below `FARTHEST`.
 
     Parameters
     ----------

@@ -54,7 +54,7 @@ class Component:
     atoms : str [n]
         Names of the atoms, hydrogens included.
     other_names : str [n]
-        Their names in files from before the remediation of 2007; the same if there was no other.
+        Names in files from before the remediation of 2007; as ``atoms`` where there was no other.
     elements : uint8 [n]
         Atomic numbers, 0 if unknown.
     charges : int8 [n]

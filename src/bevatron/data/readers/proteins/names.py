@@ -37,7 +37,7 @@ class Origins:
     Attributes
     ----------
     accessions : [rows]
-        Of UniProt, UniParc or MGnify; empty if the name has none.
+        Accession in UniProt, UniParc or MGnify; empty if the name has none.
     species : [rows]
         UniProt's mnemonic, HUMAN, 9BACI; empty if the name has none.
     taxa : int32 [rows]

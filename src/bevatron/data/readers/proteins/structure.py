@@ -47,7 +47,7 @@ class Atoms:
     altloc : str [A]
         Label of the alternative location that was kept, empty if there was one location.
     residue : int32 [A]
-        Its residue.
+        Residue of the atom.
     """
 
     name: Strings
@@ -64,7 +64,7 @@ class Atoms:
 class Residues:
     """The R residues of a structure, those without coordinates included, sorted by chain.
 
-    A ligand, an ion, a water and a sugar of a glycan is a residue too.
+    Ligands, ions, waters and the sugars of a glycan are residues too.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Residues:
         One letter: that of the parent, ``X`` (protein) or ``N`` (nucleic acid) of a residue of a
         polymer without one, empty outside polymers.
     chain : int32 [R]
-        Its chain.
+        Chain of the residue.
     number : int32 [R]
         Position in the sequence of its entity, from 1 (``label_seq_id``); outside polymers, or if
         the file gives no sequence, the place within the chain.

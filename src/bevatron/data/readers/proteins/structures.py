@@ -66,9 +66,9 @@ def read_structure(
 ) -> Structure:
     """Read an mmCIF, BinaryCIF or PDB file, also compressed (gzip, bzip2, xz, Zstandard).
 
-    Of alternative locations and of components that share a place, one is kept
+    One of several alternative locations is kept, and one of several components that share a place
     (`atom_site.read_sites` has the rule). Residues of a polymer's sequence without coordinates are
-    there, without atoms; a chain none of whose residues has coordinates is not.
+    included, without atoms; a chain none of whose residues has coordinates is left out.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ SUB_LAYERS = frozenset(
 """What ``paper`` computes again in AlphaFold3."""
 
 ALIGNMENT_LAYERS = frozenset({"msa_row_attention", "msa_column_attention"})
-"""What it computes again in AlphaFold2 besides."""
+"""What ``paper`` also computes again in AlphaFold2."""
 
 _NAMES: dict[Kind, frozenset[str]] = {
     "none": frozenset(),
@@ -58,7 +58,7 @@ class Checkpointing:
     kind
         See `Kind`.
     segment
-        Blocks of a group, of ``segments``.
+        Number of blocks in a group of ``segments``.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def checkpointed(policy: Checkpointing, name: str, fn: Callable[P, R]) -> Callab
     policy
         Which blocks.
     name
-        Of this block.
+        Name of this block.
     fn
         A function of its arguments alone, without random numbers of its own.
     """

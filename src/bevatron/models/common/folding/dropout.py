@@ -27,13 +27,13 @@ def keep_masks(
     Parameters
     ----------
     seed
-        Of the step, int64 on the device of ``x``.
+        Seed of the step, int64 on the device of ``x``.
     call
-        Another number for every draw of a step.
+        A different number for each draw of a step.
     x
         What is updated; pairs are square, so that N fits either axis.
     count
-        Masks.
+        Number of masks.
     rate
         Probability that a channel is dropped.
     """
@@ -56,7 +56,7 @@ def add_dropped(
 ) -> Float[Tensor, "*batch R N C"]:
     """Add an update with dropout: `bevatron.kernels.add_dropped` with one of `keep_masks`.
 
-    Of a mask that columns share, own rows of the pair take their part.
+    Where columns share the mask, rows of a divided pair take the part of it that is theirs.
     """
     if mask is not None and shared == "columns":
         mask = own(mask, -2)

@@ -38,7 +38,7 @@ class Featurizer:
     Attributes
     ----------
     name
-        Of the feature set.
+        Name of the feature set.
     version
         See `bevatron.data.samples.FEATURES_VERSION`.
     """

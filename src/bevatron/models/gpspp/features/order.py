@@ -33,7 +33,7 @@ def canonical_order(colours: Colours, pairs: Colours, remote: IntArray) -> IntAr
     pairs : [B, n, n]
         Hash of what lies between two atoms, symmetric.
     remote : [B, n]
-        Of `remoteness`; decides between atoms that are alike otherwise.
+        As `remoteness` returns it; decides between atoms that are otherwise alike.
 
     Returns
     -------

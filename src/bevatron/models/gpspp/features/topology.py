@@ -124,7 +124,7 @@ def laplacian(adjacency: Array, order: IntArray | None = None) -> tuple[FloatArr
     ----------
     adjacency : [B, n, n] bool
     order : [B, n]
-        Of `canonical_order`: the result moves with the atoms when these are numbered otherwise.
+        As `canonical_order` returns it: the result follows the atoms however they are numbered.
         None = the atoms as they are and LAPACK's basis of degenerate eigenvalues, as version 1 of
         the features has it.
 

@@ -54,7 +54,7 @@ class Widths:
     Attributes
     ----------
     inputs, outputs
-        Of H and of one head's Phi(H).
+        Widths of H and of one head's Phi(H).
     heads
         Number of heads.
     """
@@ -136,7 +136,7 @@ def plan(
     aggregate
         The semiring of the aggregation.
     widths
-        Of the layer.
+        Widths of the layer.
     linear
         Whether Phi is a matrix: then it may come before or after a sum or mean.
     projects

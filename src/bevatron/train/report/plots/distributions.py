@@ -33,6 +33,9 @@ class Counted:
 Distribution = Values | Counted
 """Single values, or values with counts."""
 
+FEWEST_BINS, MOST_BINS = 12, 50
+"""Of a histogram; in between twice the square root of the number of values."""
+
 
 def histogram(
     series: Mapping[str, Distribution], xlabel: str, title: str = "", ylabel: str = "structures"
@@ -50,11 +53,13 @@ def histogram(
         if len(everything) == 0:
             write_centred(ax, "no values")
             return figure
-        bins = _bins(everything).tolist()
+        number = sum(weights.sum() for _, weights in counted.values())
+        bins = _bins(everything, int(np.clip(2 * number**0.5, FEWEST_BINS, MOST_BINS))).tolist()
         if (everything == np.round(everything)).all():
             ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         if _many_decades(everything):
             ax.set_xscale("log")
+        ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
         for name, colour in zip(counted, colours(len(counted)), strict=True):
             values, weights = counted[name]
             options = {"bins": bins, "weights": weights, "color": colour}
@@ -95,7 +100,7 @@ def _many_decades(values: npt.NDArray[Any]) -> bool:
     return bool(values.min() > 0 and values.max() > 100 * values.min())
 
 
-def _bins(values: npt.NDArray[Any], most: int = 50) -> npt.NDArray[Any]:
+def _bins(values: npt.NDArray[Any], most: int) -> npt.NDArray[Any]:
     """Choose bin edges; integers of a narrow range get a bar each."""
     low, high = float(values.min()), float(values.max())
     if _many_decades(values):

@@ -66,7 +66,7 @@ class TemplateHits:
         Residues of the whole target.
     e_values : float64 [hits]
     probabilities : float32 [hits]
-        Of being homologous, 0 to 1 (HH-suite).
+        Probability of being homologous, 0 to 1 (HH-suite).
     sum_probabilities : float32 [hits]
         Sum of the probabilities of all aligned pairs (HH-suite).
     scores : float32 [hits]

@@ -1,6 +1,7 @@
 """How good a predicted structure is, and how good it says it is."""
 
 from bevatron.models.common.folding.metrics.confidence import (
+    MAX_ERROR,
     expected_error,
     expected_lddt,
     has_clash,
@@ -15,6 +16,7 @@ from bevatron.models.common.folding.metrics.ligands import pocket_rmsd
 from bevatron.models.common.folding.metrics.superposed import rmsd, tm_score
 
 __all__ = [
+    "MAX_ERROR",
     "DockQ",
     "ca_lddt",
     "contact_precision",

@@ -53,7 +53,7 @@ def ptm(
     Parameters
     ----------
     logits
-        Of the aligned error of token j in the frame of token i.
+        Logits of the aligned error of token j in the frame of token i.
     has_frame
         Whether a token has a frame.
     counts
@@ -119,7 +119,7 @@ def ranking_score(
     Parameters
     ----------
     ptm, iptm
-        Of the whole complex; None for a single chain.
+        Scores of the whole complex; ipTM is None for a single chain.
     disordered
         Share of its protein residues that are exposed as disordered ones are.
     clash

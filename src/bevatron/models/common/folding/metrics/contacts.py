@@ -16,7 +16,7 @@ def contact_probability(
     Parameters
     ----------
     logits
-        Of a distogram.
+        Logits of a distogram.
     edges
         The edges between its bins, Å, one fewer than bins.
     """

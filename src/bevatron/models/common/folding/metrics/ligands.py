@@ -20,8 +20,8 @@ def pocket_rmsd(
 ) -> Float[Tensor, ""]:
     """Compute the RMSD of a ligand after superposing the backbone of its pocket, Å.
 
-    Of all orders of the ligand's atoms that keep its bonds the smallest counts. NaN if nothing of
-    the ligand or less than three atoms of the pocket are resolved.
+    The smallest over all orders of the ligand's atoms that keep its bonds. NaN if no atom of the
+    ligand or fewer than three of the pocket are resolved.
 
     Parameters
     ----------

@@ -1,0 +1,27 @@
+"""The page of a run on structures: measures by the names that people know them by."""
+
+import json
+import re
+
+from torch import nn
+
+from bevatron.recipes.alphafold3.report import report_of_run
+from bevatron.train.run import FitResult
+
+EPOCH = {
+    "kind": "epoch", "epoch": 0, "step": 8, "stage": "initial", "loss": 2.0, "lr": 0.1,
+    "grad_norm": 1.0, "terms": {}, "best": True, "valid": {"lddt": 0.5},
+    "time": {"seconds": 1.0, "wait_share": 0.0, "entries_per_s": 2.0},
+}  # fmt: skip
+
+
+def test_measures_have_their_names_and_the_rest_is_a_table(tmp_path):
+    (tmp_path / "config.yaml").write_text("train: {}\n")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(EPOCH) + "\n")
+    metrics = {"distogram": 3.0, "lddt": 0.5, "lddt_ligand": 0.25}
+    result = FitResult(tmp_path, "steps", None, 1, 8, metrics, 0.5, 0, 1.0)
+    page = report_of_run(tmp_path, nn.Linear(2, 1), [], result).read_text()
+    cards = re.findall(r"<b>([^<]*)</b><span>([^<]*)</span>", page)
+    assert cards[:2] == [("0.5000", "lDDT"), ("3.000", "cross entropy of the distogram")]
+    assert ("3", "parameters") in cards
+    assert '<td>lddt ligand</td><td class="number">0.2500</td>' in page
