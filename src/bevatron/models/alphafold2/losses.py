@@ -18,8 +18,11 @@ from bevatron.maths.rigid import apply_inverse, rigid_of_matrix, rigid_of_quater
 from bevatron.models.alphafold2.fape import backbone_fape, sidechain_fape
 from bevatron.models.alphafold2.naming import renamed_reference
 from bevatron.models.alphafold2.violation import violation_loss
+from bevatron.models.common.folding.metrics import DISTOGRAM_EDGES
 
 _EPS = 1e-8
+ERROR_EDGES = (0.0, 31.0, 63)
+"""First, last and number of the edges between the 64 bins of the aligned error, Å."""
 BEST_RESOLUTION, WORST_RESOLUTION = 0.1, 3.0
 """Å, of the structures that confidence is learnt from."""
 
@@ -156,9 +159,9 @@ def distogram_loss(
     position: Float[Tensor, "*batch N 3"],
     mask: Float[Tensor, "*batch N"],
 ) -> Float[Tensor, "*batch"]:
-    """Cross-entropy of the distances of pseudo-beta atoms, 64 bins from 2.3125 to 21.6875 Å."""
+    """Cross-entropy of the distances of pseudo-beta atoms, in 64 bins; section 1.9.8."""
     gap = position[..., :, None, :] - position[..., None, :, :]
-    bins = _bin(gap.square().sum(-1), 2.3125, 21.6875, logits.shape[-1])
+    bins = _bin(gap.square().sum(-1), DISTOGRAM_EDGES)
     return _pair_mean(_cross_entropy(logits, bins), mask)
 
 
@@ -179,7 +182,7 @@ def tm_loss(
         seen_from = select(frame, (..., slice(None), None))
         local.append(apply_inverse(seen_from, frame.translation[..., None, :, :]))
     error = (local[0] - local[1]).square().sum(-1).detach()
-    bins = _bin(error, 0.0, 31.0, logits.shape[-1])
+    bins = _bin(error, ERROR_EDGES)
     return _pair_mean(_cross_entropy(logits, bins), batch["backbone_rigid_mask"])
 
 
@@ -238,10 +241,10 @@ def lddt_of_residues(
     return (_EPS + (counts * kept * 0.25).sum(-1)) / (_EPS + counts.sum(-1))
 
 
-def _bin(squared: Tensor, first: float, last: float, bins: int) -> Tensor:
+def _bin(squared: Tensor, edges: tuple[float, float, int]) -> Tensor:
     """Bin of a squared distance among those whose inner edges are evenly spaced in the distance."""
-    edges = torch.linspace(first, last, bins - 1, dtype=squared.dtype, device=squared.device)
-    return torch.bucketize(squared, edges.square())
+    inner = torch.linspace(*edges, dtype=squared.dtype, device=squared.device)
+    return torch.bucketize(squared, inner.square())
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -19,9 +19,6 @@ from bevatron.models.common.folding.metrics import (
     tm_score,
 )
 
-DISTOGRAM_ENDS = 2.3125, 21.6875
-"""Å, first and last inner edge of the distogram's bins."""
-
 TERMS = (
     "fape", "supervised_chi", "distogram", "masked_msa", "plddt", "experimentally_resolved",
     "violation", "tm",
@@ -92,10 +89,10 @@ def _pairs(given: Mapping[str, Tensor], logits: Tensor, known: Tensor) -> dict[s
     positions, aatype = given["all_atom_positions"], given["aatype"].long()
     geometry = reference_geometry(positions, known.to(positions.dtype), aatype)
     beta, has_beta = geometry["pseudo_beta"], geometry["pseudo_beta_mask"]
-    edges = torch.linspace(*DISTOGRAM_ENDS, logits.shape[-1] - 1, device=logits.device)
-    probability = contact_probability(logits, edges)
     index = given["residue_index"].long()
     return {
         "distogram": distogram_loss(logits, beta, has_beta),
-        "contact_precision": contact_precision(probability, beta, has_beta > 0, index),
+        "contact_precision": contact_precision(
+            contact_probability(logits), beta, has_beta > 0, index
+        ),
     }

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bevatron.data.proteins.complex_batch import ComplexBatch
-from bevatron.models.alphafold3.losses.confidence import DISTOGRAM_EDGES, distogram_loss
+from bevatron.models.alphafold3.losses.confidence import distogram_loss
 from bevatron.models.common.folding.metrics.confidence import expected_lddt
 from bevatron.models.common.folding.metrics.contacts import contact_precision, contact_probability
 from bevatron.models.common.folding.metrics.lddt import KINDS, lddt_by_kind
@@ -76,9 +76,8 @@ class ComplexMetrics:
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Compare contacts within protein chains; chains are moved apart by their numbers."""
         logits, representative = outputs["distogram"], given["representative_atom"]
-        edges = torch.linspace(*DISTOGRAM_EDGES, device=logits.device)
         tokens = logits.shape[-2]
-        probability = all_of(contact_probability(logits, edges), -2, tokens)
+        probability = all_of(contact_probability(logits), -2, tokens)
         same = given["asym_id"][:, None] == given["asym_id"]
         counts = resolved[representative] & given["token_mask"] & (given["molecule_type"] == 0)
         precision = contact_precision(

@@ -22,7 +22,6 @@ from bevatron.data.readers.proteins.structure import (
     Structure,
 )
 from bevatron.models.alphafold2 import load_model
-from bevatron.models.alphafold2.metrics import DISTOGRAM_ENDS
 from bevatron.models.alphafold2.task import AlphaFold2Task
 from bevatron.models.common.folding.metrics import (
     contact_probability,
@@ -102,8 +101,7 @@ class ChainPredictor:
         sample = sample_chain(chain, rows, seed, sizes, CYCLES)
         batch = collate_chain([sample], np.zeros(1, dtype=np.int64), [1.0]).to(self.device)
         found = self.task.predict(self.model, batch)
-        edges = torch.linspace(*DISTOGRAM_ENDS, 63, device=self.device)
-        contacts = contact_probability(found["distogram_logits"].float(), edges)
+        contacts = contact_probability(found["distogram_logits"].float())
         arrays = (
             found["final_atom_positions"], expected_lddt(found["lddt_logits"]), contacts
         )  # fmt: skip

@@ -13,7 +13,6 @@ from torch import Tensor
 from bevatron.data.proteins.complex_batch import collate_complex
 from bevatron.errors import ConfigError
 from bevatron.models.alphafold3 import load_model
-from bevatron.models.alphafold3.losses.confidence import DISTOGRAM_EDGES
 from bevatron.models.alphafold3.model import Representation
 from bevatron.models.common.folding.metrics.confidence import (
     expected_error,
@@ -102,8 +101,7 @@ class ComplexPredictor:
                 given, shared, samples, steps, SeededNormal(given["seed"])
             ).float()
             distogram = self.model.distogram(trunk.z).float()
-            edges = torch.linspace(*DISTOGRAM_EDGES, device=self.device)
-            contacts = contact_probability(distogram, edges)
+            contacts = contact_probability(distogram)
             pairs = {"contacts": _array(contacts), "distogram": _array(distogram)}
             found = [
                 self._judged(given, trunk, structure, int(sample["seed"]), number, pairs)

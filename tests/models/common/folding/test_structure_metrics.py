@@ -347,6 +347,5 @@ def test_contact_precision_counts_the_surest_pairs():
 
 
 def test_contact_probability_sums_the_bins_below_eight_angstrom():
-    edges = torch.tensor([4.0, 8.0, 12.0])
     logits = torch.log(torch.tensor([[0.1, 0.2, 0.3, 0.4]]))
-    assert_close(metrics.contact_probability(logits, edges), torch.tensor([0.3]), 1e-6)
+    assert_close(metrics.contact_probability(logits, (4.0, 12.0, 3)), torch.tensor([0.3]), 1e-6)

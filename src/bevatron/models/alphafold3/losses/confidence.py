@@ -13,13 +13,12 @@ from torch import Tensor
 
 from bevatron.models.alphafold3.losses.atoms import gather_atoms
 from bevatron.models.alphafold3.losses.smooth_lddt import RADIUS_NUCLEIC, RADIUS_OTHER, THRESHOLDS
+from bevatron.models.common.folding.metrics import DISTOGRAM_EDGES
 from bevatron.parallel.axial import all_together, own
 
-DISTOGRAM_EDGES = (2.3125, 21.6875, 63)
-"""First, last and number of the edges between 64 bins, Å."""
-
 ERROR_EDGES = (0.5, 31.5, 63)
-"""Of predicted aligned and distance errors, Å: 64 bins of 0.5 Å, the last without an end."""
+"""First, last and number of the edges between the bins of predicted aligned and distance errors, Å:
+64 of 0.5 Å, the last without an end."""
 
 LDDT_EDGES = (0.02, 0.98, 49)
 """Of the predicted lDDT: 50 bins from 0 to 1."""

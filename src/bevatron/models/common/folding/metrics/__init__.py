@@ -9,13 +9,18 @@ from bevatron.models.common.folding.metrics.confidence import (
     ptm,
     ranking_score,
 )
-from bevatron.models.common.folding.metrics.contacts import contact_precision, contact_probability
+from bevatron.models.common.folding.metrics.contacts import (
+    DISTOGRAM_EDGES,
+    contact_precision,
+    contact_probability,
+)
 from bevatron.models.common.folding.metrics.dockq import DockQ, dockq
 from bevatron.models.common.folding.metrics.lddt import ca_lddt, lddt, lddt_by_kind
 from bevatron.models.common.folding.metrics.ligands import pocket_rmsd
 from bevatron.models.common.folding.metrics.superposed import rmsd, tm_score
 
 __all__ = [
+    "DISTOGRAM_EDGES",
     "MAX_ERROR",
     "DockQ",
     "ca_lddt",

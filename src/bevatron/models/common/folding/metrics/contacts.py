@@ -7,9 +7,12 @@ from torch import Tensor
 CONTACT = 8.0
 """Å between representative atoms."""
 
+DISTOGRAM_EDGES = (2.3125, 21.6875, 63)
+"""First, last and number of the edges between the 64 bins of AlphaFold2 and AlphaFold3, Å."""
+
 
 def contact_probability(
-    logits: Float[Tensor, "*batch bins"], edges: Float[Tensor, " inner"]
+    logits: Float[Tensor, "*batch bins"], edges: tuple[float, float, int] = DISTOGRAM_EDGES
 ) -> Float[Tensor, "*batch"]:
     """Sum the probability of the bins that end below 8 Å.
 
@@ -18,10 +21,10 @@ def contact_probability(
     logits
         Logits of a distogram.
     edges
-        The edges between its bins, Å, one fewer than bins.
+        First, last and number of the edges between its bins, Å.
     """
     below = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    below[:-1] = edges <= CONTACT
+    below[:-1] = torch.linspace(*edges, device=logits.device) <= CONTACT
     return (logits.double().softmax(-1) * below).sum(-1).to(logits.dtype)
 
 
