@@ -1,7 +1,7 @@
 """Compare MACE with mace-torch on random weights, both ways, in float64: ``make parity``.
 
-Builds ``.venv-parity`` (mace-torch 0.3.16, e3nn 0.4.4) unless it is there, runs mace-torch in a
-process of that environment (`parity_mace_peer.py`) and compares, for every case,
+Builds ``.venv-parity`` (mace-torch 0.3.16, e3nn 0.4.4 and this package) unless it is there, goes on
+in it and compares with mace-torch (`parity_mace_peer.py`), for every case,
 
 - ours exported, evaluated by mace-torch, against ours;
 - mace-torch's own random model, converted, against mace-torch;
@@ -14,7 +14,9 @@ values of the case `GOLDEN` go to ``tests/parity``, where a test compares with t
 
 import argparse
 import datetime as dt
+import importlib.util
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -35,6 +37,8 @@ from bevatron.models.mace import (
     MaceConfig,
     MaceTask,
     from_mace_torch,
+    load_mace_torch_file,
+    save_mace_torch_file,
     to_mace_torch,
 )
 from bevatron.models.mace.mace_torch_layout import pieces
@@ -293,53 +297,46 @@ def environment():
     if subprocess.run(check, capture_output=True, check=False).returncode:
         install = [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt")]
         subprocess.run([*install, *PACKAGES, "-e", str(ROOT)], check=True)
-    return python
-
-
-def write_cases(exchange, names):
-    """Write configurations and our weights for the other side."""
-    models = {}
-    for seed, name in enumerate(names):
-        torch.manual_seed(seed)
-        model = MACE(config_of(CASES[name]), torch.float64)
-        state, config = to_mace_torch(model)
-        folder = exchange / name
-        folder.mkdir()
-        torch.save(state, folder / "ours.pt")
-        (folder / "config.json").write_text(json.dumps(config))
-        models[name] = model
-    cases = [{"name": name, "export": name in EXPORTED} for name in names]
-    (exchange / "cases.json").write_text(json.dumps(cases))
-    return models
+    return str(python)
 
 
 def run(names):
     """Compare all cases; return rows of (case, direction, differences)."""
-    python = environment()
-    structures = make_structures(weighted=True)
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="parity-") as scratch:
-        exchange = Path(scratch)
-        (exchange / "structures.json").write_text(json.dumps(structures))
-        models = write_cases(exchange, names)
-        peer = [str(python), str(ROOT / "tools" / "parity_mace_peer.py"), str(exchange)]
-        subprocess.run(peer, check=True)
-        for name, model in models.items():
-            results = json.loads((exchange / name / "results.json").read_text())
-            mine = evaluate(model, structures)
-            rows.append((name, "ours in mace-torch", compare(mine, results["ours"])))
-            if "exported" in results:
-                rows.append((name, "ours as .model", compare(mine, results["exported"])))
-            state = torch.load(exchange / name / "theirs.pt", weights_only=True)
-            config = json.loads((exchange / name / "theirs.json").read_text())
-            theirs = evaluate(from_mace_torch(state, config), structures)
-            rows.append((name, "mace-torch's in ours", compare(theirs, results["theirs"])))
-            state = torch.load(exchange / name / "single.pt", weights_only=True)
-            single = evaluate(from_mace_torch(state, config).double(), structures)
-            rows.append((name, "float32 used in float64", compare(single, results["single"])))
-            if name == GOLDEN:
-                write_golden(state, config, results["single"])
+    import parity_mace_peer as peer
+
+    peer.begin()
+    structures, rows = make_structures(weighted=True), []
+    for seed, name in enumerate(names):
+        torch.manual_seed(seed)
+        model = MACE(config_of(CASES[name]), torch.float64)
+        mine = evaluate(model, structures)
+        state, config = to_mace_torch(model)
+        found = peer.run(config, state, structures, seed)
+        rows.append((name, "ours in mace-torch", compare(mine, found.ours)))
+        if name in EXPORTED:
+            values = exported(name, state, config, structures)
+            rows.append((name, "ours as .model", compare(mine, values)))
+        theirs = evaluate(from_mace_torch(found.state, found.config), structures)
+        rows.append((name, "mace-torch's in ours", compare(theirs, found.theirs)))
+        single = evaluate(from_mace_torch(found.rounded, found.config).double(), structures)
+        rows.append((name, "float32 used in float64", compare(single, found.single)))
+        if name == GOLDEN:
+            write_golden(found.rounded, found.config, found.single)
     return rows
+
+
+def exported(name, state, config, structures):
+    """Write and read a ``.model`` file; return what mace-torch computes with it."""
+    import parity_mace_peer as peer
+
+    with tempfile.TemporaryDirectory(prefix="parity-") as scratch:
+        path = Path(scratch) / "ours.model"
+        save_mace_torch_file(from_mace_torch(state, config), path)
+        again, _ = to_mace_torch(load_mace_torch_file(path, trust=True))
+        wrong = [key for key, value in state.items() if not torch.equal(value, again[key])]
+        if wrong:
+            raise SystemExit(f"{name}: {wrong[0]} changed by writing and reading a .model file")
+        return peer.of_file(path, structures, config)
 
 
 def write_golden(state, config, values):
@@ -392,6 +389,9 @@ def main():
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}")
     parser.add_argument("--no-report", action="store_true", help="print only")
     args = parser.parse_args()
+    if importlib.util.find_spec("mace") is None:
+        python = environment()
+        os.execv(python, [python, *sys.argv])
     torch.set_num_threads(1)
     rows = run(args.cases or list(CASES))
     if args.no_report:

@@ -1,20 +1,14 @@
-"""The mace-torch side of `parity_mace.py`: runs in the environment that has mace-torch.
+"""The mace-torch side of `parity_mace.py`.
 
-    python tools/parity_mace_peer.py FOLDER
-
-For every case of FOLDER/cases.json: build mace-torch's model from ``CASE/config.json``, once with
-the weights of ``CASE/ours.pt`` and once with random weights of its own, which it writes to
-``CASE/theirs.pt`` with ``CASE/theirs.json``, and rounded to float32 to ``CASE/single.pt``. What all
-of them compute goes to ``CASE/results.json``.
 mace must be imported before e3nn.o3, whose import needs what mace sets.
 """
 
 import json
 import logging
-import sys
 import time
 import warnings
-from pathlib import Path
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import e3nn
 import mace
@@ -120,68 +114,59 @@ def written_config(model, config):
     return {**named, "class": type(model).__name__}
 
 
-def run(folder, structures, seed):
-    """Compare one case."""
-    config = json.loads((folder / "config.json").read_text())
-    start = time.perf_counter()
-    torch.manual_seed(seed)
-    model = build(config)
-    torch.save(model.state_dict(), folder / "theirs.pt")
-    (folder / "theirs.json").write_text(json.dumps(written_config(model, config), default=plain))
-    results = {"theirs": evaluate(model, structures, config)}
-    single = {k: v.float() if v.is_floating_point() else v for k, v in model.state_dict().items()}
-    torch.save(single, folder / "single.pt")
-    # But for the couplings of messages, which are exact on our side.
-    model.load_state_dict({k: v for k, v in single.items() if "_w3j" not in k}, strict=False)
-    results["single"] = evaluate(model, structures, config)
-    model.load_state_dict(torch.load(folder / "ours.pt", weights_only=True), strict=True)
-    results["ours"] = evaluate(model, structures, config)
-    exported = folder / "ours.model"
-    if exported.exists():
-        # Written by our export for mace-torch's own tools; it is ours, so it may be unpickled.
-        loaded = torch.load(exported, weights_only=False)
-        results["exported"] = evaluate(loaded, structures, config)
-    (folder / "results.json").write_text(json.dumps(results))
-    print(f"  mace-torch: {folder.name}, {time.perf_counter() - start:.1f} s", flush=True)
+class Found(NamedTuple):
+    """What mace-torch computes with our weights, its own, and these rounded to float32.
+
+    ``state`` and ``rounded`` are its own weights, ``config`` describes their model.
+    """
+
+    ours: dict[str, Any]
+    theirs: dict[str, Any]
+    single: dict[str, Any]
+    state: dict[str, torch.Tensor]
+    rounded: dict[str, torch.Tensor]
+    config: dict[str, Any]
 
 
-def export(folder):
-    """Write ``ours.model`` with our own export, which needs both packages in one environment."""
-    from bevatron.models.mace import from_mace_torch, save_mace_torch_file
-
-    state = torch.load(folder / "ours.pt", weights_only=True)
-    config = json.loads((folder / "config.json").read_text())
-    save_mace_torch_file(from_mace_torch(state, config), folder / "ours.model")
-
-
-def reimport(folder):
-    """Read ``ours.model`` with our own import and check that it is the same."""
-    from bevatron.models.mace import load_mace_torch_file, to_mace_torch
-
-    again, _ = to_mace_torch(load_mace_torch_file(folder / "ours.model", trust=True))
-    state = torch.load(folder / "ours.pt", weights_only=True)
-    wrong = [name for name, value in state.items() if not torch.equal(value, again[name])]
-    if wrong:
-        raise SystemExit(f"{folder.name}: {wrong[0]} changed by writing and reading a .model file")
-
-
-def main():
+def begin():
+    """Silence mace-torch, and say which it is."""
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
     # Compiling every module costs more than all evaluations of these small models.
     e3nn.set_optimization_defaults(jit_script_fx=False)
-    torch.set_default_dtype(torch.float64)
-    exchange = Path(sys.argv[1])
     print(f"  mace-torch {mace.__version__}, e3nn {e3nn.__version__}", flush=True)
-    structures = json.loads((exchange / "structures.json").read_text())
-    for seed, case in enumerate(json.loads((exchange / "cases.json").read_text())):
-        folder = exchange / case["name"]
-        if case["export"]:
-            export(folder)
-        run(folder, structures, seed)
-        if case["export"]:
-            reimport(folder)
 
 
-if __name__ == "__main__":
-    main()
+@contextmanager
+def in_double():
+    """Make float64 the default type, as mace-torch's own programs do."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@in_double()
+def run(config, weights, structures, seed):
+    """Evaluate one case."""
+    start = time.perf_counter()
+    torch.manual_seed(seed)
+    model = build(config)
+    state = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    named = json.loads(json.dumps(written_config(model, config), default=plain))
+    theirs = evaluate(model, structures, config)
+    rounded = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
+    # But for the couplings of messages, which are exact on our side.
+    model.load_state_dict({k: v for k, v in rounded.items() if "_w3j" not in k}, strict=False)
+    single = evaluate(model, structures, config)
+    model.load_state_dict(weights, strict=True)
+    ours = evaluate(model, structures, config)
+    print(f"  mace-torch: {time.perf_counter() - start:.1f} s", flush=True)
+    return Found(ours, theirs, single, state, rounded, named)
+
+
+@in_double()
+def of_file(path, structures, config):
+    """Evaluate a ``.model`` file; it is ours, so it may be unpickled."""
+    return evaluate(torch.load(path, weights_only=False), structures, config)

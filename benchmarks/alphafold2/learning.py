@@ -41,6 +41,7 @@ from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
 from bevatron.recipes.alphafold2.predictor import ChainPredictor
 from bevatron.recipes.alphafold2.run import CYCLES, AlphaFold2Run, build
 from bevatron.recipes.alphafold2.stores import open_chains
+from bevatron.recipes.proteins import column
 from bevatron.train.logger import METRICS, read_journal
 from bevatron.train.loop import fit
 from bevatron.train.report import plots
@@ -159,7 +160,7 @@ def tested(predictor: ChainPredictor, path: Path, longest: int) -> list[Result]:
     """Predict the distinct chains of a store, with their alignments and without."""
     store = open_chains(path)
     table = chain_table(store)
-    keys = np.concatenate([flat for flat, _ in store.flat("chain_key")])
+    keys = column(store, "chain_key")
     first = np.zeros(len(keys), dtype=bool)
     first[np.unique(keys, return_index=True)[1]] = True
     table = table.take(first & table.usable & (table.length <= longest))

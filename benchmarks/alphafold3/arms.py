@@ -6,7 +6,7 @@ losses and gradients can be compared.
 
 from collections import defaultdict
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -16,6 +16,7 @@ from benchmarks.common import arms
 from benchmarks.common.arms import GIB, Arm, Training, drawn
 
 from bevatron.data.packing.draws import Draws, Source
+from bevatron.data.padding import BatchShape, pad
 from bevatron.data.proteins.complex_batch import ComplexBatch, collate_complex
 from bevatron.data.proteins.crop import CropSizes
 from bevatron.data.proteins.sample import SampleSizes
@@ -118,6 +119,17 @@ def state_bytes(model: torch.nn.Module, *, ema: bool) -> int:
     return of_weights * (5 if ema else 4) + buffers
 
 
+@dataclass(frozen=True)
+class PaddedCollate:
+    """Batches of one padded shape: what torch.compile compiles once."""
+
+    shape: BatchShape
+
+    def __call__(self, *samples: Any) -> ComplexBatch:
+        """Join samples."""
+        return pad(collate_complex(*samples), self.shape)
+
+
 class Passes(AlphaFold3Task):
     """The task, with as many passes through the trunk in every step."""
 
@@ -158,6 +170,8 @@ def training_of(
     device = next(model.parameters()).device
     wide = torch.bfloat16 if device.type == "cuda" else None
     task = Passes(cycles, [options], wide)
+    if arm.compiled:
+        task.collate = PaddedCollate(crops.shape)
     config = AlphaFold3Run.from_values({"train": {"device": device.type}})
     sizes = {"tokens": crops.lengths("tokens")}
     draws = Draws([Source("crops", crops)], seed=0)

@@ -1,6 +1,7 @@
 """Times parts of AlphaFold3 beside plain PyTorch: a Pairformer block, the stack, the diffusion.
 
-    python -m benchmarks.alphafold3.parts STORE [--lengths 256 384] [--stack 512] [--compile 384]
+    python -m benchmarks.alphafold3.parts STORE [--lengths 256 384] [--stack 512] [--out rows]
+    python -m benchmarks.alphafold3.parts --collect rows
 
 A block is timed forward and backward with all gradients, as a replayed CUDA graph and launched, at
 the published sizes in bfloat16 with dropout. Every arm is compared with the plain operators in
@@ -10,18 +11,21 @@ pass needs, and what it conditions on.
 """
 
 import argparse
+import json
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from benchmarks.alphafold3.arms import Crops, compiled_blocks
-from benchmarks.common.arguments import add_out
+from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.arms import drawn, free, or_out_of_memory
-from benchmarks.common.report import write_result
+from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.common.timing import captured, median_ms, peak_mib
 from torch import Tensor, nn
 
@@ -124,27 +128,43 @@ def stack_of(config: AlphaFold3Config, N: int, device: torch.device) -> Work:
     return Work(f"Pairformer of {len(stack.blocks)} blocks, forward", stack, call)
 
 
-def row_of(work: Work, arm: str, exact: Gradients | None) -> dict[str, Any]:
-    """Time one arm of a part: replayed and launched, with its peak memory."""
-    row: dict[str, Any] = {"arm": arm}
+class Prepared:
+    """An arm of a part that has run: compiled, and compared with float32.
 
-    def measure() -> None:
-        context = compiled_blocks(work.modules) if arm == "torch.compile" else nullcontext()
-        with kernels.use(ARMS[arm]), context:
-            found = work.call()
-            if exact is not None:
-                row["error"] = worst(found, exact)
-            del found
+    Parameters
+    ----------
+    arm
+        Its name.
+    work
+        The part, of this arm alone.
+    exact
+        Gradients in float32, if any.
+    """
+
+    def __init__(self, arm: str, work: Work, exact: Gradients | None) -> None:
+        self.call, self.row, self._compiled = work.call, {"arm": arm}, ExitStack()
+        if arm == "torch.compile":
+            self._compiled.enter_context(compiled_blocks(work.modules))
+        with kernels.use(ARMS[arm]):
+            found = or_out_of_memory(self.call)
+        if found is not None and exact is not None:
+            self.row["error"] = worst(found, exact)
+
+    def timed(self) -> dict[str, Any]:
+        """Time it replayed and launched, with its peak memory."""
+
+        def measure() -> bool:
             if torch.cuda.is_available():
-                row["peak MiB"] = peak_mib(work.call)
-                row["launched ms"] = median_ms(work.call, 7)
-                replay = captured(work.call)
-                row["replayed ms"] = median_ms(replay, 7, flush=True)
+                self.row["peak MiB"] = peak_mib(self.call)
+                self.row["launched ms"] = median_ms(self.call, 7)
+                self.row["replayed ms"] = median_ms(captured(self.call), 7, flush=True)
+            return True
 
-    if or_out_of_memory(lambda: measure() or True) is None:
-        row["replayed ms"] = OUT_OF_MEMORY
-    free()
-    return row
+        with self._compiled, kernels.use(ARMS[self.row["arm"]]):
+            if or_out_of_memory(measure) is None:
+                self.row["replayed ms"] = OUT_OF_MEMORY
+        free()
+        return self.row
 
 
 def worst(found: Gradients, exact: Gradients) -> float:
@@ -182,11 +202,11 @@ def diffusion_of(config: AlphaFold3Config, crops: Crops, copies: int, device: to
 
 
 def main() -> None:
-    """Measure all parts and write the result after each."""
+    """Measure parts and keep the rows of each, or join the rows of all calls."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("store", type=Path, help="of complexes; the largest is cropped")
+    parser.add_argument("store", type=Path, nargs="?", help="of complexes; the largest is cropped")
     parser.add_argument("--lengths", nargs="*", type=int, default=[256, 384, 512, 768])
     parser.add_argument("--stack", nargs="*", type=int, default=[512], help="also of diffusion")
     parser.add_argument("--compile", nargs="*", type=int, default=[256, 384, 512, 768])
@@ -194,34 +214,61 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--preset", default="alphafold3")
     parser.add_argument("--device", default="cuda")
-    add_out(parser)
+    parser.add_argument("--after", type=Path, help="measure once this file exists")
+    add_rows(parser, "alphafold3-parts-rows")
     given = parser.parse_args()
+    collect(given.collect, given.results) if given.collect else measure_all(given)
+
+
+def measure_all(given: argparse.Namespace) -> None:
+    """Measure all parts."""
     config, device = AlphaFold3Config.preset(given.preset), torch.device(given.device)
     torch.backends.cuda.matmul.allow_tf32 = False
-    rows: list[dict[str, Any]] = []
-    for N in given.lengths:
-        rows += rows_of(block_of(config, N, device), N, given, place=len(rows))
+    parts: list[tuple[int, Callable[[], Work]]]
+    parts = [(N, partial(block_of, config, N, device)) for N in given.lengths]
     for N in given.stack:
-        rows += rows_of(stack_of(config, N, device), N, given, place=len(rows))
+        parts.append((N, partial(stack_of, config, N, device)))
         crops = Crops(given.store, N, rows=given.rows)
-        work = diffusion_of(config, crops, given.copies, device)
-        rows += rows_of(work, N, given, place=len(rows))
+        parts.append((N, partial(diffusion_of, config, crops, given.copies, device)))
+    given.out.mkdir(parents=True, exist_ok=True)
+    for place, (N, make) in enumerate(parts):
+        measure(N, make, place, given)
 
 
-def rows_of(work: Work, N: int, given: argparse.Namespace, place: int) -> list[dict[str, Any]]:
-    """Time the arms of a part, in another order each time, and keep all rows so far."""
-    arms = ["bevatron", "eager", *(["torch.compile"] if N in given.compile else [])]
+def measure(N: int, make: Callable[[], Work], place: int, given: argparse.Namespace) -> None:
+    """Get all arms of a part ready, then time each, in another order each time; keep the rows."""
+    names = ["bevatron", "eager", *(["torch.compile"] if N in given.compile else [])]
+    works = [make() for _ in names]
+    work = works[0]
     exact = work.exact() if work.exact is not None else None
-    found = [row_of(work, arm, exact) for arm in (arms if place % 2 == 0 else arms[::-1])]
-    ours = next(row for row in found if row["arm"] == "bevatron")
-    for row in found:
-        for name in ("replayed ms", "launched ms", "peak MiB"):
-            if isinstance(row.get(name), float) and isinstance(ours.get(name), float):
-                row[f"x our {name.split()[0]}"] = row[name] / ours[name]
-        ALL_ROWS.append({"part": work.name, "N": N, **row})
-        print(ALL_ROWS[-1], flush=True)
-    write_result("alphafold3/parts", ALL_ROWS, NOTES, device=given.device, folder=given.out)
-    return found
+    arms = [Prepared(*arm, exact) for arm in zip(names, works, strict=True)]
+    del exact
+    free()
+    print(f"{work.name}, N = {N}: ready", flush=True)
+    while given.after is not None and not given.after.exists():
+        time.sleep(0.2)
+    for arm in arms if place % 2 == 0 else arms[::-1]:
+        arm.timed()
+    ours = arms[0].row
+    rows = [{"part": work.name, "N": N, **arm.row} for arm in arms]
+    for row in rows:
+        for key in ("replayed ms", "launched ms", "peak MiB"):
+            if isinstance(row.get(key), float) and isinstance(ours.get(key), float):
+                row[f"x our {key.split()[0]}"] = row[key] / ours[key]
+        print(row, flush=True)
+    found = {"hardware": hardware(given.device), "versions": versions(), "rows": rows}
+    name = work.name.split(",")[0].replace(" ", "-")
+    (given.out / f"parts-{N:04d}-{name}.json").write_text(json.dumps(found))
+
+
+def collect(folder: Path, results: Path) -> None:
+    """Join the rows and write the result."""
+    found = read_all(folder, "parts-*.json")
+    rows = [row for one in found for row in one["rows"]]
+    rows.sort(key=lambda row: (row["part"], row["N"]))
+    write_result(
+        "alphafold3/parts", rows, NOTES, device="cuda", folder=results, measured_on=found[0]
+    )
 
 
 NOTES = (
@@ -230,8 +277,6 @@ NOTES = (
     "beyond weights and inputs. error: largest of a gradient's errors against float32, relative to "
     "its largest number."
 )
-ALL_ROWS: list[dict[str, Any]] = []
-
 
 if __name__ == "__main__":
     main()

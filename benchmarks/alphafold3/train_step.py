@@ -7,9 +7,9 @@ Arms: our kernels, captured as CUDA graphs or launched one by one; the same mode
 and every block of that through torch.compile, static shapes. After a comma, what the backward pass
 computes again, and which of our operators is left to PyTorch. At every length all arms take steps
 on the same crops with the same noise; loss and norm of the gradient of the first step are compared
-with those of eager PyTorch. The order of the arms changes from length to length. torch.compile
-takes minutes: with ``--after FILE`` a call compiles beside another one, and measures once this file
-exists.
+with those of eager PyTorch. The order of the arms changes from length to length. Steps of the
+lengths ``--traced`` are also divided by kernel. Compilation and capture take a minute: with
+``--after FILE`` a call gets ready beside others, and measures once this file exists.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from benchmarks.alphafold3.arms import (
     Crops,
@@ -29,10 +30,12 @@ from benchmarks.alphafold3.arms import (
     state_bytes,
     training_of,
 )
+from benchmarks.alphafold3.kernel_time import rows_of
 from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.arms import GIB, Arm, Training, free, or_out_of_memory
 from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.common.timing import memory_with_graphs
+from benchmarks.common.trace import profiled
 
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.task import StepOptions
@@ -63,8 +66,6 @@ LADDER = {
     )
 }
 """What each fused operator brings: a step without it."""
-WARM_STEPS = 3
-"""Before compiled steps are timed: blocks are compiled in the second one too."""
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -84,10 +85,8 @@ def measured(
         trained.append(training)
         first = training.steps([0])
         row["loss"], row["gradient norm"] = first.results[0].loss, first.results[0].grad_norm
-        if arm.captured:
-            training.steps([0])  # a shape is launched the first time and captured the second
-        elif arm.compiled:
-            training.steps(range(WARM_STEPS))
+        if arm.captured or arm.compiled:
+            training.steps([0, 1])  # a shape is launched the first time and captured the second
         row["ready s"] = time.perf_counter() - began
         if on_gpu:
             row["peak GiB"] = peak_gib(model)
@@ -97,15 +96,17 @@ def measured(
         print(f"{arm.name}, N = {crops.tokens}: ready", flush=True)
         while given.after is not None and not given.after.exists():
             time.sleep(0.2)
-        # A loader's first batch is waited for: no part of a step.
-        row["steps"], seconds, waited = 1, first.seconds[0] - first.waited[0], 0.0
-        # Steps that take this long launched are few, and none of it is preparation.
-        if arm.captured or arm.compiled or seconds < given.seconds:
-            expected = training.steps(range(2)).seconds[1] if arm.captured else seconds
-            row["steps"] = max(1, min(given.steps, round(given.seconds / expected)))
-            steps = training.steps(range(1 + row["steps"]))
-            seconds, waited = (sum(x[1:]) / row["steps"] for x in (steps.seconds, steps.waited))
-        row["s/step"], row["waited %"] = seconds, 100 * waited / seconds
+        # A captured step is read when the next is launched: the first of a loader tells nothing.
+        lead = int(arm.captured)
+        steps = training.steps(range(lead + given.steps), given.seconds) if given.steps else first
+        seconds, waited = steps.seconds[lead:], steps.waited[lead:]
+        if not lead:
+            seconds[0], waited[0] = seconds[0] - waited[0], 0.0  # its workers began meanwhile
+        row["steps"], row["s/step"] = len(seconds), float(np.mean(seconds))
+        row["deviation s"] = float(np.std(seconds))
+        row["waited %"] = 100 * sum(waited) / sum(seconds)
+        if on_gpu and crops.tokens in given.traced:
+            row["kernels"] = rows_of(profiled(lambda: training.steps([0]), 1))
         return True
 
     if on_gpu:
@@ -150,8 +151,9 @@ def main() -> None:
     parser.add_argument("store", type=Path, nargs="?", help="of complexes; the largest is cropped")
     parser.add_argument("--lengths", nargs="*", type=int, default=[128, 256, 384, 512, 640, 768])
     parser.add_argument("--arms", nargs="*", choices=[*ARMS, *LADDER], default=[*ARMS])
-    parser.add_argument("--steps", type=int, default=100, help="that count, at most")
-    parser.add_argument("--seconds", type=float, default=60.0, help="that they take, about")
+    parser.add_argument("--steps", type=int, default=100, help="at most; 0: the first")
+    parser.add_argument("--seconds", type=float, default=60.0, help="after which none begins")
+    parser.add_argument("--traced", nargs="*", type=int, default=[384], help="lengths")
     parser.add_argument("--after", type=Path, help="measure once this file exists")
     parser.add_argument("--rows", type=int, default=1024, help="of the alignment")
     parser.add_argument("--copies", type=int, default=48)
@@ -182,15 +184,29 @@ def measure_all(given: argparse.Namespace) -> None:
 
 
 def collect(folder: Path, results: Path) -> None:
-    """Join the rows and write the result."""
+    """Join the rows and write the result, and that of the kernels of traced steps."""
     found = read_all(folder, "step-*.json")
-    rows = compared([one["row"] for one in found])
     first = found[0]
+    rows = [one["row"] for one in found]
+    kernels = {(row["N"], row["arm"]): row.pop("kernels", []) for row in rows}
     device = "cpu" if first["measured on"]["hardware"].startswith("cpu") else "cuda"
-    write_result(
-        "alphafold3/train_step", rows, first["notes"], device=device, folder=results,
-        measured_on=first["measured on"],
-    )  # fmt: skip
+
+    def write(name: str, rows: list[dict[str, Any]], notes: str) -> None:
+        write_result(
+            name, rows, notes, device=device, folder=results, measured_on=first["measured on"]
+        )
+
+    write("alphafold3/train_step", compared(rows), first["notes"])
+    traced = [{"N": N, "arm": arm, **one} for (N, arm), of in kernels.items() for one in of]
+    if traced:
+        traced.sort(key=lambda row: (row["N"], [*ARMS, *LADDER].index(row["arm"])))
+        write("alphafold3/kernel_time", traced, KERNEL_NOTES)
+
+
+KERNEL_NOTES = (
+    "One traced step of each arm after others; ms of `all`: union of the intervals in which the "
+    "device works, which tracing makes longer. The steps are those of alphafold3/train_step."
+)
 
 
 def notes(given: argparse.Namespace) -> str:
@@ -199,13 +215,13 @@ def notes(given: argparse.Namespace) -> str:
         f"One complex in crops of N tokens and {given.rows} rows of its alignment, batch 1, preset "
         f"{given.preset}, {given.copies} noisy copies, rollout of 20 steps and confidence head in "
         f"every step, passes through the trunk: {given.cycles}, activations in bfloat16, clipping, "
-        "Adam and averaged weights. s/step: mean of `steps` whole steps, samples made by the "
-        "loader's workers meanwhile; ready s: until steps can be timed, with compilation and "
-        f"capture; launched steps of more than {given.seconds:g} s are timed at the first. all, "
+        "Adam and averaged weights. s/step: mean of `steps` whole steps after those that get "
+        "ready, samples made by the loader's workers meanwhile; ready s: until steps can be timed,"
+        " with compilation and capture, beside other processes that get ready. all, "
         "pair, none: what the backward pass computes again. peak GiB: most that was allocated, "
         "less weights, gradients, moments and averaged weights; held by graphs: what captured "
-        "steps reserve. Captured steps pad to the shape given; the others do not pad. Crops of one "
-        "length have one shape; in training another shape is captured anew."
+        "steps reserve. Captured and compiled steps pad to the shape given, others do not. Crops "
+        "of one length have one shape; in training another shape is captured anew."
     )
 
 

@@ -6,6 +6,7 @@ that training starts from zero are drawn, or nothing in front of them would coun
 """
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from bevatron.train.settings import LoaderConfig
 from bevatron.train.step import LaunchedStep, StepResult, train_step
 
 GIB = 2**30
+RECOMPILED = 256
 STARTED = 0.02
 """Standard deviation of the weights that would start from zero."""
 
@@ -124,8 +126,11 @@ class Training:
         self.state = begin_state(self.run, self.mesh, None)
         self._captured = CapturedStep(self.run, self.state, self.mesh) if arm.captured else None
 
-    def steps(self, numbers: Sequence[int]) -> Steps:
-        """Train the steps of these numbers, from which follows what is random in them."""
+    def steps(self, numbers: Sequence[int], seconds: float = math.inf) -> Steps:
+        """Train the steps of these numbers, from which follows what is random in them.
+
+        None but the first, of captured steps the second, is begun after so many seconds.
+        """
         group = self.run.sharing.planner(self.mesh)
         samples = (number * group.world + group.rank for number in numbers)
         batches = [(np.array([sample]), np.ones(1)) for sample in samples]
@@ -136,7 +141,7 @@ class Training:
         with make_loader(
             run.train, batches, run.task.collate, run.settings.loader, self.mesh
         ) as loader:
-            began = time.perf_counter()
+            began = first = time.perf_counter()
 
             def settle() -> None:
                 nonlocal began
@@ -146,6 +151,8 @@ class Training:
                 began = now
 
             for number, loaded in zip(numbers, loader, strict=True):
+                if len(found.waited) > self.arm.captured and time.perf_counter() - first > seconds:
+                    break
                 found.waited.append(loaded.waited_seconds)
                 waiting.append(self.launch(loaded.batch, number))
                 while len(waiting) > ahead:
@@ -201,7 +208,9 @@ def compiled_blocks(blocks: Sequence[torch.nn.Module]) -> Iterator[None]:
     for block in blocks:
         block.compile(dynamic=False)
     try:
-        yield
+        # Blocks of one kind count together; beyond the limit they would run eagerly, silently.
+        with torch._dynamo.config.patch(recompile_limit=RECOMPILED):  # noqa: SLF001  no other way
+            yield
     finally:
         for block in blocks:
             block._compiled_call_impl = None  # noqa: SLF001  torch has no other way back

@@ -32,7 +32,6 @@ PAPER = {
 }  # fmt: skip
 STORED = {"a": 88, "e": 88, "c": 97, "g": 97, "b": 328, "f": 328, "d": 375, "h": 375}
 """Millions of distinct entries of Figure 6's graphs."""
-MODULE = "benchmarks.graph.paper"
 Row = dict[str, Any]
 NOTES = (
     "Three layers k -> k with ReLU, fp32, one head, on one GPU; training is forward and backward "
@@ -95,22 +94,8 @@ def compile_paper(names: list[str], models: list[str]) -> None:
     """Fill the cache of kernels: every model and width in a process of its own."""
     start = time.time()
     widths = sorted({PAPER[name][2] for name in names})
-    jobs = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                __spec__.name,
-                "--compile-only",
-                "--paper-model",
-                model,
-                "--k",
-                str(k),
-            ]
-        )
-        for model in models
-        for k in widths
-    ]
+    command = [sys.executable, "-m", "benchmarks.graph.paper", "--compile"]
+    jobs = [subprocess.Popen([*command, model, str(k)]) for model in models for k in widths]
     failed = [job.args for job in jobs if job.wait()]
     if failed:
         raise SystemExit(f"these failed: {failed}")

@@ -194,7 +194,7 @@ def main() -> None:
     given = parser.parse_args()
     set_nccl(given)
     rows: list[dict[str, Any]] = []
-    with open_mesh(given.device, timeout_seconds=120) as mesh:
+    with open_mesh(given.device, timeout_seconds=300) as mesh:
         for system in ("alphafold3", "alphafold2"):
             for together in (True, False):
                 case = Case(system, given, mesh.device)

@@ -1,17 +1,20 @@
 """Times what processes that share a sample send each other, by size, in captured CUDA graphs.
 
-    torchrun --nproc-per-node 2 -m benchmarks.parallel.links [--out results]
+    torchrun --nproc-per-node 2 -m benchmarks.parallel.links [--nccl NAME=VALUE] [--out links]
+    python -m benchmarks.parallel.links --collect links
 
 Each exchange is checked against what it means, launched and replayed, before it is timed.
 """
 
 import argparse
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.common.arguments import add_out
-from benchmarks.common.report import write_result
+from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.common.timing import median_ms
 from benchmarks.parallel.calls import add_calls, set_nccl, turn
 from torch import Tensor
@@ -96,22 +99,37 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=10, help="in one graph")
     parser.add_argument("--device", default="auto")
     add_calls(parser)
-    add_out(parser)
+    add_rows(parser, "links")
     given = parser.parse_args()
+    if given.collect:
+        collect(given.collect, given.results)
+        return
     nccl = set_nccl(given)
-    with open_mesh(given.device, timeout_seconds=60) as mesh:
+    with open_mesh(given.device, timeout_seconds=300) as mesh:
         with axial.shared(mesh, mesh.world) as group:
             measured(mesh, group, [0.25], 1)  # connections are made
             with turn(given, mesh):
                 rows = measured(mesh, group, given.sizes, given.together)
         rows = [{"NCCL": nccl, **row} for row in rows]
         if mesh.is_main:
-            notes = (
-                f"bfloat16; own MiB: what every GPU holds; median of 7 times {given.together} "
-                "exchanges, one after another, in one CUDA graph (replayed) or launched; copies "
-                "that lay rows out are part of them. GB/s: sent by one GPU, replayed."
-            )
-            write_result("parallel/links", rows, notes, device=mesh.device.type, folder=given.out)
+            on = {"hardware": hardware(mesh.device.type), "versions": versions()}
+            found = {"measured on": on, "together": given.together, "rows": rows}
+            given.out.mkdir(parents=True, exist_ok=True)
+            (given.out / f"links-{nccl}.json").write_text(json.dumps(found))
+
+
+def collect(folder: Path, results: Path) -> None:
+    """Join the rows of all calls and write the result."""
+    found = read_all(folder, "links-*.json")
+    notes = (
+        f"bfloat16; NCCL: settings; own MiB: what every GPU holds; median of 7 times "
+        f"{found[0]['together']} exchanges, one after another, in one CUDA graph (replayed) or "
+        "launched; copies that lay rows out are part of them. GB/s: sent by one GPU, replayed."
+    )
+    on = found[0]["measured on"]
+    device = "cpu" if on["hardware"].startswith("cpu") else "cuda"
+    rows = [row for one in found for row in one["rows"]]
+    write_result("parallel/links", rows, notes, device=device, folder=results, measured_on=on)
 
 
 if __name__ == "__main__":

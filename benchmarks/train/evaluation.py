@@ -75,8 +75,10 @@ def trained(arguments: argparse.Namespace, beside: bool | None) -> dict[str, Any
         run.monitor = "forces_rmse"
         if beside is not None:
             run.valid, run.valid_sizes = valid, batch_sizes(valid)
-        fit(run)
+        stopped = fit(run).stopped_by
         ended = time.perf_counter()
+        if stopped is not None:
+            raise SystemExit(f"stopped by {stopped}")
         records = list(read_journal(Path(folder) / "run" / "metrics.jsonl"))
     steps = [record for record in records if record["kind"] == "step" and record["epoch"]]
     validations = [record for record in records if record["kind"] == "epoch" and record["epoch"]]
@@ -128,9 +130,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--preset", default="default")
-    parser.add_argument("--structures", nargs=2, type=int, default=[1500, 300])
+    parser.add_argument("--structures", nargs=2, type=int, default=[3000, 60])
     parser.add_argument("--atoms", type=int, default=1024)
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--tolerance", type=float, default=1e-2)
     parser.add_argument("--device", default="cuda")
     add_out(parser)

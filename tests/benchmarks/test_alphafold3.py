@@ -61,7 +61,7 @@ def store(shared, tmp_path_factory):
 
 def options(store, out, **changes):
     values = {"rows": 4, "copies": 2, "preset": "tiny", "device": "cpu", "workers": 0}
-    values |= {"cycles": 1, "steps": 1, "seconds": 0.0, "after": None, "lengths": [N]}
+    values |= {"cycles": 1, "steps": 1, "seconds": 0.0, "after": None, "lengths": [N], "traced": []}
     values |= {"planned": None, "granule": 32}
     return argparse.Namespace(store=store, out=out, **(values | changes))
 
@@ -117,7 +117,7 @@ def test_too_long_a_crop_is_refused(store):
 def test_parts_run(make):
     work = make(config.AlphaFold3Config.preset("tiny"), 8, torch.device("cpu"))
     exact = work.exact() if work.exact else work.call()
-    row = parts.row_of(work, "bevatron", exact)
+    row = parts.Prepared("bevatron", work, exact).timed()
     assert row["error"] < 1e-5
 
 
@@ -182,6 +182,7 @@ def test_kernels_are_told_apart_by_name():
             "copies, casts, concatenation"
         ),
         "void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add>": "elementwise",
+        "triton_poi_fused_add_kernel": "compiled by inductor",
         "something": "other",
     }
     assert {name: kernel_time.class_of(name) for name in names} == names

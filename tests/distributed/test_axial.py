@@ -14,6 +14,8 @@ from bevatron.data.padding.shape import BatchShape
 from bevatron.errors import ConfigError
 from bevatron.models.alphafold2.config import EvoformerConfig, TriangleConfig
 from bevatron.models.alphafold2.evoformer import EvoformerBlock
+from bevatron.models.alphafold2.inputs import model_inputs, reference_inputs
+from bevatron.models.alphafold2.losses import FINE_TUNING_WEIGHTS, loss_terms
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.alphafold2.msa_attention import MSAColumnAttention
 from bevatron.models.alphafold3.config_trunk import MsaConfig, PairConfig, PairformerConfig
@@ -61,11 +63,26 @@ def alphafold2_loss(dtype):
     model = tiny_model.random_weights(AlphaFold2(tiny_model.TINY, dtype=dtype))
     cycles = [masked(tiny_model.random_features(number), dtype) for number in range(CYCLES)]
     parts = []
-    for _, x in sorted(model(cycles, torch.tensor(SEED)).items()):
+    outputs = model(cycles, torch.tensor(SEED))
+    outputs |= {name: all_rows(outputs[name]) for name in ("pair", "distogram_logits", "tm_logits")}
+    for _, x in sorted(outputs.items()):
         if x.requires_grad:
             weight = torch.linspace(0.3, 1.0, x.numel(), dtype=torch.float64).view(x.shape).cos()
             parts.append((weight * x).mean())
     return model, torch.stack(parts).sum()
+
+
+def alphafold2_terms(dtype, batch):
+    """All terms of the loss in fine-tuning."""
+    model = tiny_model.random_weights(AlphaFold2(tiny_model.TINY, dtype=dtype))
+    given = batch.to("cpu", dtype).tensors()
+    inputs, reference = (
+        {name: x.to(dtype) if x.is_floating_point() else x for name, x in make(given, 0).items()}
+        for make in (model_inputs, reference_inputs)
+    )
+    weights = replace(FINE_TUNING_WEIGHTS, tm=0.1)
+    terms = loss_terms(model([inputs], torch.tensor(SEED)), reference, weights)
+    return model, torch.stack([*terms.values()]).sum()
 
 
 def alphafold3_loss(dtype, batch):
@@ -139,11 +156,12 @@ def _short_rollout():
 
 
 @pytest.fixture(scope="module")
-def expected(batch):
+def expected(batch, chain):
     """Loss and gradients of one process, by model and type."""
     cases = {
         ("alphafold2", torch.float64): lambda: alphafold2_loss(torch.float64),
         ("alphafold2", torch.float32): lambda: alphafold2_loss(torch.float32),
+        ("terms", torch.float64): lambda: alphafold2_terms(torch.float64, chain),
         ("alphafold3", torch.float64): lambda: alphafold3_loss(torch.float64, batch),
         ("alphafold3", torch.float32): lambda: alphafold3_loss(torch.float32, batch),
     }

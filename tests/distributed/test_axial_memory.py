@@ -1,12 +1,18 @@
 """What a process holds of a step grows as its share of the pairs, not as all of them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import complex_task
 import numpy as np
 import pytest
+import tiny_model
 import torch
 
+from bevatron.kernels import use
+from bevatron.models.alphafold2.losses import FINE_TUNING_WEIGHTS
+from bevatron.models.alphafold2.model import AlphaFold2
+from bevatron.models.alphafold2.task import AlphaFold2Task
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
 from bevatron.models.common.folding import Checkpointing
@@ -55,6 +61,31 @@ def plans(shared, tmp_path_factory):
 @pytest.mark.parametrize(("size", "most"), [(4, 0.28), (16, 0.1)])
 def test_a_step_needs_its_share_of_the_memory_for_pairs(plans, size, most):
     assert plans[size][0] < most * plans[1][0]
+
+
+def test_no_tensor_of_alphafold2_is_of_all_pairs(chain, monkeypatch):
+    """Of 16 processes; structure module and all losses of fine-tuning included."""
+    tiny = tiny_model.TINY
+    sizes = {
+        name: replace(getattr(tiny, name), num_blocks=1)
+        for name in ("evoformer", "extra_msa", "structure")
+    }
+    model = AlphaFold2(replace(tiny, **sizes))
+    task = AlphaFold2Task(1, [replace(FINE_TUNING_WEIGHTS, tm=0.1)])
+    settings = AlphaFold3Run.from_values({"train": {"device": "cpu"}}).settings
+    run = Run(model, task, [None], {"tokens": np.array([1])}, Path("unused"), settings)
+    tokens, largest, note = 256, [], LiveBytes._note
+    axes = {**chain.sizes, "tokens": tokens}
+    shape = chain.padding.rounded([axes[axis] for axis in chain.padding.names])
+
+    def noted(live, tensor):
+        largest.append(tensor.untyped_storage().nbytes() / tokens**2)
+        note(live, tensor)
+
+    monkeypatch.setattr(LiveBytes, "_note", noted)
+    with one_of(16), use("reference"):
+        plan_memory(run, chain, shape=shape, captured=False)
+    assert max(largest) < 200, "bytes for each pair: distances of all atoms would take 784"
 
 
 def test_no_tensor_holds_channels_of_all_pairs(plans):

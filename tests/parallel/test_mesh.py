@@ -85,10 +85,8 @@ def test_on_one_process_collectives_return_their_argument(monkeypatch):
 
 
 def test_scalars_are_added_up_in_float64_and_keep_their_order():
-    values = {"b": torch.tensor(1.0, dtype=torch.float32), "a": 2**53 + 1}
-    total = collectives.sum_scalars(values, Mesh())
-    assert list(total) == ["b", "a"]
-    assert {value.dtype for value in total.values()} == {torch.float64}
+    total = collectives.sum_scalars({"b": 0.1, "a": 2**53 - 1}, Mesh())
+    assert [*total.items()] == [("b", 0.1), ("a", 2.0**53 - 1)]
 
 
 def test_a_parameter_without_gradient_counts_as_zero_unless_frozen():

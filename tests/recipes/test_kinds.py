@@ -18,6 +18,14 @@ def test_of_a_run_under_way_the_best_model_is_taken_until_its_own_is_there(tmp_p
     assert newest_model(best) == best
 
 
+def test_a_run_that_was_stopped_early_has_no_model_yet(tmp_path):
+    with pytest.raises(CheckpointError, match=r"is not a model folder, it has no model\.json"):
+        kind_of_model([str(tmp_path)])
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(CheckpointError, match=r"the run has no model yet.*with --resume auto"):
+        kind_of_model([str(tmp_path)])
+
+
 def test_a_file_is_no_folder_with_a_model(tmp_path):
     file = tmp_path / "a.model"
     file.touch()

@@ -76,6 +76,15 @@ def test_of_short_epochs_some_are_printed_the_last_one_too_and_all_logged(clock,
     assert (tmp_path / "log.txt").read_text().count("  epoch ") == 9
 
 
+def test_a_long_validation_says_how_far_it_is(clock, capsys):
+    console = Console(None)
+    for batch in console.validating(iter("abcdefgh"), 8):
+        clock[0] += 12.0
+        assert batch in "abcdefgh"
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["validation: 3 of 8 batches", "validation: 6 of 8 batches"]
+
+
 def test_one_bar_covers_the_whole_run(monkeypatch, clock):
     text = io.StringIO()
     rich = RichConsole(file=text, force_terminal=True, width=60, highlight=False)

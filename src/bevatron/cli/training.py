@@ -1,5 +1,6 @@
 """The command ``bevatron train``: a system or a YAML file, and options that override it."""
 
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -66,6 +67,8 @@ def train(arguments: list[str]) -> int:
             f"bevatron train {arguments[0]}",
             default=command(base, TrainOptions()),
         )
+    if not gc.get_freeze_count():
+        gc.freeze()  # what was imported: collections need not look at it again and again
     return start(parsed.run, resume=parsed.options.resume, dry_run=parsed.options.dry_run)
 
 

@@ -20,7 +20,7 @@ def sum_over_ranks(values: Tensor, mesh: Mesh) -> Tensor:
     return values
 
 
-def sum_scalars(values: Mapping[str, Tensor | float], mesh: Mesh) -> dict[str, Tensor]:
+def sum_scalars(values: Mapping[str, float], mesh: Mesh) -> dict[str, float]:
     """Add up named scalars over all ranks in one float64 reduction.
 
     Parameters
@@ -31,17 +31,16 @@ def sum_scalars(values: Mapping[str, Tensor | float], mesh: Mesh) -> dict[str, T
     Returns
     -------
     dict
-        float64 CPU scalars in the order of ``values``.
+        In the order of ``values``.
 
     Examples
     --------
     >>> sum_scalars({"graphs": 4}, Mesh())
-    {'graphs': tensor(4., dtype=torch.float64)}
+    {'graphs': 4.0}
     """
     names = sorted(values)
-    plain = [v.item() if isinstance(v := values[name], Tensor) else v for name in names]
-    vector = torch.tensor(plain, dtype=torch.float64)
-    total = dict(zip(names, sum_over_ranks(vector, mesh), strict=True))
+    vector = torch.tensor([values[name] for name in names], dtype=torch.float64)
+    total = dict(zip(names, sum_over_ranks(vector, mesh).tolist(), strict=True))
     return {name: total[name] for name in values}
 
 

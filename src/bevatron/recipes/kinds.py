@@ -38,6 +38,11 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
                 f"{arguments[0]}: there is no such run or model folder, nor a model of that name "
                 f"in {models_folder()}"
             )
+        if (Path(arguments[0]) / "config.yaml").is_file():
+            raise CheckpointError(
+                f"{arguments[0]}: the run has no model yet, neither a final one nor a best one; "
+                "train it further with --resume auto"
+            )
         if Path(arguments[0]).is_dir():
             raise CheckpointError(f"{arguments[0]}: is not a model folder, it has no {MODEL_FILE}")
     return None

@@ -6,9 +6,9 @@ Every line also goes to log.txt with the time. Only rank 0 prints.
 import math
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -16,6 +16,8 @@ from rich.table import Column
 
 from bevatron.data.store.progress import clock
 from bevatron.output import is_quiet
+
+Batch = TypeVar("Batch")
 
 LINE_SECONDS = 30.0
 """Without a terminal, time between lines about the steps."""
@@ -114,6 +116,17 @@ class Console:
             self.say(f"{self._pace.place(record['epoch'])}  {figures(record)}{self._left()}")
             self._printed_at = time.monotonic()
 
+    def validating(self, batches: Iterable[Batch], number: int) -> Iterator[Batch]:
+        """Yield the batches of a validation, and show how far it is if it takes long."""
+        for place, batch in enumerate(batches):
+            told = f"validation: {place} of {number} batches"
+            if self._progress is not None and self._pace is not None:
+                self._show(self._pace.name(self._pace.epoch), told)
+            elif time.monotonic() - self._printed_at > LINE_SECONDS:
+                self.say(told)
+                self._printed_at = time.monotonic()
+            yield batch
+
     def _show(self, epoch: str, shown: str = "") -> None:
         """Move the bar."""
         assert self._progress is not None
@@ -189,7 +202,7 @@ class Pace:
     def __init__(self, epochs: int, done: float, unit: str = "epoch") -> None:
         self.whole, self._begun, self.done, self.unit = epochs, done, done, unit
         self._began = time.monotonic()
-        self._epoch, self._step, self._steps = 0, 0, 1
+        self.epoch, self._step, self._steps = 0, 0, 1
 
     def begin_steps(self, done: int, whole: int) -> None:
         """Go on after so many steps of so many, for a run that counts steps."""
@@ -197,7 +210,7 @@ class Pace:
 
     def begin_epoch(self, epoch: int, done: int, total: int) -> None:
         """Begin an epoch of ``total`` steps."""
-        self._epoch, self._step, self._steps = epoch, done, max(total, 1)
+        self.epoch, self._step, self._steps = epoch, done, max(total, 1)
         self.done = epoch + done / self._steps
 
     def step(self) -> None:
@@ -206,7 +219,7 @@ class Pace:
         if self.unit == "step":
             self.done += 1
         else:
-            self.done = self._epoch + min(self._step / self._steps, 1.0)
+            self.done = self.epoch + min(self._step / self._steps, 1.0)
 
     @property
     def steps(self) -> str:

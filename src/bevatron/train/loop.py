@@ -9,7 +9,7 @@ already added up over the ranks, so that all ranks decide alike.
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.data.loader import LeftOut, Loader
+from bevatron.data.loader import LeftOut, LoadedBatch, Loader
 from bevatron.data.processes import own_cpus
 from bevatron.errors import ConfigError, LoaderError
 from bevatron.garbage import no_garbage_collection
@@ -207,10 +207,12 @@ class Trainer:
         self.prefetched: tuple[int, EpochPlan | None] = (-1, None)
         self.beside: Beside | None = None
         self.valid_loader: Loader | None = None
+        self._valid_batches = 0
         if run.valid is not None:
             sizes = run.valid_sizes if run.valid_sizes is not None else {}
             batches = evaluation_batches(sizes, run.settings.batch, self.planner)
             strict = replace(loader, leave_out=0)
+            self._valid_batches = len(batches)
             self.valid_loader = make_loader(run.valid, batches, collate, strict, mesh)
 
     def close(self) -> None:
@@ -539,8 +541,7 @@ class Trainer:
         return self._decide(record, self.metrics, seconds, weights)
 
     def _agreed_to_stop(self) -> bool:
-        totals = sum_scalars(self.stops.notes(), self.mesh)
-        self.stopped_by = self.stops.agreed({k: float(v) for k, v in totals.items()})
+        self.stopped_by = self.stops.agreed(sum_scalars(self.stops.notes(), self.mesh))
         return self.stopped_by is not None
 
     def _validate(self, *, averages: bool = True) -> dict[str, float]:
@@ -554,13 +555,16 @@ class Trainer:
             self.metrics = evaluate_batches(
                 self.run.task,
                 self.model,
-                self.valid_loader or [],
+                self._validation_batches(),
                 self.mesh,
                 dtype_of(settings.train.dtype),
                 self._agreed_to_stop,
                 None if self.captured is None else self.captured.predict,
             )
         return self.metrics
+
+    def _validation_batches(self) -> Iterable[LoadedBatch[Any]]:
+        return self.logger.console.validating(self.valid_loader or (), self._valid_batches)
 
     def _open_loader(self) -> None:
         """Load from the data of the current stage."""

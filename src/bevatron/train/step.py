@@ -95,7 +95,10 @@ def train_step(
     dtype = dtype_of(settings.train.dtype)
     parameters = list(trained_parameters(state.model).values())
     counts, sizes, notes = step_totals(run, batches, notes or {}, mesh)
-    normalisers = {name: count.to(mesh.device) for name, count in counts.items()}
+    normalisers = {
+        name: torch.tensor(count, dtype=torch.float64, device=mesh.device)
+        for name, count in counts.items()
+    }
     scale = _loss_scale(run, state)
     parts: list[Tensor] = []
     names: list[str] = []
@@ -177,21 +180,20 @@ def _loss_scale(run: Run, state: TrainState) -> LossScale | None:
 
 def step_totals(
     run: Run, batches: Sequence[Any], notes: Mapping[str, float], mesh: Mesh
-) -> tuple[dict[str, Tensor], dict[str, int], dict[str, float]]:
+) -> tuple[dict[str, float], dict[str, int], dict[str, float]]:
     """Add up normalisers, sizes and notes over batches and ranks, in one reduction on the host.
 
     Ranks that share a sample all count it in the normalisers, since each has its loss.
     """
-    values: dict[str, Tensor | float] = {f"note {name}": v for name, v in notes.items()}
+    values = {f"note {name}": v for name, v in notes.items()}
     for batch in batches:
-        found: dict[str, Tensor | float] = {}
-        found |= {f"count {name}": v for name, v in run.task.normalisers(batch).items()}
-        found |= {f"size {name}": float(v) for name, v in batch.sizes.items()}
+        found = {f"count {name}": float(v) for name, v in run.task.normalisers(batch).items()}
+        found |= {f"size {name}": v for name, v in batch.sizes.items()}
         for name, value in found.items():
             values[name] = values.get(name, 0.0) + value
     totals = sum_scalars(values, mesh)
 
-    def group(kind: str) -> dict[str, Tensor]:
+    def group(kind: str) -> dict[str, float]:
         return {
             name.removeprefix(kind): value
             for name, value in totals.items()
@@ -201,7 +203,7 @@ def step_totals(
     return (
         group("count "),
         {name: int(v) // run.sharing.repeats for name, v in group("size ").items()},
-        {name: float(value) for name, value in group("note ").items()},
+        group("note "),
     )
 
 

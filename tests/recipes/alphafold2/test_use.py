@@ -45,20 +45,24 @@ def test_a_chain_is_written_with_all_its_atoms_and_confidences(model, tmp_path, 
     assert "createViewer" in file.with_suffix(".html").read_text()
 
 
-def test_a_head_for_the_aligned_error_gives_errors_of_pairs(tiny_model, tmp_path):
+def test_a_head_for_the_aligned_error_gives_errors_of_pairs(tiny_model, tmp_path, capsys):
     torch.manual_seed(0)
     made = AlphaFold2(from_dict(AlphaFold2Config, {**tiny_model, "aligned_error": True}))
     torch.nn.init.constant_(made.aux_heads.tm.linear.bias[4:5], 50.0)  # errors of 2 to 2.5 Å
     save_model(made, tmp_path / "model")
     source = tmp_path / "chains.fasta"
     source.write_text(f">A\n{CRAMBIN}\n")
-    (row,) = predict_files(tmp_path / "model", source, tmp_path / "out", device="cpu")["chains"]
-    pae = np.load(tmp_path / "out" / f"{row['name']}-pae.npz")["pae"]
+    out = tmp_path / "out"
+    command = ["predict", str(tmp_path / "model"), str(source), str(out), "--device", "cpu"]
+    assert main(command) == 0
+    assert "pTM 0.46" in capsys.readouterr().out
+    (row,) = predict_files(tmp_path / "model", source, out, device="cpu")["chains"]
+    pae = np.load(out / f"{row['name']}-pae.npz")["pae"]
     assert pae.shape == (46, 46)
     np.testing.assert_allclose(pae, 2.25, atol=1e-3)
     d_0 = 1.24 * (46 - 15) ** (1 / 3) - 1.8
     assert row["ptm"] == pytest.approx(1 / (1 + (2.25 / d_0) ** 2), rel=1e-3)
-    page = (tmp_path / "out" / f"{row['name']}.html").read_text()
+    page = (out / f"{row['name']}.html").read_text()
     assert "column's residue" in page.replace("&#x27;", "'")
 
 

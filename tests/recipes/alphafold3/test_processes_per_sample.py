@@ -65,3 +65,22 @@ def test_captured_steps_of_two_processes_per_complex_have_the_losses_and_measure
 def test_fewer_copies_than_processes_are_refused():
     with pytest.raises(ConfigError, match=r"stages\.initial\.step\.copies: 8 noisy copies cannot"):
         AlphaFold3Run.from_values({"preset": "small", "parallel": {"axial": 9}})
+
+
+def test_validation_beside_training_changes_nothing(config, tmp_path):
+    """Training recycles without gradients while a thread samples with weights that stand still."""
+    stage = replace(config.stages["initial"], steps=3, evaluate_every=1)
+    config = replace(config, stages={"initial": stage})
+    fit(build(config))
+    train = replace(config.train, evaluate_beside=True)
+    fit(build(replace(config, output=tmp_path / "two", train=train)))
+    one, two = (
+        sorted(
+            (record["kind"], record["step"], record["loss"], str(record.get("valid")))
+            for record in read_journal(tmp_path / name / "metrics.jsonl")
+            if record["kind"] in {"step", "epoch"}
+        )
+        for name in ("one", "two")
+    )
+    assert len(one) == 6
+    assert two == one

@@ -6,8 +6,11 @@ for each of its loads and stores, and again from each operation that it finds: m
 thousands of unrolled terms. The same text serves both, with or without the layouts.
 """
 
+import hashlib
+import inspect
 import linecache
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import triton
@@ -21,7 +24,7 @@ def generated(
 
     Parameters
     ----------
-    source : defines the function, with the help of ``tl`` and ``jit``
+    source : defines the function and those it calls, with the help of ``tl`` and ``jit``
     module : in which it counts as written
     layouts : whether it states layouts, as Gluon requires and Triton does not accept
     do_not_specialize : as `triton.jit` takes it
@@ -36,5 +39,35 @@ def generated(
     # Without a time of change, nobody looks for the file.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     namespace: dict[str, Any] = {"tl": language, "jit": jit, "__name__": module}
-    exec(compile(source, file, "exec"), namespace)  # noqa: S102  our own text, written just now
-    return jit(do_not_specialize=do_not_specialize)(namespace[name])
+    with _quick_blocks():
+        exec(compile(source, file, "exec"), namespace)  # noqa: S102  our own text, written just now
+        kernel = jit(do_not_specialize=do_not_specialize)(namespace[name])
+    # Triton would walk through the whole syntax tree to find what else the kernel depends on.
+    kernel.hash = hashlib.sha256(f"{language.__name__} {name}\n{source}".encode()).hexdigest()
+    return kernel
+
+
+@contextmanager
+def _quick_blocks() -> Iterator[None]:
+    """Let `inspect` cut functions out of generated text without looking at every token."""
+    module: Any = inspect
+    before, module.getblock = module.getblock, block
+    try:
+        yield
+    finally:
+        module.getblock = before
+
+
+def block(lines: Sequence[str]) -> Sequence[str]:
+    """Return the lines of the first function: to the next that begins at the margin.
+
+    Examples
+    --------
+    >>> block(["@jit", "def f(", "):", "    pass", "", "def g():", "    pass"])
+    ['@jit', 'def f(', '):', '    pass']
+    """
+    begins = [i for i, line in enumerate(lines) if line.startswith("def ")]
+    end = begins[1] if len(begins) > 1 else len(lines)
+    while lines[end - 1].startswith("@") or not lines[end - 1].strip():
+        end -= 1
+    return lines[:end]

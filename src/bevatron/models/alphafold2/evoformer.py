@@ -169,11 +169,11 @@ class Evoformer(_Stack):
         pair_mask: Bool[Tensor, "*batch N N"],
         drops: Drops,
     ) -> tuple[
-        Float[Tensor, "*batch S N M"], Float[Tensor, "*batch N N Z"], Float[Tensor, "*batch N C"]
+        Float[Tensor, "*batch S N M"], Float[Tensor, "*batch _ N Z"], Float[Tensor, "*batch N C"]
     ]:
-        """Return the whole alignment and pair and the single representation."""
+        """Return the whole alignment, own rows of the pair and the single representation."""
         m, z = self.run(m, z, msa_mask, pair_mask, drops)
-        m, z = all_rows(m, msa_mask.shape[-2]), all_rows(z)
+        m = all_rows(m, msa_mask.shape[-2])
         return m, z, self.linear(m[..., 0, :, :])
 
 

@@ -1,4 +1,7 @@
-"""Frame-aligned point error of backbone and side chains (algorithm 28, sections 1.9.2, 1.9.3)."""
+"""Frame-aligned point error of backbone and side chains (algorithm 28, sections 1.9.2, 1.9.3).
+
+Where processes share a sample, each looks from its own R of the F frames.
+"""
 
 from collections.abc import Mapping
 
@@ -8,6 +11,7 @@ from torch import Tensor
 
 from bevatron.maths.rigid import Rigid, rigid_of_matrix, rigid_of_quaternion
 from bevatron.models.alphafold2.naming import Renamed
+from bevatron.parallel.axial import all_together, own
 
 CLAMP = 10.0
 """Largest error that counts, Å."""
@@ -39,12 +43,15 @@ def fape(
 
 def local_errors(
     frames: Rigid, reference_frames: Rigid, points: Tensor, reference_points: Tensor
-) -> Float[Tensor, "*batch F P"]:
-    """Error of each point seen from each frame, Å.
+) -> Float[Tensor, "*batch R P"]:
+    """Error of each point seen from each own frame, Å.
 
     One coordinate at a time: nothing of frames x points x 3 is kept.
     """
     squared = torch.full((), _EPS, dtype=points.dtype, device=points.device)
+    frames, reference_frames = (
+        Rigid(own(x.rotation, -3), own(x.translation, -2)) for x in (frames, reference_frames)
+    )
     for axis in range(3):
         gap = _coordinate(frames, points, axis) - _coordinate(
             reference_frames, reference_points, axis
@@ -69,9 +76,9 @@ def _masked_mean(
 ) -> Tensor:
     if clamp is not None:
         error = error.clamp(max=clamp)
-    weighted = error / UNIT * frames_mask[..., :, None] * points_mask[..., None, :]
+    weighted = error / UNIT * own(frames_mask, -1)[..., :, None] * points_mask[..., None, :]
     by_point = weighted.sum(-1) / (_EPS + frames_mask.sum(-1, keepdim=True))
-    return by_point.sum(-1) / (_EPS + points_mask.sum(-1))
+    return all_together(by_point.sum(-1)) / (_EPS + points_mask.sum(-1))
 
 
 def backbone_fape(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.common.folding import LayerNorm, Linear
+from bevatron.parallel.axial import transposed
 
 LDDT_BINS, DISTOGRAM_BINS, MSA_CLASSES, NUM_ATOM37, ERROR_BINS = 50, 64, 23, 37, 64
 
@@ -36,10 +37,10 @@ class DistogramHead(nn.Module):
         super().__init__()
         self.linear = Linear(c_z, DISTOGRAM_BINS, init="final")
 
-    def forward(self, z: Float[Tensor, "*batch N N Z"]) -> Float[Tensor, "*batch N N 64"]:
-        """Compute logits that are symmetric in i and j."""
+    def forward(self, z: Float[Tensor, "*batch R N Z"]) -> Float[Tensor, "*batch R N 64"]:
+        """Compute logits of own rows, symmetric in i and j."""
         logits: Tensor = self.linear(z)
-        return logits + logits.transpose(-2, -3)
+        return logits + transposed(logits)
 
 
 class LinearHead(nn.Module):
@@ -70,7 +71,7 @@ class Heads(nn.Module):
         self,
         structure: Float[Tensor, "*batch N C"],
         single: Float[Tensor, "*batch N C"],
-        pair: Float[Tensor, "*batch N N Z"],
+        pair: Float[Tensor, "*batch R N Z"],
         msa: Float[Tensor, "*batch S N M"],
     ) -> dict[str, Tensor]:
         """Compute all logits.
@@ -80,7 +81,7 @@ class Heads(nn.Module):
         structure
             The single representation that leaves the structure module.
         single, pair, msa
-            The representations that leave the Evoformer.
+            The representations that leave the Evoformer, of the pair own rows.
         """
         found = {
             "lddt_logits": self.plddt(structure),

@@ -1,7 +1,8 @@
 """The loss of AlphaFold2: what each prediction is compared with, and the weights of the terms.
 
 Supplement, section 1.9. Every function returns one number per sample, a mean within the sample;
-the loss of a step is their mean over samples, so ranks add up sums and numbers of samples.
+the loss of a step is their mean over samples, so ranks add up sums and numbers of samples. Where
+processes share a sample, logits of pairs are own rows R, and sums over pairs are added up.
 """
 
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from bevatron.models.alphafold2.fape import backbone_fape, sidechain_fape
 from bevatron.models.alphafold2.naming import renamed_reference
 from bevatron.models.alphafold2.violation import violation_loss
 from bevatron.models.common.folding.metrics import DISTOGRAM_EDGES
+from bevatron.parallel.axial import all_together, own
 
 _EPS = 1e-8
 ERROR_EDGES = (0.0, 31.0, 63)
@@ -155,18 +157,18 @@ def _block_mean(
 
 
 def distogram_loss(
-    logits: Float[Tensor, "*batch N N K"],
+    logits: Float[Tensor, "*batch R N K"],
     position: Float[Tensor, "*batch N 3"],
     mask: Float[Tensor, "*batch N"],
 ) -> Float[Tensor, "*batch"]:
     """Cross-entropy of the distances of pseudo-beta atoms, in 64 bins; section 1.9.8."""
-    gap = position[..., :, None, :] - position[..., None, :, :]
+    gap = own(position, -2)[..., :, None, :] - position[..., None, :, :]
     bins = _bin(gap.square().sum(-1), DISTOGRAM_EDGES)
     return _pair_mean(_cross_entropy(logits, bins), mask)
 
 
 def tm_loss(
-    logits: Float[Tensor, "*batch N N K"],
+    logits: Float[Tensor, "*batch R N K"],
     frames: Float[Tensor, "*batch N 7"],
     batch: Mapping[str, Tensor],
 ) -> Float[Tensor, "*batch"]:
@@ -178,9 +180,10 @@ def tm_loss(
     batch : ``backbone_rigid_tensor`` and ``backbone_rigid_mask``
     """
     local = []
-    for frame in (rigid_of_quaternion(frames), rigid_of_matrix(batch["backbone_rigid_tensor"])):
-        seen_from = select(frame, (..., slice(None), None))
-        local.append(apply_inverse(seen_from, frame.translation[..., None, :, :]))
+    true = batch["backbone_rigid_tensor"]
+    for rigid_of, given, axis in ((rigid_of_quaternion, frames, -2), (rigid_of_matrix, true, -3)):
+        seen_from = select(rigid_of(own(given, axis)), (..., slice(None), None))
+        local.append(apply_inverse(seen_from, rigid_of(given).translation[..., None, :, :]))
     error = (local[0] - local[1]).square().sum(-1).detach()
     bins = _bin(error, ERROR_EDGES)
     return _pair_mean(_cross_entropy(logits, bins), batch["backbone_rigid_mask"])
@@ -255,5 +258,6 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _pair_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean over pairs that the mask keeps."""
-    pairs = mask[..., :, None] * mask[..., None, :]
-    return (values * pairs).sum((-1, -2)) / (_EPS + pairs.sum((-1, -2)))
+    pairs = own(mask, -1)[..., :, None] * mask[..., None, :]
+    total = all_together((values * pairs).sum((-1, -2)))
+    return total / (_EPS + mask.sum(-1).square())

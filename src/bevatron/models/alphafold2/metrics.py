@@ -18,6 +18,7 @@ from bevatron.models.common.folding.metrics import (
     rmsd,
     tm_score,
 )
+from bevatron.parallel.axial import own_rows
 
 TERMS = (
     "fape", "supervised_chi", "distogram", "masked_msa", "plddt", "experimentally_resolved",
@@ -91,7 +92,7 @@ def _pairs(given: Mapping[str, Tensor], logits: Tensor, known: Tensor) -> dict[s
     beta, has_beta = geometry["pseudo_beta"], geometry["pseudo_beta_mask"]
     index = given["residue_index"].long()
     return {
-        "distogram": distogram_loss(logits, beta, has_beta),
+        "distogram": distogram_loss(own_rows(logits), beta, has_beta),
         "contact_precision": contact_precision(
             contact_probability(logits), beta, has_beta > 0, index
         ),

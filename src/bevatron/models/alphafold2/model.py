@@ -114,7 +114,8 @@ class AlphaFold2(nn.Module):
         -------
         dict
             ``msa``, ``pair`` and ``single``, what `StructureModule` and `Heads` return, and
-            ``final_atom_positions`` [..., N, 37, 3] in Å.
+            ``final_atom_positions`` [..., N, 37, 3] in Å. The pair and its logits are own rows
+            where processes share a sample.
 
         Raises
         ------
@@ -195,4 +196,4 @@ def _recycled(features: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Re
     positions = found["final_atom_positions"]
     exists = of_residues("ATOM37_MASK", features["aatype"]).to(positions.dtype)
     x, _ = pseudo_beta(positions, exists, features["aatype"])
-    return Recycled(found["msa"][..., 0, :, :], own_rows(found["pair"]), x)
+    return Recycled(found["msa"][..., 0, :, :], found["pair"], x)

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bevatron.parallel.axial import all_of, own
+
 _EPS = 1e-10
 
 
@@ -34,7 +36,7 @@ def renamed_reference(
         \sum_{a \in \mathrm{amb}} \sum_{b \notin \mathrm{amb}} |d_{ab} - d^{*}_{ab}|
 
     over the atoms a of a residue with interchangeable names and all atoms b with unique ones is
-    compared under both names.
+    compared under both names. Where processes share a sample, each chooses for its own residues.
 
     Parameters
     ----------
@@ -47,14 +49,15 @@ def renamed_reference(
     alternative = batch["atom14_alt_gt_positions"]
     ambiguous = batch["atom14_atom_is_ambiguous"].to(exists.dtype)
     with torch.no_grad():
-        mask = (exists * ambiguous)[..., :, None, :, None] * (exists * (1 - ambiguous))[
-            ..., None, :, None, :
-        ]
+        mask = (
+            own(exists * ambiguous, -2)[..., :, None, :, None]
+            * (exists * (1 - ambiguous))[..., None, :, None, :]
+        )
         predicted = distances(position.detach())
         error = torch.sqrt(_EPS + (predicted - distances(reference)).square())
         swapped_error = torch.sqrt(_EPS + (predicted - distances(alternative)).square())
-        own, other = ((mask * e).sum((-1, -2, -3)) for e in (error, swapped_error))
-        swapped = (other < own).to(exists.dtype)
+        first, other = ((mask * e).sum((-1, -2, -3)) for e in (error, swapped_error))
+        swapped = all_of((other < first).to(exists.dtype), -1, exists.shape[-2])
     return Renamed(
         swapped,
         torch.where(swapped[..., None, None] > 0, alternative, reference),
@@ -62,9 +65,10 @@ def renamed_reference(
     )
 
 
-def distances(position: Float[Tensor, "*batch N A 3"]) -> Float[Tensor, "*batch N N A A"]:
-    """Distances between the atoms of all pairs of residues, one coordinate at a time."""
+def distances(position: Float[Tensor, "*batch N A 3"]) -> Float[Tensor, "*batch R N A A"]:
+    """Distances from the atoms of own residues to all atoms, one coordinate at a time."""
     squared = torch.full((), _EPS, dtype=position.dtype, device=position.device)
     for x in position.unbind(-1):
-        squared = squared + (x[..., :, None, :, None] - x[..., None, :, None, :]).square()
+        gap = own(x, -2)[..., :, None, :, None] - x[..., None, :, None, :]
+        squared = squared + gap.square()
     return squared.sqrt()

@@ -17,6 +17,7 @@ from bevatron.maths.rigid import Rigid
 from bevatron.models.alphafold2.config import StructureConfig
 from bevatron.models.alphafold2.drops import Drops
 from bevatron.models.common.folding import LayerNorm, Linear
+from bevatron.parallel.axial import all_of, own
 
 MASKED = 1e5
 """Subtracted from the logits of masked residues."""
@@ -34,7 +35,8 @@ class InvariantPointAttention(nn.Module):
 
     for each of H heads of D channels and P points. Of the square only
     :math:`2 T_i q_{ip} \cdot T_j k_{jp} - |T_j k_{jp}|^2` counts in the softmax: channels that are
-    appended to q and k, so that no array of all pairs of points is made.
+    appended to q and k, so that no array of all pairs of points is made. Where processes share a
+    sample, each attends from its own R residues.
     """
 
     def __init__(self, c_s: int, c_z: int, config: StructureConfig) -> None:
@@ -51,18 +53,18 @@ class InvariantPointAttention(nn.Module):
         self.out = Linear(H * (c_z + D + V * 4), c_s, init="final")
 
     def pair_bias(
-        self, z: Float[Tensor, "*batch N N Z"], mask: Bool[Tensor, "*batch N"]
-    ) -> Float[Tensor, "*batch H N N"]:
+        self, z: Float[Tensor, "*batch R N Z"], mask: Bool[Tensor, "*batch N"]
+    ) -> Float[Tensor, "*batch H R N"]:
         """Return what pair and mask add to the logits: the same in all blocks."""
-        both = mask[..., None, :, None] & mask[..., None, None, :]
+        both = own(mask, -1)[..., None, :, None] & mask[..., None, None, :]
         bias: Tensor = sqrt(1 / 3) * self.bias(z).movedim(-1, -3)
         return (bias - MASKED * ~both).contiguous()
 
     def forward(
         self,
         s: Float[Tensor, "*batch N C"],
-        z: Float[Tensor, "*batch N N Z"],
-        bias: Float[Tensor, "*batch H N N"],
+        z: Float[Tensor, "*batch R N Z"],
+        bias: Float[Tensor, "*batch H R N"],
         frames: Rigid,
     ) -> Float[Tensor, "*batch N C"]:
         """Return the update of s; ``bias`` is that of `pair_bias`."""
@@ -77,17 +79,17 @@ class InvariantPointAttention(nn.Module):
         values = torch.cat([v, v_points.flatten(-2)], dim=-1).transpose(-2, -3)
         scalars, points = (weights @ values).transpose(-2, -3).split([D, 3 * V], dim=-1)
         points = points.unflatten(-1, (V, 3))
+        frames = Rigid(own(frames.rotation, -3), own(frames.translation, -2))
         points = rigid.apply_inverse(rigid.select(frames, (..., None, None)), points)
         norms = torch.sqrt(points.square().sum(-1) + 1e-8)
         pairs = weights.transpose(-2, -3) @ z
         by_axis = points.flatten(-3, -2).mT.flatten(-2)
         parts = [scalars.flatten(-2), by_axis, norms.flatten(-2), pairs.flatten(-2)]
-        update: Tensor = self.out(torch.cat(parts, dim=-1))
-        return update
+        return all_of(self.out(torch.cat(parts, dim=-1)), -2, s.shape[-2])
 
     def _weights(
         self, s: Tensor, k: Tensor, q_points: Tensor, k_points: Tensor, bias: Tensor
-    ) -> Float[Tensor, "*batch H N N"]:
+    ) -> Float[Tensor, "*batch H R N"]:
         H, D, P, _ = self.sizes
         q = self.q(s).unflatten(-1, (H, D)) * sqrt(1 / (3 * D))
         q_points, k_points = q_points.flatten(-2), k_points.flatten(-2)
@@ -95,7 +97,7 @@ class InvariantPointAttention(nn.Module):
         lengths = k_points.square().sum(-1, keepdim=True)
         q = torch.cat([q, gamma * q_points, (-0.5 * gamma).expand_as(lengths)], dim=-1)
         k = torch.cat([k, k_points, lengths], dim=-1)
-        logits = q.transpose(-2, -3) @ k.transpose(-2, -3).mT
+        logits = own(q, -3).transpose(-2, -3) @ k.transpose(-2, -3).mT
         return (logits + bias).softmax(-1)
 
     def _points(self, s: Tensor, frames: Rigid) -> Float[Tensor, "*batch N H _ 3"]:
@@ -234,7 +236,7 @@ class StructureModule(nn.Module):
     def forward(
         self,
         single: Float[Tensor, "*batch N C"],
-        pair: Float[Tensor, "*batch N N Z"],
+        pair: Float[Tensor, "*batch R N Z"],
         aatype: Int[Tensor, "*batch N"],
         mask: Bool[Tensor, "*batch N"],
         drops: Drops,

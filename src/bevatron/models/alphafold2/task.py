@@ -11,6 +11,7 @@ from bevatron.data.proteins.chain_batch import ChainBatch, collate_chain
 from bevatron.models.alphafold2.inputs import model_inputs, reference_inputs
 from bevatron.models.alphafold2.losses import LossWeights, loss_terms
 from bevatron.models.alphafold2.metrics import ChainMetrics
+from bevatron.parallel.axial import all_rows
 from bevatron.task import Loss, StepNumbers
 
 
@@ -78,11 +79,13 @@ class AlphaFold2Task:
         cycles = [model_inputs(given, number) for number in range(self.most_cycles)]
         with torch.no_grad(), self._precision(given["aatype"]):
             outputs = model(cycles)
-        names = ("final_atom_positions", "lddt_logits", "distogram_logits", "tm_logits")
         with torch.no_grad():
             reference = reference_inputs(given, self.most_cycles - 1)
             terms = loss_terms(outputs, reference, self.weights)
-        found = {name: outputs[name] for name in names if name in outputs}
+        found = {name: outputs[name] for name in ("final_atom_positions", "lddt_logits")}
+        for name in ("distogram_logits", "tm_logits"):
+            if name in outputs:
+                found[name] = all_rows(outputs[name])
         return found | {f"loss_{name}": term for name, term in terms.items()}
 
     def metrics(self) -> ChainMetrics:

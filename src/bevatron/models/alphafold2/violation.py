@@ -22,6 +22,7 @@ from bevatron.data.proteins.stereochemistry import (
 )
 from bevatron.maths.constants import computed_once
 from bevatron.models.alphafold2.naming import distances
+from bevatron.parallel.axial import all_of, all_together, own
 
 DEVIATIONS = 12.0
 """Standard deviations within which bonds and angles are free."""
@@ -118,17 +119,18 @@ def _clashes(
 ) -> tuple[Tensor, Tensor]:
     """Equation 46 between residues: overlap of each atom with all others, and residues with any."""
     index = batch["residue_index"]
-    first, second = index[..., :, None], index[..., None, :]
+    first, second = own(index, -1)[..., :, None], index[..., None, :]
     counts = (
-        exists[..., :, None, :, None]
+        own(exists, -2)[..., :, None, :, None]
         * exists[..., None, :, None, :]
         * (first < second)[..., None, None]
     )
     counts = counts * _not_bonded(first + 1 == second)
     radius = exists * of_residues("ATOM14_RADIUS", batch["aatype"]).to(exists.dtype)
-    reach = radius[..., :, None, :, None] + radius[..., None, :, None, :] - OVERLAP
+    reach = own(radius, -2)[..., :, None, :, None] + radius[..., None, :, None, :] - OVERLAP
     overlap = counts * (reach - distances(position)).relu()
-    each = overlap.sum((-4, -2)) + overlap.sum((-3, -1))
+    of_first = all_of(overlap.sum((-3, -1)), -2, index.shape[-1])
+    each = all_together(overlap.sum((-4, -2))) + of_first
     return each, (each.amax(-1) > 0).to(exists.dtype)
 
 

@@ -11,27 +11,37 @@ from bevatron.models.common.folding import Linear
 from bevatron.parallel.axial import own
 
 FARTHEST, FARTHEST_COPY = 32, 2
+OFFSETS, COPIES = 2 * FARTHEST + 2, 2 * FARTHEST_COPY + 2
+"""Classes of offsets, in residues as in tokens, and in copies of an entity."""
 
 
 class RelativePositionEncoding(nn.Module):
-    """Linear map of classes of offsets in residues, tokens and copies, and of equal entities."""
+    """Linear map of classes of offsets in residues, tokens and copies, and of equal entities.
+
+    ``W_r[c_r] + W_t[c_t] + (W_e + W_c)[c_c]``, the rows of W that a one-hot vector of N x N x 139
+    would select; W_e counts where entities are equal, in all classes of copies but the last.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        classes = 2 * (2 * FARTHEST + 2) + 1 + (2 * FARTHEST_COPY + 2)
-        self.linear = Linear(classes, width, bias=False)
+        self.linear = Linear(2 * OFFSETS + 1 + COPIES, width, bias=False)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Float[Tensor, "*batch R N P"]:
         """Encode every pair of tokens; own rows where processes share a sample."""
         chain, entity = _same(batch["asym_id"]), _same(batch["entity_id"])
         residue = chain & _same(batch["residue_index"])
-        features = [
-            _classes(batch["residue_index"], FARTHEST, chain),
-            _classes(batch["token_index"], FARTHEST, residue),
-            entity[..., None],
-            _classes(batch["sym_id"], FARTHEST_COPY, entity),
-        ]
-        encoded: Tensor = self.linear(torch.cat(features, -1).to(self.linear.weight.dtype))
+        classes = torch.stack(
+            [
+                _classes(batch["residue_index"], FARTHEST, chain),
+                _classes(batch["token_index"], FARTHEST, residue) + OFFSETS,
+                _classes(batch["sym_id"], FARTHEST_COPY, entity) + 2 * OFFSETS,
+            ],
+            -1,
+        )
+        offsets, same_entity, copies = self.linear.weight.T.split([2 * OFFSETS, 1, COPIES])
+        table = torch.cat([offsets, copies[:-1] + same_entity, copies[-1:]])
+        rows = F.embedding_bag(classes.flatten(0, -2), table, mode="sum")
+        encoded: Tensor = rows.unflatten(0, classes.shape[:-1])
         return encoded
 
 
@@ -42,4 +52,4 @@ def _same(x: Int[Tensor, "*batch N"]) -> Tensor:
 def _classes(x: Int[Tensor, "*batch N"], farthest: int, where: Tensor) -> Tensor:
     """Class of the offset i - j; one more class for pairs where it means nothing."""
     offset = (own(x, -1)[..., :, None] - x[..., None, :] + farthest).clamp(0, 2 * farthest)
-    return F.one_hot(offset.masked_fill(~where, 2 * farthest + 1), 2 * farthest + 2)
+    return offset.masked_fill(~where, 2 * farthest + 1)

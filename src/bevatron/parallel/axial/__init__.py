@@ -2,12 +2,11 @@
 
 Processes are data-parallel groups of `size` consecutive ranks, and the ranks of a group, the axial
 axis, compute one sample together. Every rank holds its own rows of a pair [..., N, N, C] and, in
-stacks, of an alignment [..., S, N, C]; all ranks of a group hold the whole of what is smaller, and
-of AlphaFold2's pair behind its stacks. `own_rows` and `all_rows` lead from one to the other,
-`all_together` adds up sums over own rows, `transposed` gives a rank its rows of the transposed
-pair; `gathered` and `turned` begin exchanges, and other work is launched until what they bring is
-waited for. On one process they are what they are named after, or nothing, so that a model reads the
-same on any number.
+stacks, of an alignment [..., S, N, C]; all ranks of a group hold the whole of what is smaller.
+`own_rows` and `all_rows` lead from one to the other, `all_together` adds up sums over own rows,
+`transposed` gives a rank its rows of the transposed pair; `gathered` and `turned` begin exchanges,
+and other work is launched until what they bring is waited for. On one process they are what they
+are named after, or nothing, so that a model reads the same on any number.
 
 Gradients. What is differentiated is one number, the sum of the losses of all ranks, and every
 collective's backward pass is its exact transpose: gathering <-> summing to own rows, transposing

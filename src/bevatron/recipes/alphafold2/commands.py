@@ -1,6 +1,7 @@
 """The commands for protein chains: typed arguments, each calls one function."""
 
 from pathlib import Path
+from typing import Any
 
 from bevatron.output import Result, say
 from bevatron.recipes.arguments import Files, Model, Out, PrepareOptions, Preparing, Source
@@ -120,6 +121,10 @@ def predict(
     from bevatron.recipes.alphafold2.predict import predict_files
 
     done = predict_files(model, source, out, seed=seed, device=device, searches=searches)
-    return Result(
-        done, lambda: say(*(f"{row['file']}: pLDDT {row['plddt']:.1f}" for row in done["chains"]))
-    )
+
+    def line(row: dict[str, Any]) -> str:
+        what = f" ({row['description']})" if row["description"] else ""
+        surest = "" if row["ptm"] is None else f", pTM {row['ptm']:.2f}"
+        return f"{row['file']}{what}, page beside it: pLDDT {row['plddt']:.1f}{surest}"
+
+    return Result(done, lambda: say(*map(line, done["chains"])))

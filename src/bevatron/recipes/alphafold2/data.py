@@ -21,7 +21,7 @@ from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.alphafold2.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.recipes.alphafold2.stores import RESIDUE_FIELDS, labels_of, open_chains
-from bevatron.recipes.proteins import CLUSTERS, opened_searches
+from bevatron.recipes.proteins import CLUSTERS, column, opened_searches
 from bevatron.typing import Array, Arrays, IntArray
 
 MAX_RESOLUTION = 9.0
@@ -99,18 +99,14 @@ def chain_table(store: Store) -> ChainTable:
     counts = store.lengths("chain_length")
     entry = np.repeat(np.arange(len(store)), counts)
     number = np.arange(len(entry)) - np.repeat(np.cumsum(counts) - counts, counts)
-    length, key, most = (_column(store, x) for x in ("chain_length", "chain_key", "most_of_one"))
-    resolution = _column(store, "resolution")[entry]
+    length, key, most = (column(store, x) for x in ("chain_length", "chain_key", "most_of_one"))
+    resolution = column(store, "resolution")[entry]
     # An unknown resolution, as in NMR entries, is no reason to leave a chain out.
     usable = ~np.greater_equal(resolution, MAX_RESOLUTION) & np.less_equal(most, MOST_OF_ONE)
     sure = np.greater_equal(resolution, BEST_RESOLUTION)
     sure &= np.less_equal(resolution, WORST_RESOLUTION)
     units = np.column_stack([entry, number]).astype(np.int64)
     return ChainTable(units, length.astype(np.int64), _clusters(store, key), usable, sure)
-
-
-def _column(store: Store, name: str) -> Array:
-    return np.concatenate([flat for flat, _ in store.flat(name)])
 
 
 def _clusters(store: Store, key: Array) -> IntArray:

@@ -51,8 +51,8 @@ def predict_files(
 
     Returns
     -------
-    ``chains``: of each ``name``, ``file``, ``plddt`` (the mean), ``ptm`` or None, ``rows`` of its
-    alignment and ``templates``.
+    ``chains``: of each ``name``, ``description`` in the input, ``file``, ``plddt`` (the mean),
+    ``ptm`` or None, ``rows`` of its alignment and ``templates``.
     """
     given = read_inputs(source)
     if not any(entity.kind == "protein" for each in given for entity in each.entities):
@@ -87,6 +87,7 @@ def _predict_chain(
     write_page(out / f"{name}.html", name, entity, found, mmcif)
     return {
         "name": name,
+        "description": entity.description,
         "file": str(out / f"{name}.cif"),
         "plddt": float(found.plddt.mean()),
         "ptm": found.ptm,
@@ -110,7 +111,8 @@ def chain_to_predict(entity: Entity) -> Arrays:
 
 def write_page(path: Path, name: str, entity: Entity, found: PredictedChain, mmcif: str) -> None:
     """Write the report of a chain."""
-    report = Report(name, "predicted with AlphaFold2")
+    what = f"{entity.description}, " if entity.description else ""
+    report = Report(name, f"{what}predicted with AlphaFold2")
     surest = {"pLDDT": float(found.plddt.mean()), "pTM": found.ptm}
     report.section("Structure").highlights({k: v for k, v in surest.items() if v is not None})
     report.structure(mmcif, "The predicted structure.")

@@ -12,7 +12,7 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.models.common.ranking import ranking_of_scores
 from bevatron.models.gpspp import Target
-from bevatron.output import say
+from bevatron.output import print_table
 from bevatron.recipes.gpspp.predictor import MoleculePredictions, MoleculePredictor
 from bevatron.recipes.gpspp.targets import labels_of
 from bevatron.typing import FloatArray
@@ -21,6 +21,9 @@ Errors = dict[str, float]
 
 COUNTS = frozenset({"molecules", "without prediction", "outside the training data"})
 """Metrics that are counts."""
+
+WRITTEN = {"mae": "MAE", "rmse": "RMSE", "r2": "R²", "auroc": "AUROC", "ap": "AP"}
+"""Metrics as tables write them."""
 
 
 def evaluate_files(
@@ -121,15 +124,18 @@ def errors(target: Target, labels: FloatArray, predicted: FloatArray) -> Errors:
 
 def print_errors(table: Mapping[str, Mapping[str, Errors]], targets: Sequence[Target]) -> None:
     """Print errors by file and target."""
-    units = {target.name: target.unit for target in targets}
-    lines = []
-    for source, rows in table.items():
-        for name, metrics in rows.items():
-            shown = "  ".join(
-                f"{metric} {value:.0f}" if value == int(value) and metric in COUNTS
-                else f"{metric.upper()} {value:.5g}"
-                for metric, value in metrics.items()
-            )  # fmt: skip
-            unit = f" ({units[name]})" if units.get(name) else ""
-            lines.append(f"{source}  {name}{unit}: {shown}")
-    say(*lines)
+    units = {target.name: f" ({target.unit})" if target.unit else "" for target in targets}
+    every = [metrics for rows in table.values() for metrics in rows.values()]
+    names = list(dict.fromkeys(name for metrics in every for name in metrics))
+    rows = [
+        [source, target + units.get(target, ""), *(_cell(metrics, name) for name in names)]
+        for source, found in table.items()
+        for target, metrics in found.items()
+    ]
+    print_table(["file", "target", *(WRITTEN.get(name, name) for name in names)], rows)
+
+
+def _cell(metrics: Errors, name: str) -> str:
+    if name not in metrics:
+        return ""
+    return f"{metrics[name]:,.0f}" if name in COUNTS else f"{metrics[name]:.4g}"

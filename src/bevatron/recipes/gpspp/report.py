@@ -11,6 +11,7 @@ import torch
 from bevatron.data.dataset import Dataset, Subset
 from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusTask, Mode, Target
 from bevatron.recipes.gpspp.data import MoleculeData, molecule_sizes
+from bevatron.recipes.gpspp.evaluate import WRITTEN
 from bevatron.recipes.gpspp.finetune import trained_model
 from bevatron.recipes.gpspp.targets import labels_of
 from bevatron.train.evaluate import predict
@@ -181,7 +182,7 @@ def _written(name: str, targets: Sequence[Target]) -> str:
         kind = metric.removeprefix(f"{target.name}_")
         if kind != metric:
             unit = f" ({target.unit})" if target.unit and kind in {"mae", "rmse"} else ""
-            metric = f"{target.name} {'R²' if kind == 'r2' else kind.upper()}{unit}"
+            metric = f"{target.name} {WRITTEN.get(kind, kind)}{unit}"
             break
     return f"{metric}, {mode}" if mode else metric
 

@@ -311,7 +311,7 @@ class CapturedStep:
             self.buckets = SizeBuckets((*self.buckets.shapes, shape))
         return shape
 
-    def _graphs_for(self, batch: Batch, counts: Mapping[str, Tensor]) -> StepGraphs:
+    def _graphs_for(self, batch: Batch, counts: Mapping[str, float]) -> StepGraphs:
         """Return the graphs, new ones once the loss has changed its weights."""
         constants = None if self._constants is None else self._constants()
         wanted = (constants, self._rows)
@@ -326,5 +326,5 @@ class CapturedStep:
             if isinstance(key, BatchShape) and isinstance(batch, Paddable):
                 batch = pad(batch, key)
             self._graphs.begin(constants, batch, counts, self._say)
-        self._graphs.counts.send(torch.stack(list(counts.values())))
+        self._graphs.counts.send(torch.tensor([*counts.values()], dtype=torch.float64))
         return self._graphs

@@ -119,7 +119,7 @@ class StepGraphs:
         self,
         constants: object,
         batch: Batch,
-        counts: Mapping[str, Tensor],
+        counts: Mapping[str, float],
         say: Callable[[str], None],
     ) -> None:
         """Compile the kernels of a step, find out the loss's terms and capture the update.
