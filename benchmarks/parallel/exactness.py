@@ -94,7 +94,7 @@ class Case:
             torch.zeros_like(p) if g is None else g.clone()
             for p, g in zip(parameters, found, strict=True)
         ]
-        value = float(loss)
+        value = float(loss.detach())
         training.release()
         return value, gradients
 
