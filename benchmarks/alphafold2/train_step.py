@@ -189,7 +189,7 @@ def measured(
         for passes in range(CYCLES if only is None else 0):
             once = seconds[:, (passes - lead) % CYCLES]
             row[f"s, {passes} recyclings"] = (
-                alone(training, passes) if arm.captured else median(once)
+                alone(training, passes) if arm.captured else float(np.median(once))
             )
         if on_gpu:
             row["peak GiB"] = peak_gib()
