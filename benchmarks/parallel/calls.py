@@ -1,4 +1,8 @@
-"""Calls of benchmarks that share GPUs: they prepare at once and are timed one after another."""
+"""Calls of benchmarks that share GPUs: they prepare at once and are timed one after another.
+
+Of calls on several GPUs only one should exchange through NCCL at a time: the GPUs do not give their
+time slices to the same process at once, and every exchange waits for both.
+"""
 
 import argparse
 import fcntl
