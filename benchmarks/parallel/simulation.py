@@ -53,25 +53,21 @@ class System:
         Number of weights.
     samples
         Of a step.
-    recycled
-        Passes through all blocks without gradients, before the one with them.
     """
 
     where: dict[str, Any]
     blocks: list[Collective]
     parameters: int
     samples: int = 256
-    recycled: float = 0.0
 
-    def exchanges(self) -> Iterator[tuple[Collective, float]]:
-        """List all exchanges and how often each takes place."""
+    def exchanges(self) -> Iterator[Collective]:
+        """Yield all exchanges, forward and backward."""
         for one in self.blocks:
-            yield one, 1 + self.recycled
-            yield one.backward(), 1.0
+            yield from (one, one.backward())
 
 
 def alphafold2(tokens: int = 256, rows: int = 128, extra: int = 1024) -> System:
-    """List the exchanges of initial training, with 0 to 3 recyclings in turn."""
+    """List the exchanges of initial training without recycling."""
 
     def block(number: int, rows: int, width: int) -> list[Collective]:
         return number * [
@@ -83,7 +79,7 @@ def alphafold2(tokens: int = 256, rows: int = 128, extra: int = 1024) -> System:
 
     templates = 2 * traffic.triangles(tokens, 64, 64, 4, batch=4)
     blocks = [*block(48, rows, 256), *block(4, extra, 64), *templates]
-    return System({"system": "alphafold2", "passes": 2.5}, blocks, 93_229_082, recycled=1.5)
+    return System({"system": "alphafold2", "passes": 1}, blocks, 93_229_082)
 
 
 def alphafold3(tokens: int = 384, rows: int = 1024) -> System:
@@ -99,9 +95,9 @@ def alphafold3(tokens: int = 384, rows: int = 1024) -> System:
 
 
 def links(rows: Iterable[dict[str, Any]]) -> Sends:
-    """Return the time of an exchange from measured ones."""
+    """Return the time of an exchange from those measured with NCCL as it is."""
     by_kind: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
+    for row in (row for row in rows if row.get("NCCL", "default") == "default"):
         point = row["sent MiB"] * 2**20, row["replayed us"] / 1e6
         by_kind.setdefault(row["exchange"], []).append(point)
 
@@ -117,9 +113,9 @@ def exchanged(system: System, size: int, sends: Sends) -> float:
     if size == 1:
         return 0.0
     total = 0.0
-    for one, times in system.exchanges():
+    for one in system.exchanges():
         messages = size - 1 if one.kind == "ring" else 1
-        total += times * messages * sends(one.kind, WORD * one.sent(0, size) / messages)
+        total += messages * sends(one.kind, WORD * one.sent(0, size) / messages)
     return total
 
 
@@ -150,7 +146,7 @@ def simulated(
 
 def planned_mib(system: System) -> float:
     """Return what one of two GPUs sends in the blocks of a step, MiB."""
-    return WORD * sum(times * one.sent(0, 2) for one, times in system.exchanges()) / 2**20
+    return traffic.step_bytes(system.blocks, 0, 2, WORD) / 2**20
 
 
 def main() -> None:
