@@ -19,7 +19,7 @@ COMMANDS = [
 
 def test_the_page_goes_from_files_to_errors():
     named = {line.split()[1] for line in COMMANDS}
-    assert named == {"prepare", "inspect", "train", "predict", "evaluate"}
+    assert named == {"prepare", "inspect", "train", "predict", "convert", "evaluate"}
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -36,8 +36,9 @@ def test_every_command_is_understood(line, tmp_path, monkeypatch):
         return parse(record, *rest)
 
     monkeypatch.chdir(tmp_path)
-    Path("runs/folds").mkdir(parents=True)
-    Path("runs/folds/model.json").write_text('{"kind": "alphafold2"}')
+    for folder in ("runs/folds", "models/alphafold2"):
+        Path(folder).mkdir(parents=True)
+        Path(folder, "model.json").write_text('{"kind": "alphafold2"}')
     monkeypatch.setattr(arguments, "call", call)
     monkeypatch.setattr("bevatron.recipes.training.start", lambda *a, **k: called.append(k) or 0)
     assert cli.main(shlex.split(line)[1:]) == 0

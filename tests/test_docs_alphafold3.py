@@ -39,7 +39,7 @@ def commands():
 
 def test_its_commands_are_all_of_the_system():
     assert {each[0] for each in commands()} == {
-        "prepare", "inspect", "train", "init", "predict", "evaluate",
+        "prepare", "inspect", "train", "init", "predict", "convert", "evaluate",
     }  # fmt: skip
 
 

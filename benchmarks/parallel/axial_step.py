@@ -32,12 +32,12 @@ from benchmarks.common.arms import GIB, Arm, Training, difference, or_out_of_mem
 from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.parallel.links import nccl_settings
 
+from bevatron.models.alphafold2.task import CYCLES
 from bevatron.models.alphafold3.task import StepOptions
 from bevatron.parallel.axial import one_of
 from bevatron.parallel.collectives import barrier
 from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.parallel.traffic import count_traffic
-from bevatron.recipes.alphafold2.run import CYCLES
 from bevatron.task import StepNumbers
 from bevatron.train.capture.gradients import GradientBuckets
 from bevatron.train.memory_plan import plan_memory

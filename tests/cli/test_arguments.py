@@ -147,7 +147,8 @@ def completed(tmp_path_factory):
     [
         (["bevatron", "ev"], {"evaluate"}),
         (["bevatron", "bench", "pro"], {"profile"}),
-        (["bevatron", "convert", "to"], {"to-mace-torch"}),
+        (["bevatron", "convert", "to-"],
+         {"to-mace-torch", "to-openfold", "to-deepmind", "to-protenix"}),
         (["bevatron", "train", "g"], {"gpspp", "graph"}),
         (["bevatron", "train", "mace", "--model.num-ch"], {"--model.num-channels"}),
         (["bevatron", "train", "gpspp", "--optim.algorithm", "adamw"], {"adamw"}),

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from bevatron.models.alphafold3.convert_keys import protenix_names
+from bevatron.models.alphafold3.convert import protenix_names
 from bevatron.testing import assert_close
 
 TOLERANCE = 1e-9

@@ -14,7 +14,7 @@ from bevatron.models.alphafold3.config_diffusion import (
     TokenTransformerConfig,
     TrunkWidths,
 )
-from bevatron.models.alphafold3.convert_keys import protenix_names
+from bevatron.models.alphafold3.convert import protenix_names
 from bevatron.models.alphafold3.diffusion import DiffusionModule
 from bevatron.models.common.folding import attention as folding_attention
 from bevatron.models.common.folding.normal import SeededNormal

@@ -9,7 +9,7 @@ from random_tokens import inputs, token_fields
 
 import folding_golden
 from bevatron.data.readers.proteins.alphabet import GAP
-from bevatron.errors import ConfigError, DataError
+from bevatron.errors import CheckpointError, ConfigError
 from bevatron.models.alphafold3.config import TOKEN_FEATURES, AlphaFold3Config
 from bevatron.models.alphafold3.config_diffusion import TrunkWidths
 from bevatron.models.alphafold3.config_trunk import (
@@ -18,7 +18,11 @@ from bevatron.models.alphafold3.config_trunk import (
     PairformerConfig,
     TemplateConfig,
 )
-from bevatron.models.alphafold3.convert_keys import from_protenix, protenix_names, to_protenix
+from bevatron.models.alphafold3.convert import (
+    protenix_names,
+    state_from_protenix,
+    to_protenix,
+)
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.msa import msa_features
 from bevatron.models.alphafold3.pair import PairBlock
@@ -254,18 +258,19 @@ def test_weights_go_to_protenix_and_back():
     assert len(theirs) == len(module.state_dict())
     assert theirs["pairformer_stack.blocks.1.tri_att_end.mha.linear_q.weight"].shape == (8, 8)
     assert "template_embedder.pairformer_stack.blocks.0.pair_transition.layernorm1.bias" in theirs
-    back = from_protenix(module, theirs)
+    back = state_from_protenix(module, theirs)
     for name, value in module.state_dict().items():
         assert torch.equal(back[name], value)
-    with pytest.raises(DataError, match=r"lacks linear_no_bias_s\.weight"):
-        from_protenix(module, {k: v for k, v in theirs.items() if k != "linear_no_bias_s.weight"})
-    with pytest.raises(DataError, match="holds other, which this model has not"):
-        from_protenix(module, theirs | {"other": torch.ones(1)})
+    without = {k: v for k, v in theirs.items() if k != "linear_no_bias_s.weight"}
+    with pytest.raises(CheckpointError, match=r"linear_no_bias_s\.weight: this tensor is missing"):
+        state_from_protenix(module, without)
+    with pytest.raises(CheckpointError, match="other: the model has no such tensor"):
+        state_from_protenix(module, theirs | {"other": torch.ones(1)})
     wrong = theirs | {"layernorm_s.bias": torch.ones(5)}
     with pytest.raises(
-        DataError, match=r"has layernorm_s\.bias of \(5,\), this model one of \(8,\)"
+        CheckpointError, match=r"layernorm_s\.bias: the weights have shape \(5,\), .* \(8,\)"
     ):
-        from_protenix(module, wrong)
+        state_from_protenix(module, wrong)
     assert set(protenix_names(module)) == set(module.state_dict())
 
 

@@ -10,7 +10,7 @@ from bevatron.models.alphafold3.config_trunk import (
     PairformerConfig,
     TemplateConfig,
 )
-from bevatron.models.alphafold3.convert_keys import protenix_names
+from bevatron.models.alphafold3.convert import protenix_names
 from bevatron.models.alphafold3.distogram import DistogramHead
 from bevatron.models.alphafold3.msa import MsaBlock, MsaModule, PairWeightedAveraging, msa_features
 from bevatron.models.alphafold3.pairformer import AttentionPairBias, Pairformer, PairformerBlock

@@ -13,10 +13,10 @@ from bevatron.data.proteins.poses import make_pools
 from bevatron.data.proteins.sample import Sources, sample
 from bevatron.data.readers.proteins import open_components, read_structure
 from bevatron.errors import ConfigError, DataError
+from bevatron.models.alphafold3.predict import Predicted
 from bevatron.recipes.alphafold3.evaluate import evaluate_stores, means
 from bevatron.recipes.alphafold3.inputs import whole_sizes
 from bevatron.recipes.alphafold3.measures import measure
-from bevatron.recipes.alphafold3.predictor import Predicted
 
 pytestmark = pytest.mark.shared
 

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from bevatron.data.packing.costs import CostModel
 from bevatron.errors import ConfigError
-from bevatron.models.alphafold3 import AlphaFold3Config
+from bevatron.models.alphafold3 import AlphaFold3Config, load_model
 from bevatron.models.common.folding import Checkpointing
-from bevatron.recipes.alphafold3.run import AlphaFold3Run, published_stages
+from bevatron.recipes.alphafold3.run import AlphaFold3Run, build, published_stages
 from bevatron.recipes.staged_run import token_sizes
 
 
@@ -66,3 +67,23 @@ def test_costs_of_samples_are_as_steps_were_measured():
     cost = CostModel(weights=AlphaFold3Run().batch.cost)(token_sizes(tokens))
     seconds = np.array([row["s/step"] for row in rows])
     np.testing.assert_allclose(cost / cost.mean(), seconds / seconds.mean(), rtol=0.15)
+
+
+def test_a_run_starts_from_the_weights_that_it_is_given(
+    complexes, components, tiny_model, tmp_path
+):
+    stage = {"steps": 1, "samples_per_step": 1, "crop": 13, "atoms": 300, "rows": 3}
+    values = {
+        "output": str(tmp_path / "run"),
+        "preset": "small",
+        "model": json.loads((tiny_model / "model.json").read_text())["config"],
+        "start_from": str(tiny_model),
+        "data": {"train": [str(complexes)], "components": components},
+        "stages": {"initial": stage},
+        "train": {"device": "cpu"},
+    }
+    config, given = AlphaFold3Run.from_values(values), load_model(tiny_model).state_dict()
+    started = build(config).model.state_dict()
+    assert all(torch.equal(started[name], value) for name, value in given.items())
+    resumed = build(config, resume=True).model.state_dict()  # its weights are the checkpoint's
+    assert not all(torch.equal(resumed[name], value) for name, value in given.items())

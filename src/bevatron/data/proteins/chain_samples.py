@@ -5,7 +5,7 @@ alignment and seed alone, whatever process makes it. It holds integers and posit
 embeds is computed from them on the device.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,19 @@ class ChainSizes:
     extra_rows: int = 1024
     templates: int = 4
     best_templates: bool = False
+
+
+def fitted(sizes: ChainSizes, rows: AlignmentRows, templates: object | None = None) -> ChainSizes:
+    """Return the sizes without what would be padding; at least one row of each kind stays.
+
+    Without any templates one place for them stays; with them as many as there are for every chain,
+    so that the shapes of samples do not depend on them.
+    """
+    centres = min(sizes.msa_rows, rows.num_rows)
+    extra = min(sizes.extra_rows, max(rows.num_rows - centres, 1))
+    residues = min(sizes.residues, rows.num_columns)
+    places = 1 if templates is None else sizes.templates
+    return replace(sizes, residues=residues, msa_rows=centres, extra_rows=extra, templates=places)
 
 
 class CycleDraw(NamedTuple):

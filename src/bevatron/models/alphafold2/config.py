@@ -189,8 +189,8 @@ class AlphaFold2Config:
         check_ranges(self, ((name, 1, float("inf")) for name in sizes))
 
     @classmethod
-    def preset(cls, name: str) -> Self:
-        """Return a configuration by its name.
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """Return a configuration by its name, with changes.
 
         ``alphafold2`` is the published model (93,229,082 parameters), ``alphafold2-ptm`` the one
         with a head for the aligned error (93,237,338), ``small`` one for a CPU.
@@ -205,7 +205,7 @@ class AlphaFold2Config:
         >>> AlphaFold2Config.preset("small").evoformer.num_blocks
         4
         """
-        return cls(**preset_values(PRESETS, name))
+        return cls(**preset_values(PRESETS, name) | changes)
 
 
 _small_triangles = TriangleConfig(hidden=32, num_heads=2, head_width=16, transition_factor=2)

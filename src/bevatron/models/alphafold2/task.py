@@ -14,6 +14,9 @@ from bevatron.models.alphafold2.metrics import ChainMetrics
 from bevatron.parallel.axial import all_rows
 from bevatron.task import Loss, StepNumbers
 
+CYCLES = 4
+"""Passes of a step at most: 0 to 3 recyclings."""
+
 
 class AlphaFold2Task:
     """Loss and metrics of AlphaFold2.
@@ -29,7 +32,7 @@ class AlphaFold2Task:
 
     def __init__(
         self,
-        cycles: int = 4,
+        cycles: int = CYCLES,
         stages: Sequence[LossWeights] = (LossWeights(),),
         activations: torch.dtype | None = None,
     ) -> None:

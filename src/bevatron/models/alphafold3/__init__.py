@@ -2,19 +2,62 @@
 
 import torch
 
+from bevatron.data.proteins.complexes import featurize
 from bevatron.models.alphafold3.config import PRESETS, AlphaFold3Config
+from bevatron.models.alphafold3.convert import from_protenix, to_protenix
 from bevatron.models.alphafold3.model import AlphaFold3
+from bevatron.models.alphafold3.predict import Predicted, predict
 from bevatron.models.common.model_folder import ModelKind
 
 KIND = "alphafold3"
 """Kind of this model in model folders."""
 
 
-def _build(config: AlphaFold3Config, dtype: torch.dtype | None) -> AlphaFold3:
+def build(
+    name: str = "alphafold3", dtype: torch.dtype | None = None, **changes: object
+) -> AlphaFold3:
+    """Build a model with new weights.
+
+    Parameters
+    ----------
+    name
+        ``alphafold3`` (368 million parameters), ``megafold`` or ``small``.
+    dtype
+        Floating-point type.
+    **changes
+        Entries of `AlphaFold3Config` to be changed.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such preset.
+
+    Examples
+    --------
+    >>> build("small", cycles=2).config.cycles
+    2
+    """
+    return _of(AlphaFold3Config.preset(name, **changes), dtype)
+
+
+def _of(config: AlphaFold3Config, dtype: torch.dtype | None) -> AlphaFold3:
     return AlphaFold3(config).to(dtype)
 
 
-_folder = ModelKind(KIND, AlphaFold3Config, _build)
+_folder = ModelKind(KIND, AlphaFold3Config, _of)
 save_model, load_model = _folder.save, _folder.load
 
-__all__ = ["KIND", "PRESETS", "AlphaFold3", "AlphaFold3Config", "load_model", "save_model"]
+__all__ = [
+    "KIND",
+    "PRESETS",
+    "AlphaFold3",
+    "AlphaFold3Config",
+    "Predicted",
+    "build",
+    "featurize",
+    "from_protenix",
+    "load_model",
+    "predict",
+    "save_model",
+    "to_protenix",
+]

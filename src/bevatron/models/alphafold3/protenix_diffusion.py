@@ -1,6 +1,6 @@
 """Names of weights in Protenix's files and here: the diffusion module, the confidence head, atoms.
 
-`convert_keys` joins these tables with those of the trunk. An empty name stands where parts belong
+`convert` joins these tables with those of the trunk. An empty name stands where parts belong
 to the module itself.
 """
 

@@ -128,3 +128,63 @@ def predict(
         return f"{row['file']}{what}, page beside it: pLDDT {row['plddt']:.1f}{surest}"
 
     return Result(done, lambda: say(*map(line, done["chains"])))
+
+
+def convert(file: Source, out: Out, preset: str | None = None) -> None:
+    """Convert weights of OpenFold, MLPerf HPC or DeepMind to a model folder.
+
+    Parameters
+    ----------
+    file
+        ``params_model_*.npz`` of DeepMind, or a file of torch of OpenFold or MLPerf HPC. DeepMind's
+        models 3 to 5 have no templates and are refused.
+    out
+        The model folder, with which predict and evaluate work.
+    preset
+        Sizes of the model; by default alphafold2 or alphafold2-ptm, whichever fits.
+
+    Examples
+    --------
+    bevatron convert alphafold2 params_model_1_ptm.npz models/alphafold2
+    """
+    from bevatron.recipes.alphafold2.start import to_folder
+
+    say(to_folder(file, out, preset))
+
+
+def convert_to_openfold(model: Model, out: Out) -> None:
+    """Write a run or a model folder as a file of OpenFold.
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    out
+        The file, ``NAME.pt``.
+
+    Examples
+    --------
+    bevatron convert to-openfold runs/chains openfold.pt
+    """
+    from bevatron.recipes.alphafold2.start import to_openfold_file
+
+    say(to_openfold_file(model, out))
+
+
+def convert_to_deepmind(model: Model, out: Out) -> None:
+    """Write a run or a model folder as a parameter file of DeepMind.
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    out
+        The file, ``NAME.npz``.
+
+    Examples
+    --------
+    bevatron convert to-deepmind runs/chains params_model_1.npz
+    """
+    from bevatron.recipes.alphafold2.start import to_deepmind_file
+
+    say(to_deepmind_file(model, out))

@@ -10,7 +10,7 @@ import numpy as np
 from bevatron.data.dataset import split
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignments import Alignments, sequence_key
-from bevatron.data.proteins.chain_samples import ChainSizes, sample_chain
+from bevatron.data.proteins.chain_samples import ChainSizes, fitted, sample_chain
 from bevatron.data.proteins.clusters import read_clusters
 from bevatron.data.proteins.clusters_of_rows import AlignmentRows
 from bevatron.data.proteins.rows_in_memory import RowsInMemory
@@ -204,19 +204,6 @@ def templates_of(query: Array, templates: TemplateSource | None, released: int) 
     """Return the templates that a chain may see, `TEMPLATE_FIELDS`; nothing if there are none."""
     key = sequence_key(np.asarray(query, dtype=np.int8))
     return {} if templates is None else templates.find(key, released) or {}
-
-
-def fitted(sizes: ChainSizes, rows: AlignmentRows, templates: object | None = None) -> ChainSizes:
-    """Return the sizes without what would be padding; at least one row of each kind stays.
-
-    Without any templates one place for them stays; with them as many as there are for every chain,
-    so that the shapes of samples do not depend on them.
-    """
-    centres = min(sizes.msa_rows, rows.num_rows)
-    extra = min(sizes.extra_rows, max(rows.num_rows - centres, 1))
-    residues = min(sizes.residues, rows.num_columns)
-    places = 1 if templates is None else sizes.templates
-    return replace(sizes, residues=residues, msa_rows=centres, extra_rows=extra, templates=places)
 
 
 @dataclass(frozen=True)

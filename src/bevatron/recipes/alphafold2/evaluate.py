@@ -14,10 +14,11 @@ from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.data.store.progress import progress
 from bevatron.errors import ConfigError
 from bevatron.files import write_json_atomically
+from bevatron.models.alphafold2.predict import EXTRA_ROWS, ROWS
+from bevatron.models.alphafold2.task import CYCLES
 from bevatron.output import print_table
 from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
-from bevatron.recipes.alphafold2.predictor import EXTRA_ROWS, ROWS, ChainPredictor
-from bevatron.recipes.alphafold2.run import CYCLES
+from bevatron.recipes.alphafold2.predictor import ChainPredictor
 from bevatron.recipes.alphafold2.stores import open_chains, prepared
 
 

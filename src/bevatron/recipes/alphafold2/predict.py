@@ -15,9 +15,10 @@ from bevatron.data.readers.proteins import read_inputs
 from bevatron.data.readers.proteins.inputs import Entity
 from bevatron.errors import DataError
 from bevatron.files import atomic_write, write_text_atomically
+from bevatron.models.alphafold2.predict import PredictedChain
 from bevatron.models.common.folding.metrics import MAX_ERROR
 from bevatron.recipes.alphafold2.data import alignment_of, templates_of
-from bevatron.recipes.alphafold2.predictor import ChainPredictor, PredictedChain, structure_of
+from bevatron.recipes.alphafold2.predictor import ChainPredictor, structure_of
 from bevatron.recipes.protein_inputs import Known, known_of
 from bevatron.recipes.structure_figures import map_figure, plddt_figure
 from bevatron.train.report.page import Report

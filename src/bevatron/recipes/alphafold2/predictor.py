@@ -1,15 +1,10 @@
-"""A trained AlphaFold2 in use: the structure of a chain and how sure the model is."""
+"""A trained AlphaFold2 in use, and what it predicts as a structure to be written."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from bevatron.data.proteins.chain_batch import collate_chain
-from bevatron.data.proteins.chain_samples import ChainSizes, sample_chain
 from bevatron.data.proteins.clusters_of_rows import AlignmentRows
 from bevatron.data.proteins.constants import ATOM37, ATOM37_MASK, RESIDUES
 from bevatron.data.readers.elements import ATOMIC_NUMBERS
@@ -22,47 +17,11 @@ from bevatron.data.readers.proteins.structure import (
     Structure,
 )
 from bevatron.models.alphafold2 import load_model
-from bevatron.models.alphafold2.task import AlphaFold2Task
-from bevatron.models.common.folding.metrics import (
-    contact_probability,
-    expected_error,
-    expected_lddt,
-    ptm,
-)
-from bevatron.recipes.alphafold2.data import fitted
-from bevatron.recipes.alphafold2.run import CYCLES
+from bevatron.models.alphafold2.predict import PredictedChain, predict
+from bevatron.models.alphafold2.task import CYCLES, AlphaFold2Task
 from bevatron.recipes.devices import announce, device_to_use
 from bevatron.recipes.kinds import newest_model
-from bevatron.typing import Array, Arrays
-
-ROWS, EXTRA_ROWS = 508, 5120
-"""Rows of the alignment of a prediction, as in fine-tuning."""
-
-
-@dataclass(frozen=True)
-class PredictedChain:
-    """The structure of a chain of L residues.
-
-    Attributes
-    ----------
-    position : float32 [L, 37, 3]
-        Å, in the order of ``constants.ATOM37``.
-    plddt : float32 [L]
-        Expected lDDT, 0 to 100.
-    contacts : float32 [L, L]
-        Probability that CB atoms are within 8 Å.
-    pae : float32 [L, L], or None
-        Expected error of a column's residue in the frame of a row's, Å, of a model with a head for
-        the aligned error.
-    ptm : float or None
-        Expected TM-score, of such a model.
-    """
-
-    position: npt.NDArray[np.float32]
-    plddt: npt.NDArray[np.float32]
-    contacts: Array
-    pae: Array | None = None
-    ptm: float | None = None
+from bevatron.typing import Arrays
 
 
 class ChainPredictor:
@@ -77,46 +36,14 @@ class ChainPredictor:
     def __init__(self, model: str | Path, device: str = "auto") -> None:
         self.model = load_model(newest_model(Path(model)))
         self.device = device_to_use(device)
-        activations = torch.bfloat16 if self.device.type == "cuda" else None
-        self.task = AlphaFold2Task(CYCLES, activations=activations)
+        self.activations = torch.bfloat16 if self.device.type == "cuda" else None
+        self.task = AlphaFold2Task(CYCLES, activations=self.activations)
         self.model.to(self.device).eval()
-        announce(self.device, activations or next(self.model.parameters()).dtype)
+        announce(self.device, self.activations or next(self.model.parameters()).dtype)
 
     def predict(self, chain: Arrays, rows: AlignmentRows, seed: int = 0) -> PredictedChain:
-        """Predict a chain.
-
-        Parameters
-        ----------
-        chain
-            With `bevatron.data.proteins.chains.CHAIN_FIELDS`, whose atoms are not read, and
-            `template_atoms.TEMPLATE_FIELDS` if it has templates; the first four are shown.
-        rows
-            Its alignment.
-        seed
-            Of the rows that are drawn.
-        """
-        length = len(chain["aatype"])
-        sizes = ChainSizes(length, ROWS, EXTRA_ROWS, best_templates=True)
-        sizes = fitted(sizes, rows, chain.get("template_aatype"))
-        sample = sample_chain(chain, rows, seed, sizes, CYCLES)
-        batch = collate_chain([sample], np.zeros(1, dtype=np.int64), [1.0]).to(self.device)
-        found = self.task.predict(self.model, batch)
-        contacts = contact_probability(found["distogram_logits"].float())
-        arrays = (
-            found["final_atom_positions"], expected_lddt(found["lddt_logits"]), contacts
-        )  # fmt: skip
-        position, plddt, near = (x[:length].float().cpu().numpy() for x in arrays)
-        return PredictedChain(position, plddt, near[:, :length], *_errors(found, length))
-
-
-def _errors(found: Mapping[str, torch.Tensor], length: int) -> tuple[Array | None, float | None]:
-    """Return the expected aligned errors and TM-score, if there is a head for them."""
-    if "tm_logits" not in found:
-        return None, None
-    logits = found["tm_logits"][:length, :length]
-    everything = torch.ones(length, dtype=torch.bool, device=logits.device)
-    pae: Array = expected_error(logits).cpu().numpy()
-    return pae, float(ptm(logits, everything, everything))
+        """Predict a chain; see `bevatron.models.alphafold2.predict`."""
+        return predict(self.model, chain, rows, seed, self.activations)
 
 
 def structure_of(name: str, chain: Arrays, label: str, found: PredictedChain) -> Structure:

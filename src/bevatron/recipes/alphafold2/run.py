@@ -15,7 +15,7 @@ from bevatron.kernels import use
 from bevatron.models.alphafold2.config import FINE_TUNING_SIZES, AlphaFold2Config
 from bevatron.models.alphafold2.losses import FINE_TUNING_WEIGHTS, LossWeights
 from bevatron.models.alphafold2.model import AlphaFold2
-from bevatron.models.alphafold2.task import AlphaFold2Task
+from bevatron.models.alphafold2.task import CYCLES, AlphaFold2Task
 from bevatron.recipes.alphafold2 import SYSTEM
 from bevatron.recipes.alphafold2.data import ChainDataConfig, load_chains
 from bevatron.recipes.alphafold2.start import Started, started_from
@@ -30,9 +30,6 @@ from bevatron.train.settings import (
     StageConfig,
     TrainConfig,
 )
-
-CYCLES = 4
-"""Passes of a step at most: 0 to 3 recyclings."""
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,34 @@
 """Where a run starts: new weights, or those of a run, OpenFold, MLPerf HPC or DeepMind."""
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from bevatron.errors import CheckpointError
+from bevatron.files import atomic_write
+from bevatron.models.alphafold2 import load_model, save_model
 from bevatron.models.alphafold2.config import AlphaFold2Config
-from bevatron.models.alphafold2.convert import from_deepmind, from_mlperf, from_openfold
+from bevatron.models.alphafold2.convert import (
+    from_deepmind,
+    from_mlperf,
+    from_openfold,
+    to_deepmind,
+    to_openfold,
+)
 from bevatron.models.alphafold2.model import AlphaFold2
-from bevatron.models.common import model_folder
 from bevatron.recipes.alphafold2 import SYSTEM
 from bevatron.recipes.kinds import newest_model
+from bevatron.recipes.start_from import (
+    contents,
+    fitting,
+    named,
+    said_of,
+    with_weights_of,
+    write_tensors,
+)
 
 OPENFOLD, MLPERF, MOMENTS = "ema", "alphafold_state_dict", "optimizer_state_dict"
 """Keys of checkpoints of OpenFold's training and of MLPerf HPC that hold the weights, and of the
@@ -46,29 +59,46 @@ def started_from(path: Path, config: AlphaFold2Config) -> Started:
     path : a folder; ``params_model_*.npz`` of DeepMind; a file of torch of OpenFold or MLPerf HPC
     config : sizes of the model
     """
-    if path.is_dir():
-        return Started(_from_folder(path, config), {})
-    try:
-        if path.suffix == ".npz":
-            return Started(from_deepmind(_arrays(path), config), {})
-        found = _contents(path)
-        if MLPERF in found and MOMENTS in found:
-            return Started(*from_mlperf(found, config))
-        return Started(from_openfold(_weights(found), config), {})
-    except CheckpointError as error:
-        raise CheckpointError(f"start_from: {path}: {error}") from None
+    with named(f"start_from: {path}"):
+        if path.is_dir():
+            return Started(with_weights_of(path, AlphaFold2(config), SYSTEM), {})
+        return _in_file(path, config)
 
 
-def _from_folder(path: Path, config: AlphaFold2Config) -> AlphaFold2:
-    folder = model_folder.load_model_folder(newest_model(path))
-    if folder.kind != SYSTEM.kind:
-        raise CheckpointError(f"start_from: {path}: is a model of {folder.kind}, not of AlphaFold2")
-    model = AlphaFold2(config)
-    try:
-        model.load_state_dict(folder.state)
-    except RuntimeError as error:
-        raise CheckpointError(f"start_from: {path}: {model_folder.misfit(error)}") from None
-    return model
+def to_folder(file: Path, out: Path, preset: str | None) -> str:
+    """Write the weights in a file of OpenFold, MLPerf HPC or DeepMind into a model folder.
+
+    Raises CheckpointError as `started_from`.
+    """
+    presets = ("alphafold2", "alphafold2-ptm") if preset is None else (preset,)
+    with named(str(file)):
+        model, found = fitting(
+            lambda name: _in_file(file, AlphaFold2Config.preset(name)).model, presets
+        )
+    save_model(model, out)
+    return said_of(model, found, out)
+
+
+def to_openfold_file(model: Path, out: Path) -> str:
+    """Write the weights of a run or a model folder as OpenFold reads them."""
+    return write_tensors(out, to_openfold(load_model(newest_model(model))))
+
+
+def to_deepmind_file(model: Path, out: Path) -> str:
+    """Write the weights of a run or a model folder as the arrays of DeepMind's files."""
+    arrays: dict[str, Any] = to_deepmind(load_model(newest_model(model)))
+    with atomic_write(out, CheckpointError) as stream:
+        np.savez(stream, **arrays)
+    return f"written to {out}"
+
+
+def _in_file(path: Path, config: AlphaFold2Config) -> Started:
+    if path.suffix == ".npz":
+        return Started(from_deepmind(_arrays(path), config), {})
+    found = contents(path)
+    if MLPERF in found and MOMENTS in found:
+        return Started(*from_mlperf(found, config))
+    return Started(from_openfold(_weights(found), config), {})
 
 
 def _arrays(path: Path) -> dict[str, Any]:
@@ -77,16 +107,6 @@ def _arrays(path: Path) -> dict[str, Any]:
             return dict(file)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot be read ({error})") from None
-
-
-def _contents(path: Path) -> Mapping[str, Any]:
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"cannot be read ({str(error).splitlines()[0]})") from None
-    if not isinstance(found, Mapping):
-        raise CheckpointError("holds no weights by name")
-    return found
 
 
 def _weights(found: Mapping[str, Any]) -> Mapping[str, Any]:

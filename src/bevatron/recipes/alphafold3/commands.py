@@ -187,3 +187,43 @@ def _line(row: dict[str, Any]) -> str:
         f"{row['name']}: {row['best']} and report.html beside it; pLDDT {best['plddt']:.1f}, "
         f"pTM {best['ptm']:.2f}" + ("" if best["iptm"] is None else f", ipTM {best['iptm']:.2f}")
     )
+
+
+def convert(file: Source, out: Out, preset: str | None = None) -> None:
+    """Convert a checkpoint of Protenix to a model folder.
+
+    Parameters
+    ----------
+    file
+        A checkpoint of Protenix, or its state dict, ``.pt``.
+    out
+        The model folder, with which predict and evaluate work.
+    preset
+        Sizes of the model, alphafold3 by default.
+
+    Examples
+    --------
+    bevatron convert alphafold3 protenix.pt models/alphafold3
+    """
+    from bevatron.recipes.alphafold3.start import to_folder
+
+    say(to_folder(file, out, preset))
+
+
+def convert_to_protenix(model: Model, out: Out) -> None:
+    """Write a run or a model folder as a checkpoint of Protenix.
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    out
+        The file, ``NAME.pt``.
+
+    Examples
+    --------
+    bevatron convert to-protenix runs/complexes protenix.pt
+    """
+    from bevatron.recipes.alphafold3.start import to_protenix_file
+
+    say(to_protenix_file(model, out))

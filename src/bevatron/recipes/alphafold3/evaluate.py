@@ -11,11 +11,12 @@ from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.store.progress import progress
 from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
+from bevatron.models.alphafold3.predict import ranked
 from bevatron.output import print_table
 from bevatron.recipes.alphafold3.data import ComplexDataset
 from bevatron.recipes.alphafold3.inputs import whole_sizes
 from bevatron.recipes.alphafold3.measures import measure
-from bevatron.recipes.alphafold3.predictor import ComplexPredictor, ranked
+from bevatron.recipes.alphafold3.predictor import ComplexPredictor
 from bevatron.recipes.alphafold3.stores import open_complexes, prepared
 
 SEED = 0

@@ -12,10 +12,10 @@ from bevatron.data.proteins.complex_batch import collate_complex
 from bevatron.data.proteins.predicted import atom_names
 from bevatron.models.alphafold3.metrics import ComplexMetrics
 from bevatron.models.alphafold3.permutation import permute_truth
+from bevatron.models.alphafold3.predict import Predicted
 from bevatron.models.common.folding.metrics.dockq import dockq
 from bevatron.models.common.folding.metrics.ligands import pocket_rmsd
 from bevatron.models.common.folding.metrics.superposed import rmsd
-from bevatron.recipes.alphafold3.predictor import Predicted
 from bevatron.typing import Arrays
 
 PROTEIN, LIGAND = 0, 3

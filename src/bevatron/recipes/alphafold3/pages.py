@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from bevatron.data.proteins.complexes import describe
+from bevatron.models.alphafold3.predict import Predicted
 from bevatron.models.common.folding.metrics import MAX_ERROR
-from bevatron.recipes.alphafold3.predictor import Predicted
 from bevatron.recipes.structure_figures import map_figure, plddt_figure
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, Arrays

@@ -13,10 +13,11 @@ from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.readers.proteins.inputs import Complex
 from bevatron.errors import DataError
 from bevatron.files import atomic_write, write_json_atomically, write_text_atomically
+from bevatron.models.alphafold3.predict import Predicted, ranked
 from bevatron.output import note
 from bevatron.recipes.alphafold3.inputs import Prepared, prepared_input
 from bevatron.recipes.alphafold3.pages import write_page
-from bevatron.recipes.alphafold3.predictor import ComplexPredictor, Predicted, ranked
+from bevatron.recipes.alphafold3.predictor import ComplexPredictor
 
 SCORES, ERRORS, PAGE = "scores.json", "pae.npz", "report.html"
 

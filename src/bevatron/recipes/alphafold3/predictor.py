@@ -1,67 +1,14 @@
-"""A trained AlphaFold3 in use: structures of a sample, judged and ranked."""
+"""A trained AlphaFold3 in use."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from bevatron.data.proteins.complex_batch import collate_complex
-from bevatron.errors import ConfigError
 from bevatron.models.alphafold3 import load_model
-from bevatron.models.alphafold3.model import Representation
-from bevatron.models.common.folding.metrics.confidence import (
-    expected_error,
-    expected_lddt,
-    has_clash,
-    iptm,
-    ptm,
-    ranking_score,
-)
-from bevatron.models.common.folding.metrics.contacts import contact_probability
-from bevatron.models.common.folding.normal import SeededNormal
+from bevatron.models.alphafold3.predict import Predicted, predict
 from bevatron.recipes.devices import announce, device_to_use
 from bevatron.recipes.kinds import newest_model
-from bevatron.typing import Array, Arrays
-
-LIGAND = 3
-"""Type of molecule of a token that is no residue of a polymer."""
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """One structure of A atoms and N tokens.
-
-    Attributes
-    ----------
-    seed, number : of the random numbers, and of the sample among those of the seed
-    position : float32 [A, 3]
-        Å.
-    plddt : float32 [A]
-        Expected lDDT, 0 to 100.
-    pae : float32 [N, N]
-        Expected error of token j in the frame of token i, Å.
-    contacts : float32 [N, N]
-        Probability that representative atoms are within 8 Å.
-    distogram : float32 [N, N, bins]
-        Logits.
-    scores
-        ``ranking_score``, ``ptm``, ``iptm`` (None for one chain), ``plddt`` (the mean), ``clash``
-        and ``chain_pair_iptm``.
-    """
-
-    seed: int
-    number: int
-    position: npt.NDArray[np.float32]
-    plddt: npt.NDArray[np.float32]
-    pae: Array
-    contacts: Array
-    distogram: Array
-    scores: dict[str, Any]
+from bevatron.typing import Arrays
 
 
 class ComplexPredictor:
@@ -82,98 +29,5 @@ class ComplexPredictor:
         announce(self.device, self.activations or next(self.model.parameters()).dtype)
 
     def predict(self, sample: Arrays, samples: int = 5, steps: int = 200) -> list[Predicted]:
-        """Sample structures and judge them; the best ranked first.
-
-        Parameters
-        ----------
-        sample
-            Of `bevatron.data.proteins.sample.sample`; its seed is that of the random numbers.
-        samples, steps
-            Structures, and steps of the sampling of each.
-        """
-        _positive(samples=samples, steps=steps)
-        batch = collate_complex([sample], np.zeros(1, dtype=np.int64), [1.0])
-        given = batch.to(self.device).tensors()
-        with torch.no_grad():
-            trunk: Representation = self.model(given, dtype=self.activations)
-            shared = self.model.condition(given, trunk)
-            structures = self.model.sample(
-                given, shared, samples, steps, SeededNormal(given["seed"])
-            ).float()
-            distogram = self.model.distogram(trunk.z).float()
-            contacts = contact_probability(distogram)
-            pairs = {"contacts": _array(contacts), "distogram": _array(distogram)}
-            found = [
-                self._judged(given, trunk, structure, int(sample["seed"]), number, pairs)
-                for number, structure in enumerate(structures)
-            ]
-        return ranked(found)
-
-    def _judged(
-        self,
-        given: Mapping[str, Tensor],
-        trunk: Representation,
-        structure: Tensor,
-        seed: int,
-        number: int,
-        pairs: Mapping[str, Array],
-    ) -> Predicted:
-        logits = self.model.judge(given, trunk, structure)
-        plddt = expected_lddt(logits.plddt)
-        return Predicted(
-            seed=seed,
-            number=number,
-            position=_array(structure),
-            plddt=_array(plddt),
-            pae=_array(expected_error(logits.pae)),
-            scores=_scores(given, logits.pae, plddt, structure),
-            **pairs,
-        )
-
-
-def ranked(structures: Sequence[Predicted]) -> list[Predicted]:
-    """Sort structures by their ranking score, the best first."""
-    return sorted(structures, key=lambda each: -each.scores["ranking_score"])
-
-
-def _scores(
-    given: Mapping[str, Tensor], pae: Tensor, plddt: Tensor, structure: Tensor
-) -> dict[str, Any]:
-    """Score a structure; the share of disordered residues is taken as 0."""
-    frames, chain = given["has_frame"], given["asym_id"]
-    everything = given["token_mask"]
-    chains = chain.unique().tolist()
-    whole = float(ptm(pae, frames, everything))
-    between = float(iptm(pae, frames, everything, chain)) if len(chains) > 1 else None
-    token = given["atom_to_token"]
-    polymer = (given["molecule_type"] != LIGAND)[token]
-    clash = has_clash(structure, chain[token], polymer)
-    return {
-        "ranking_score": ranking_score(whole, between, clash=clash),
-        "ptm": whole,
-        "iptm": between,
-        "plddt": float(plddt.mean()),
-        "clash": clash,
-        "chain_pair_iptm": [
-            [_pair(pae, frames, chain, a, b) for b in chains] for a in chains
-        ],
-    }  # fmt: skip
-
-
-def _pair(pae: Tensor, frames: Tensor, chain: Tensor, a: int, b: int) -> float:
-    """Return the ipTM of two chains, or the pTM of one."""
-    rows = ((chain == a) | (chain == b)).nonzero()[:, 0]
-    logits, frames, chain = pae[rows][:, rows], frames[rows], chain[rows]
-    counts = torch.ones_like(frames)
-    return float(ptm(logits, frames, counts) if a == b else iptm(logits, frames, counts, chain))
-
-
-def _positive(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if value < 1:
-            raise ConfigError(f"{name}: expected 1 or more, got {value}")
-
-
-def _array(tensor: Tensor) -> npt.NDArray[np.float32]:
-    found: npt.NDArray[np.float32] = tensor.float().cpu().numpy()
-    return found
+        """Sample structures and judge them; see `bevatron.models.alphafold3.predict`."""
+        return predict(self.model, sample, samples, steps, self.activations)

@@ -22,6 +22,7 @@ from bevatron.recipes.alphafold3.data import (
     load_complexes,
     sizes_for_validation,
 )
+from bevatron.recipes.alphafold3.start import started_from
 from bevatron.recipes.alphafold3.stores import prepared
 from bevatron.recipes.staged_run import StagedRun, staged_run
 from bevatron.train.run import Run
@@ -104,6 +105,8 @@ class AlphaFold3Run(StagedRun):
         Stores or folders, and which complexes are held out.
     model
         Sizes of the model.
+    start_from
+        Weights to start from: a run, a model folder or a checkpoint of Protenix.
     stages
         Stages by name, in their order.
     precision
@@ -124,6 +127,7 @@ class AlphaFold3Run(StagedRun):
     preset: str = "alphafold3"
     data: ComplexDataConfig = field(default_factory=ComplexDataConfig)
     model: AlphaFold3Config = field(default_factory=AlphaFold3Config)
+    start_from: Path | None = None
     stages: dict[str, ComplexStage] = field(default_factory=published_stages)
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
@@ -185,11 +189,15 @@ def build(config: AlphaFold3Run, *, resume: bool = False) -> Run:
     )
     data = load_complexes(given, sizes_for_validation(first.sizes))
     torch.manual_seed(config.train.seed)
+    if config.start_from is None or resume:
+        model = AlphaFold3(config.model)
+    else:
+        model = started_from(config.start_from, config.model)
     options = [stage.step for stage in config.stages.values()]
     return staged_run(
         config,
         SYSTEM,
-        AlphaFold3(config.model),
+        model,
         AlphaFold3Task(config.model.cycles, options, config.activations, config.validation_steps),
         data,
         monitor="-lddt",

@@ -1,4 +1,4 @@
-"""Names of weights here and in Protenix's files, both ways.
+"""Weights of Protenix, taken over and given back.
 
 Each kind of module says what its parts are called there; a part may be a path of several names. The
 longest path that fits is taken, and what no table names is called the same.
@@ -6,10 +6,12 @@ longest path that fits is taken, and what no table names is called the same.
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
-from bevatron.errors import DataError
+from bevatron.errors import CheckpointError
 from bevatron.models.alphafold3 import protenix_diffusion
+from bevatron.models.alphafold3.config import AlphaFold3Config
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.msa import MsaBlock, MsaModule, PairWeightedAveraging
 from bevatron.models.alphafold3.pair import PairBlock
@@ -113,28 +115,56 @@ def protenix_names(module: nn.Module) -> dict[str, str]:
     return {key: _name(module, key) for key in module.state_dict()}
 
 
-def from_protenix(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict for a module from one of Protenix.
+def from_protenix(
+    weights: Mapping[str, Tensor], config: AlphaFold3Config, dtype: torch.dtype | None = None
+) -> AlphaFold3:
+    """Build a model from a state dict of Protenix.
 
-    Raises DataError if there are other weights in it, or a shape differs; it names the first.
+    Parameters
+    ----------
+    weights
+        By name, with or without DDP's prefix ``module.``.
+    config
+        Sizes of the model.
+    dtype
+        Floating-point type of the weights.
+
+    Raises
+    ------
+    CheckpointError
+        If a tensor is missing, unknown or of another shape; it names the first.
+    """
+    prefix = "module."
+    if all(name.startswith(prefix) for name in weights):
+        weights = {name.removeprefix(prefix): value for name, value in weights.items()}
+    model = AlphaFold3(config).to(dtype)
+    model.load_state_dict(state_from_protenix(model, weights))
+    return model
+
+
+def state_from_protenix(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state dict of a model or of a part of it from one of Protenix.
+
+    Raises CheckpointError as `from_protenix`.
     """
     names, own = protenix_names(module), module.state_dict()
     missing = sorted(set(names.values()) - set(weights))
     unknown = sorted(set(weights) - set(names.values()))
-    if missing or unknown:
-        what = f"lacks {missing[0]}" if missing else f"holds {unknown[0]}, which this model has not"
-        raise DataError(f"the state dict of Protenix {what}")
+    if missing:
+        raise CheckpointError(f"{missing[0]}: this tensor is missing from the weights of Protenix")
+    if unknown:
+        raise CheckpointError(f"{unknown[0]}: the model has no such tensor of Protenix")
     for ours, theirs in names.items():
         if weights[theirs].shape != own[ours].shape:
-            raise DataError(
-                f"the state dict of Protenix has {theirs} of {tuple(weights[theirs].shape)}, this "
-                f"model one of {tuple(own[ours].shape)}"
+            raise CheckpointError(
+                f"{theirs}: the weights have shape {tuple(weights[theirs].shape)}, the "
+                f"configuration asks for {tuple(own[ours].shape)}"
             )
     return {ours: weights[theirs] for ours, theirs in names.items()}
 
 
 def to_protenix(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's state dict under Protenix's names."""
+    """Return the state dict of a model or of a part of it under Protenix's names."""
     own = module.state_dict()
     return {theirs: own[ours] for ours, theirs in protenix_names(module).items()}
 

@@ -1,0 +1,81 @@
+"""Weights to start from: of a run or a model folder, or in files of other packages."""
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from bevatron.errors import CheckpointError
+from bevatron.files import atomic_write
+from bevatron.models.common import model_folder
+from bevatron.recipes.kinds import newest_model
+from bevatron.recipes.system import System
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@contextmanager
+def named(where: str) -> Iterator[None]:
+    """Put where the weights come from in front of what is wrong with them."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from None
+
+
+def with_weights_of(path: Path, model: Model, system: System) -> Model:
+    """Give a model the weights of a run or a model folder; CheckpointError if they do not fit."""
+    folder = model_folder.load_model_folder(newest_model(path))
+    if folder.kind != system.kind:
+        raise CheckpointError(f"is a model of {folder.kind}, not of {system.name}")
+    try:
+        model.load_state_dict(folder.state)
+    except RuntimeError as error:
+        raise CheckpointError(model_folder.misfit(error)) from None
+    return model
+
+
+def contents(path: Path) -> Mapping[str, Any]:
+    """Read a file of torch, in which only tensors are unpickled.
+
+    Raises CheckpointError if it cannot be read, or holds nothing by name.
+    """
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"cannot be read ({str(error).splitlines()[0]})") from None
+    if not isinstance(found, Mapping):
+        raise CheckpointError("holds no weights by name")
+    return found
+
+
+def fitting(read: Callable[[str], Model], presets: tuple[str, ...]) -> tuple[Model, str]:
+    """Return the model of the first preset whose sizes the weights have, and its name.
+
+    Raises CheckpointError as the first preset does if there is none.
+    """
+    first = None
+    for preset in presets:
+        try:
+            return read(preset), preset
+        except CheckpointError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def write_tensors(path: Path, values: Mapping[str, Any]) -> str:
+    """Write a file of torch and return a line about it."""
+    with atomic_write(path, CheckpointError) as stream:
+        torch.save(dict(values), stream)
+    return f"written to {path}"
+
+
+def said_of(model: nn.Module, preset: str, out: Path) -> str:
+    """Return a line about a model that was written into a folder."""
+    millions = sum(weight.numel() for weight in model.parameters()) / 1e6
+    return f"{out}: a model of preset {preset}, {millions:.1f} million parameters"

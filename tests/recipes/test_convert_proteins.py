@@ -1,0 +1,92 @@
+"""`bevatron convert` of AlphaFold2 and AlphaFold3: weights of others, both ways."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bevatron.cli import main
+from bevatron.errors import CheckpointError
+from bevatron.models import alphafold2, alphafold3
+from bevatron.recipes.alphafold3.start import started_from
+
+MODELS = {
+    "to-openfold": (alphafold2, "weights.pt"),
+    "to-deepmind": (alphafold2, "weights.npz"),
+    "to-protenix": (alphafold3, "weights.pt"),
+}
+
+
+def small(system):
+    torch.manual_seed(4)
+    return system.build("small")
+
+
+def converted(*words):
+    return main(["convert", *map(str, words)])
+
+
+@pytest.mark.parametrize("command", MODELS)
+def test_a_model_goes_there_and_back(tmp_path, command):
+    system, name = MODELS[command]
+    model = small(system)
+    system.save_model(model, tmp_path / "ours")
+    file, back = tmp_path / name, tmp_path / "back"
+    assert converted(command, tmp_path / "ours", file) == 0
+    assert converted(system.KIND, file, back, "--preset", "small") == 0
+    loaded = system.load_model(back)
+    assert loaded.config == model.config
+    found = loaded.state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(found[name], value), name
+
+
+def test_the_files_are_as_others_read_them(tmp_path):
+    chains, complexes = small(alphafold2), small(alphafold3)
+    alphafold2.save_model(chains, tmp_path / "chains")
+    alphafold3.save_model(complexes, tmp_path / "complexes")
+    converted("to-openfold", tmp_path / "chains", tmp_path / "openfold.pt")
+    converted("to-deepmind", tmp_path / "chains", tmp_path / "params.npz")
+    converted("to-protenix", tmp_path / "complexes", tmp_path / "protenix.pt")
+    theirs = torch.load(tmp_path / "openfold.pt", weights_only=True)
+    assert set(theirs) == set(alphafold2.to_openfold(chains))
+    with np.load(tmp_path / "params.npz") as arrays:
+        assert set(arrays) == set(alphafold2.to_deepmind(chains))
+    checkpoint = torch.load(tmp_path / "protenix.pt", weights_only=True)
+    assert set(checkpoint["model"]) == set(alphafold3.to_protenix(complexes))
+
+
+def test_protenix_weights_of_several_processes_are_read(tmp_path):
+    model = small(alphafold3)
+    theirs = {f"module.{name}": value for name, value in alphafold3.to_protenix(model).items()}
+    path = tmp_path / "protenix.pt"
+    torch.save({"model": theirs, "step": 3}, path)
+    found = started_from(path, model.config).state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(found[name], value), name
+
+
+def test_a_run_starts_from_a_model(tmp_path):
+    model = small(alphafold3)
+    alphafold3.save_model(model, tmp_path / "model")
+    found = started_from(tmp_path / "model", model.config).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+    other = replace(model.config, distogram_bins=7)
+    with pytest.raises(CheckpointError, match=r"start_from: .*model: size mismatch for distogram"):
+        started_from(tmp_path / "model", other)
+    alphafold2.save_model(small(alphafold2), tmp_path / "chains")
+    with pytest.raises(CheckpointError, match="is a model of alphafold2, not of alphafold3"):
+        started_from(tmp_path / "chains", model.config)
+
+
+@pytest.mark.parametrize("system", ["alphafold2", "alphafold3"])
+def test_what_does_not_fit_is_said_in_one_sentence(tmp_path, capfd, system):
+    path = tmp_path / "weights.pt"
+    torch.save({"a": torch.zeros(2)}, path)
+    assert converted(system, path, tmp_path / "out", "--preset", "small") != 0
+    assert "weights.pt: " in (said := capfd.readouterr().err)
+    assert "is missing from the weights" in said
+    assert converted(system, tmp_path / "none.pt", tmp_path / "out", "--preset", "small") != 0
+    assert "none.pt: cannot be read" in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()
