@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -198,3 +199,18 @@ def _cell(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
+
+
+def spread(values: Sequence[float | None], digits: int = 1, sign: str = "") -> str:
+    """Write a mean and, of several values, their standard deviation; ``sign``: ``+`` or nothing.
+
+    Examples
+    --------
+    >>> spread([150.0, 250.0]), spread([1.0], sign="+"), spread([None])
+    ('200.0 ± 70.7', '+1.0', '-')
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    mean = f"{statistics.mean(known):{sign}.{digits}f}"
+    return mean if len(known) == 1 else f"{mean} ± {statistics.stdev(known):.{digits}f}"

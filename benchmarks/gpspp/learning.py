@@ -30,7 +30,7 @@ from typing import Any
 import torch
 import yaml
 from benchmarks.common.arguments import add_rows, read_all
-from benchmarks.common.report import add_picture, hardware, versions, write_result
+from benchmarks.common.report import add_picture, hardware, spread, versions, write_result
 from benchmarks.paper.timed import Budget, fit_within
 
 from bevatron.files import write_text_atomically
@@ -221,15 +221,6 @@ def median_rate(run: dict[str, Any]) -> float | None:
     """Return the molecules trained on in a second, of the median epoch."""
     rates = [one["molecules_per_s"] for one in run["curve"] if one["molecules_per_s"]]
     return statistics.median(rates) if rates else None
-
-
-def spread(values: Sequence[float | None], digits: int = 1) -> str:
-    """Write a mean and, of several values, their standard deviation."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return "-"
-    mean = f"{statistics.mean(known):.{digits}f}"
-    return mean if len(known) == 1 else f"{mean} ± {statistics.stdev(known):.{digits}f}"
 
 
 def draw(groups: Groups) -> Any:

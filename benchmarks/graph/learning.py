@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.common.arguments import add_rows
-from benchmarks.common.report import add_picture, hardware, versions, write_result
+from benchmarks.common.report import add_picture, hardware, spread, versions, write_result
 from benchmarks.graph.recipes import RUNS, Recipe
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -449,12 +449,14 @@ def row(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     for title, cell in _columns(cells).items():
         test = [100 * one["test"] for one in cell["seeds"]]
-        line[title] = spread(test)
+        line[title] = spread(test, 2)
         line[f"{title} seeds"] = len(test)
         if all("test by loss" in one for one in cell["seeds"]):
-            line[f"{title} by loss"] = spread([100 * one["test by loss"] for one in cell["seeds"]])
+            line[f"{title} by loss"] = spread(
+                [100 * one["test by loss"] for one in cell["seeds"]], 2
+            )
     ours = _columns(cells).get("ours", cells[0])["seeds"]
-    line["ours valid"] = spread([100 * one["valid"] for one in ours])
+    line["ours valid"] = spread([100 * one["valid"] for one in ours], 2)
     line["epochs"] = round(np.mean([one["epochs"] for one in ours]))
     line["measured"] = ", ".join(sorted({cell["measured"] for cell in cells}))
     return line
@@ -466,12 +468,6 @@ def _columns(cells: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]
         for cell in cells
     }
     return {title: named[title] for title in ("ours", "ours bf16", "PyG") if title in named}
-
-
-def spread(values: Sequence[float]) -> str:
-    """Write a mean and the standard deviation of several values."""
-    deviation = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.2f}{deviation}"
 
 
 def trained(folder: Path, page: Path | None) -> dict[str, list[dict[str, Any]]]:

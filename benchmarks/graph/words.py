@@ -6,11 +6,8 @@ projection and of the scores' vectors, and reports what it handed to torch.distr
 """
 
 import json
-import os
-import socket
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 
 import torch
@@ -21,6 +18,11 @@ from bevatron.parallel.graph_partition import DistributedGraph, Grid, Workload, 
 from bevatron.parallel.graph_partition.planner import plan, words_per_layer
 from bevatron.parallel.mesh import Mesh, open_mesh
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "distributed"))
+from forks import end_of, fork
+
+LIMIT = 3600.0
+"""Seconds of a job at most."""
 WORLDS = (1, 2, 3, 4, 6, 8, 9, 12, 16)
 K = 64
 N = 4096
@@ -76,37 +78,19 @@ def measure(mesh: Mesh) -> dict[str, dict[str, dict[str, int]]]:
 
 def on_ranks(world: int) -> list[dict[str, dict[str, dict[str, int]]]]:
     """Fork the ranks of one job and collect what they found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        children = []
-        for rank in range(world):
-            child = os.fork()
-            if child == 0:
-                _be_rank(rank, world, port, Path(folder))
-            children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        if any(codes):
-            raise RuntimeError(f"ranks ended with {codes}")
-        return [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(world)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
 
+        def run(rank: int) -> None:
+            torch.set_num_threads(1)
+            with open_mesh("cpu") as mesh:
+                (folder / str(rank)).write_text(json.dumps(measure(mesh)))
 
-def _be_rank(rank: int, world: int, port: int, folder: Path) -> None:
-    code = 1
-    try:
-        torch.set_num_threads(1)
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
-        with open_mesh("cpu") as mesh:
-            (folder / str(rank)).write_text(json.dumps(measure(mesh)))
-        code = 0
-    except BaseException:  # noqa: BLE001  the process ends here
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
+        codes = end_of(fork(world, run, lambda rank: folder / f"output-{rank}"), LIMIT)
+        if any(code != 0 for code in codes):
+            said = (folder / "output-0").read_text()
+            raise RuntimeError(f"ranks ended with {codes}: {said}")
+        return [json.loads((folder / str(rank)).read_text()) for rank in range(world)]
 
 
 def rows_of(

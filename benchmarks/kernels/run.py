@@ -154,8 +154,8 @@ def measured(
                 row |= timed(case, family, which, who, operator)
             except torch.OutOfMemoryError:
                 row["note"] = "out of memory"
-            except ModuleNotFoundError as error:
-                row["note"] = f"{error.name} is not installed"
+            except ImportError as error:  # a peer's may hide what it lacks
+                row["note"] = f"{error.name} is not installed" if error.name else str(error)[:80]
             if who == "bevatron":
                 row |= told
                 if work.bytes and "ms" in row:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 from benchmarks.common.arguments import add_rows, read_all
-from benchmarks.common.report import add_picture, hardware, versions, write_result
+from benchmarks.common.report import add_picture, hardware, spread, versions, write_result
 from benchmarks.paper.timed import Budget, fit_within
 
 from bevatron.config import load_yaml
@@ -263,9 +263,9 @@ def table_of(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "row": name,
                 "parameters": f"{members[0]['parameters'] / 1e6:.1f} M",
                 "seeds": len(members),
-                "valid 2D": plus_minus([one["valid"] for one in last]),
-                "valid 3D": plus_minus([one["valid_3d"] for one in last]),
-                "change": "" if name == BASELINE else plus_minus(changes, "+"),
+                "valid 2D": spread([1e3 * one["valid"] for one in last]),
+                "valid 3D": spread([1e3 * x for one in last if (x := one["valid_3d"]) is not None]),
+                "change": "" if name == BASELINE else spread([1e3 * x for x in changes], sign="+"),
                 "paper": PAPER.get(name, ""),
                 "lr": members[0]["lr"],
                 "epochs": round(statistics.mean(run["epochs"] for run in members)),
@@ -273,21 +273,6 @@ def table_of(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return table
-
-
-def plus_minus(values: Sequence[float | None], sign: str = "") -> str:
-    """Write a mean in meV and, of several values, their standard deviation.
-
-    Examples
-    --------
-    >>> plus_minus([0.1, 0.2]), plus_minus([0.001], "+"), plus_minus([None])
-    ('150.0 ± 70.7', '+1.0', '-')
-    """
-    known = [1e3 * value for value in values if value is not None]
-    if not known:
-        return "-"
-    mean = f"{statistics.mean(known):{sign}.1f}"
-    return mean if len(known) == 1 else f"{mean} ± {statistics.stdev(known):.1f}"
 
 
 def collect(folder: Path, results: Path) -> None:

@@ -30,7 +30,7 @@ from benchmarks.common import trace
 from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.arms import GIB, Arm, Training, difference, or_out_of_memory
 from benchmarks.common.report import hardware, versions, write_result
-from benchmarks.parallel.calls import add_calls, set_nccl, turn
+from benchmarks.parallel.links import nccl_settings
 
 from bevatron.models.alphafold3.task import StepOptions
 from bevatron.parallel.axial import one_of
@@ -79,7 +79,6 @@ class Measurement:
     def __init__(self, given: argparse.Namespace, mesh: Mesh, sharing: Sharing) -> None:
         self.given, self.mesh, self.sharing = given, mesh, sharing
         given.device = str(mesh.device)
-        self.nccl = set_nccl(given)
         self._model: Any = None
 
     def cases(self) -> Iterable[tuple[Case, Arm]]:
@@ -112,7 +111,7 @@ class Measurement:
         """Measure a case, all ranks together; list the kernels of a step that was traced."""
         mesh, on_gpu = self.mesh, self.mesh.device.type == "cuda"
         group = self.sharing.repeats
-        row = {**case, "GPUs": mesh.world, "GPUs a sample": group, "NCCL": self.nccl}
+        row = {**case, "GPUs": mesh.world, "GPUs a sample": group, "NCCL": nccl_settings()}
         if mesh.world > group:
             row["sums"] = "behind" if self.given.behind else "beside"
         first_round = range(1 if alone(case) else CYCLES)
@@ -129,8 +128,6 @@ class Measurement:
             trained.append(training)
             first = training.steps(first_round).results[0]
             row["loss"], row["gradient norm"] = first.loss, first.grad_norm
-            if on_gpu:
-                torch.cuda.empty_cache()  # another call may share the GPU
             with count_traffic() as traffic:
                 again = training.steps(first_round).results[0]
             pair = (again.loss, again.grad_norm), (first.loss, first.grad_norm)
@@ -139,11 +136,10 @@ class Measurement:
             sent = traffic.total - traffic.sent["all_reduce"]
             row["sent MiB"] = sent / (3 if on_gpu else 1) / len(first_round) / MIB
             row["ready s"] = time.perf_counter() - began
-            with turn(self.given, mesh):
-                steps = training.steps(range(sum(counted)))
-                if on_gpu:
-                    found, kernels[:] = exchange(training, mesh)
-                    row.update(found)
+            steps = training.steps(range(sum(counted)))
+            if on_gpu:
+                found, kernels[:] = exchange(training, mesh)
+                row.update(found)
             lead, row["steps"] = counted
             seconds = sum(steps.seconds[lead:])
             row["s/step"] = seconds / row["steps"]
@@ -251,7 +247,7 @@ def keep(
 def collect(folder: Path, results: Path) -> None:
     """Join the rows of all calls, set them beside one GPU, and write the result."""
     found = read_all(folder, "step-*.json")
-    plans = read_all(folder, "plan-*.json")
+    plans = [json.loads(path.read_text()) for path in folder.rglob("plan-*.json")]
     rows = compared([planned(one["row"], plans) for one in found])
     kernels = [
         {key: one["row"][key] for key in ("system", "N", "GPUs", "GPUs a sample")} | kernel
@@ -276,7 +272,8 @@ def planned(row: dict[str, Any], plans: list[dict[str, Any]]) -> dict[str, Any]:
 
 def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Sort the rows and set each beside one GPU: samples a second over its, loss, memory."""
-    rows = sorted(rows, key=lambda r: (r["system"], r["N"], r["passes"], r["policy"], r["GPUs"]))
+    order = ("system", "N", "passes", "policy", "GPUs")
+    rows = sorted(map(dict, rows), key=lambda row: [row[key] for key in order])
     for row in rows:
         same = [
             r for r in rows
@@ -339,7 +336,6 @@ def main() -> None:
     parser.add_argument("--msa-rows", type=int, default=124)
     parser.add_argument("--extra-rows", type=int, default=1024)
     parser.add_argument("--templates", type=int, default=4)
-    add_calls(parser)
     parser.set_defaults(stage="initial")
     add_rows(parser, "axial-rows")
     given = parser.parse_args()

@@ -21,7 +21,6 @@ from benchmarks.alphafold3 import arms as alphafold3
 from benchmarks.common.arguments import add_out
 from benchmarks.common.arms import Arm, Training, drawn, free
 from benchmarks.common.report import write_result
-from benchmarks.parallel.calls import add_calls, set_nccl, turn
 from torch import Tensor
 
 from bevatron.models.alphafold3.config import AlphaFold3Config
@@ -95,7 +94,7 @@ class Case:
             torch.zeros_like(p) if g is None else g.clone()
             for p, g in zip(parameters, found, strict=True)
         ]
-        value = float(loss)
+        value = float(loss.detach())
         training.release()
         return value, gradients
 
@@ -189,10 +188,8 @@ def main() -> None:
     parser.add_argument("complexes", type=Path, help="store of complexes")
     parser.add_argument("chains", type=Path, help="store of chains")
     parser.add_argument("--device", default="auto")
-    add_calls(parser)
     add_out(parser)
     given = parser.parse_args()
-    set_nccl(given)
     rows: list[dict[str, Any]] = []
     with open_mesh(given.device, timeout_seconds=300) as mesh:
         for system in ("alphafold3", "alphafold2"):
@@ -212,8 +209,6 @@ def main() -> None:
                 f"a Pairformer block is off by {off_by:.2g} of the largest number."
             )
             publish(rows, NOTES + said, mesh, given)
-        with turn(given, mesh):
-            pass
 
 
 def publish(rows: list[dict[str, Any]], notes: str, mesh: Mesh, given: argparse.Namespace) -> None:

@@ -1,13 +1,15 @@
 """Times what processes that share a sample send each other, by size, in captured CUDA graphs.
 
-    torchrun --nproc-per-node 2 -m benchmarks.parallel.links [--nccl NAME=VALUE] [--out links]
+    torchrun --nproc-per-node 2 -m benchmarks.parallel.links [--out links]
     python -m benchmarks.parallel.links --collect links
 
-Each exchange is checked against what it means, launched and replayed, before it is timed.
+Each exchange is checked against what it means, launched and replayed, before it is timed. What NCCL
+is told by variables of the environment is named in the rows.
 """
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,6 @@ import torch
 from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.common.timing import median_ms
-from benchmarks.parallel.calls import add_calls, set_nccl, turn
 from torch import Tensor
 
 from bevatron.parallel import axial
@@ -27,7 +28,15 @@ from bevatron.parallel.traffic import count_traffic
 from bevatron.train.capture.cuda_graphs import GraphPool
 
 MIB = 2**20
+USUAL = ("NCCL_DEBUG", "NCCL_GRAPH_REGISTER")
+"""What does not matter, and what every run sets."""
 WIDTH = 64
+
+
+def nccl_settings() -> str:
+    """Name what NCCL is told by the environment."""
+    told = sorted(one for one in os.environ.items() if one[0].startswith("NCCL_"))
+    return " ".join(f"{name[5:]}={value}" for name, value in told if name not in USUAL) or "default"
 
 
 def exchanges(own: Tensor, side: int, group: Group) -> dict[str, Callable[[], Tensor]]:
@@ -98,18 +107,15 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", type=float, default=[0.25, 1, 4, 16, 64], help="MiB")
     parser.add_argument("--together", type=int, default=10, help="in one graph")
     parser.add_argument("--device", default="auto")
-    add_calls(parser)
     add_rows(parser, "links")
     given = parser.parse_args()
     if given.collect:
         collect(given.collect, given.results)
         return
-    nccl = set_nccl(given)
+    nccl = nccl_settings()
     with open_mesh(given.device, timeout_seconds=300) as mesh:
         with axial.shared(mesh, mesh.world) as group:
-            measured(mesh, group, [0.25], 1)  # connections are made
-            with turn(given, mesh):
-                rows = measured(mesh, group, given.sizes, given.together)
+            rows = measured(mesh, group, given.sizes, given.together)
         rows = [{"NCCL": nccl, **row} for row in rows]
         if mesh.is_main:
             on = {"hardware": hardware(mesh.device.type), "versions": versions()}

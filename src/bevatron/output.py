@@ -19,6 +19,9 @@ _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 UNFOLDED = 20
 """Characters up to which a number, a word or a name in the first column of a table stays whole."""
 
+MOST_WORDS = 8
+"""Of a cell that is no sentence."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -109,9 +112,11 @@ def print_table(
     frame = 2 * len(headers) + 1
     widths = _widths([headers, *rows], shown - frame)
     for column, (header, cells) in enumerate(zip(headers, widths, strict=True)):
-        # Where a column has figures, words stand among them: a name, a dash.
-        prose = column == 0 or not any(c.isdigit() for row in rows for c in row[column][:2])
-        justify: Literal["left", "right"] = "left" if prose else "right"
+        texts = [row[column] for row in rows]
+        figures = any(character.isdigit() for text in texts for character in text[:2])
+        sentences = any(len(text.split()) > MOST_WORDS for text in texts)
+        right = column > 0 and figures and not sentences
+        justify: Literal["left", "right"] = "right" if right else "left"
         table.add_column(header, justify=justify, overflow="fold", width=cells)
     for row in rows:
         table.add_row(*row)

@@ -2,10 +2,11 @@
 
 import argparse
 import json
+import os
 
 import pytest
 import torch
-from benchmarks.parallel import axial_step, memory, shards, simulation, traffic
+from benchmarks.parallel import axial_step, links, memory, shards, simulation, traffic
 from benchmarks.parallel.traffic import Collective
 
 from bevatron.models.alphafold2.config import AlphaFold2Config
@@ -21,6 +22,29 @@ def test_rows_are_set_beside_one_gpu_by_samples_a_second():
     assert [row.get("x one GPU") for row in found] == [1.0, 1.6, 1.6]
     assert (found[1]["loss off by"], found[1]["gradient off by"]) == (0.25, 0.25)
     assert "loss off by" not in found[2]
+
+
+def test_several_gpus_are_set_beside_the_fastest_policy_of_one():
+    slower = {**ONE, "policy": "all", "s/step": 10.0}
+    failed = {**ONE, "policy": "pair", "s/step": axial_step.OUT_OF_MEMORY}
+    again = {**TWO, "policy": "all", "s/step": 4.0}
+    found = axial_step.compared([again, slower, ONE, failed])
+    assert [row.get("x one GPU") for row in found] == [0.8, 2.0, 1.0, None]
+
+
+def test_what_was_planned_stands_beside_what_was_sent():
+    plan = {**ROW, "GPUs a sample": 2, "planned MiB": 3.0}
+    assert axial_step.planned(TWO, [plan])["planned MiB"] == 3.0
+    assert "planned MiB" not in axial_step.planned(ONE, [plan])
+
+
+def test_rows_name_what_nccl_is_told(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("NCCL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    assert links.nccl_settings() == "default"
+    monkeypatch.setenv("NCCL_MIN_P2P_NCHANNELS", "32")
+    assert links.nccl_settings() == "MIN_P2P_NCHANNELS=32"
 
 
 def test_a_simulated_sample_takes_what_is_divided_and_what_is_not():

@@ -58,9 +58,10 @@ def plans(shared, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize(("size", "most"), [(4, 0.28), (16, 0.1)])
-def test_a_step_needs_its_share_of_the_memory_for_pairs(plans, size, most):
-    assert plans[size][0] < most * plans[1][0]
+@pytest.mark.parametrize("size", [4, 16])
+def test_a_step_needs_its_share_of_the_memory_for_pairs(plans, size):
+    """And what is whole: 150 bytes for a pair, of 3,600 that one process needs."""
+    assert plans[size][0] < plans[1][0] / size + 150
 
 
 def test_no_tensor_of_alphafold2_is_of_all_pairs(chain, monkeypatch):
@@ -89,5 +90,5 @@ def test_no_tensor_of_alphafold2_is_of_all_pairs(chain, monkeypatch):
 
 
 def test_no_tensor_holds_channels_of_all_pairs(plans):
-    """Whole are masks, one block's bias of 4 heads and factor of 16 channels, atoms' pairs of 8."""
-    assert plans[16][1] < plans[1][1] / 16 + 1
+    """Whole are masks, a block's bias of 4 heads and factor of 16 channels (32 bytes), atoms' 8."""
+    assert plans[16][1] <= 32

@@ -330,6 +330,21 @@ def test_the_custom_operators_are_well_formed():
     torch.library.opcheck(multiply.op, (*arguments, biases[1], True, 1e-5, True))
 
 
+def test_weights_of_several_types_have_gradients_of_their_own():
+    inputs = make(5, 8, 8)
+    inputs |= {"a_weight": inputs["a_weight"].to(HALF)}
+    leaves = {k: v.requires_grad_() for k, v in inputs.items() if k != "mask"}
+
+    def gradients(choice):
+        with use(triangle_multiply=choice):
+            y = triangle_multiply(**inputs)
+            return torch.autograd.grad(y.square().sum(), list(leaves.values()))
+
+    for name, ours, exact in zip(leaves, gradients("triton"), gradients("reference"), strict=True):
+        assert ours.dtype == leaves[name].dtype
+        assert_close(ours.float(), exact.float(), 2e-2 if name == "a_weight" else 1e-4, name)
+
+
 @ON_GPU
 def test_a_cuda_graph_gives_the_same_bits():
     inputs = make(40, 64, 64, dtype=torch.bfloat16)

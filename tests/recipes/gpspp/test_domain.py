@@ -144,8 +144,9 @@ def test_charges_that_no_training_molecule_has_are_named(table, tmp_path):
 
 def test_evaluation_counts_the_molecules_outside(run, tmp_path, capsys):
     labelled = write(tmp_path / "m.csv", ["CCO", "CCBr", "CCCCCCCC", "CCN"])
-    assert cli.main(["evaluate", str(run), str(labelled)]) == 0
-    assert "outside the training data 2" in capsys.readouterr().out.lower()
+    assert cli.main(["evaluate", str(run), str(labelled), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)[str(labelled)].values()
+    assert found["outside the training data"] == 2
 
 
 def test_an_ensemble_names_what_any_of_its_models_does_not_know():

@@ -54,6 +54,7 @@ def test_a_run_learns_and_tells(trained):
     assert table["test"]["accuracy"] > 0.7
     page = (run / "report.html").read_text()
     assert "accuracy, test" in page
+    assert "layers of GAT<" in page
     assert "recall" in page
     assert {p.stem for p in (run / "plots").iterdir()} == {"confusion", "learning_curves", "timing"}
     assert json.loads((run / "graph_options.json").read_text())["features"] == "rows"

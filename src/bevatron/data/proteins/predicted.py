@@ -63,12 +63,6 @@ def predicted_structure(
     )
     return Structure(
         name=words["name"],
-        methods=(),
-        resolution=None,
-        released=None,
-        deposited=None,
-        model=1,
-        models=(1,),
         atoms=atoms,
         residues=Residues(
             component=np.array(named, dtype=np.str_),
@@ -88,7 +82,6 @@ def predicted_structure(
             residue_ptr=np.searchsorted(chain, np.arange(len(sequences) + 1)).astype(np.int64),
         ),
         links=_links(entry, names, chain),
-        assemblies=(),
     )
 
 

@@ -247,12 +247,6 @@ def _tables(name: str, rows: _Rows, pairs: Any) -> Structure:
     )
     return Structure(
         name=name,
-        methods=(),
-        resolution=None,
-        released=None,
-        deposited=None,
-        model=1,
-        models=(1,),
         atoms=atoms,
         residues=residues,
         chains=Chains(
@@ -263,5 +257,4 @@ def _tables(name: str, rows: _Rows, pairs: Any) -> Structure:
             residue_ptr=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         ),
         links=Links(pairs, np.array(["covale"] * len(pairs), dtype=np.str_).reshape(-1)),
-        assemblies=(),
     )

@@ -158,8 +158,14 @@ class Linear:
         self._matrix = once(
             lambda: _joined([weight.to(dtype) for weight in weights]), *weights, to=dtype
         )
-        self._dweight = WeightGradient(self._matrix)
-        self._dbiases = [BiasGradient(bias, self._matrix) for bias in self._biases]
+
+    @cached_property
+    def _dweight(self) -> WeightGradient:
+        return WeightGradient(self._matrix)
+
+    @cached_property
+    def _dbiases(self) -> list[BiasGradient]:
+        return [BiasGradient(bias, self._matrix) for bias in self._biases]
 
     @property
     def matrix(self) -> Tensor:

@@ -60,6 +60,8 @@ def indexable_by_32_bits(matrix: Tensor) -> Tensor:
     cuBLASLt counts elements with 32 bits within a view whose rows leave gaps. Without gaps it
     takes any size.
     """
+    if matrix.is_contiguous():
+        return matrix
     reach = 1 + sum((n - 1) * s for n, s in zip(matrix.shape, matrix.stride(), strict=True))
     if reach < FARTHEST or reach <= matrix.numel() or matrix.numel() == 0:
         return matrix

@@ -130,7 +130,7 @@ def structure_of(name: str, chain: Arrays, label: str, found: PredictedChain) ->
     elements = [ATOMIC_NUMBERS[atom[0]] for atom in atom_names.tolist()]
     texts = np.full(length, "", dtype=np.str_)
     return Structure(
-        name=name, methods=(), resolution=None, released=None, deposited=None, model=1, models=(1,),
+        name=name,
         atoms=Atoms(
             name=atom_names,
             element=np.array(elements, dtype=np.uint8),
@@ -159,5 +159,4 @@ def structure_of(name: str, chain: Arrays, label: str, found: PredictedChain) ->
             residue_ptr=np.array([0, length], dtype=np.int64),
         ),
         links=Links(np.zeros((0, 2), dtype=np.int32), np.zeros(0, dtype=np.str_)),
-        assemblies=(),
     )  # fmt: skip

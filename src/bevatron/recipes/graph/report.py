@@ -99,7 +99,9 @@ def report_of_run(
         measured = measure(model, data, settings)
     metrics = {role: found.metrics for role, found in measured.items()}
     chosen = next((role for role in ("test", "valid", "train") if metrics.get(role)), "train")
-    layers = f"{config['model']['num_layers']} layers of {config['model']['layer']}"
+    layer, _, variant = config["model"]["layer"].upper().replace("V2", "v2").partition("_")
+    layers = f"{config['model']['num_layers']} layers of {layer}"
+    layers += f" ({variant.lower()})" if variant else ""
     report = Report(f"Node classification: {layers}", str(folder), folder / "plots")
     report.notes(history.changes())
     report.section("Result").highlights(

@@ -167,7 +167,7 @@ class Assembly:
     parts: tuple[tuple[tuple[str, ...], npt.NDArray[np.float64], npt.NDArray[np.float64]], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Structure:
     """One model of an entry.
 
@@ -186,17 +186,17 @@ class Structure:
     """
 
     name: str
-    methods: tuple[str, ...]
-    resolution: float | None
-    released: dt.date | None
-    deposited: dt.date | None
-    model: int
-    models: tuple[int, ...]
+    methods: tuple[str, ...] = ()
+    resolution: float | None = None
+    released: dt.date | None = None
+    deposited: dt.date | None = None
+    model: int = 1
+    models: tuple[int, ...] = (1,)
     atoms: Atoms
     residues: Residues
     chains: Chains
     links: Links
-    assemblies: tuple[Assembly, ...]
+    assemblies: tuple[Assembly, ...] = ()
 
     def sequence(self, chain: int) -> str:
         """Return the sequence of a chain in one letter per residue, missing residues included."""

@@ -1,6 +1,6 @@
 """Layer normalisation in Triton: two custom operators and their launches."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -218,8 +218,7 @@ def _backward(
     return made, rows.tensors[0] is dy, (programs, 2, width) if wants_vectors else (0,)
 
 
-@dataclass(frozen=True)
-class NormedRows:
+class NormedRows(NamedTuple):
     """Rows of a matrix that an operator normalises itself, a part at a time.
 
     Attributes

@@ -1,7 +1,7 @@
 """The launches of attention with a shared bias, prepared once for each layout of its tensors."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -134,90 +134,107 @@ def backward_launches(
         heads_first, q, k, v, gate, out, dout, gated, dq, dk
     )
     width = 2 if _dkv_tiles(q, bias, k.shape[3]).rows >= 64 else 4
+    rows = _Rows(q, k, v, bias, scale, width, tf32)
     past_gate = dout if gated is None else gated
     parts, dbias_launch, sums = 0, None, None
     if bias is not None and wants_dbias:
-        parts, dbias_launch, sums = _dbias(
-            q, k, v, bias, copies, past_gate, dbias, scale, width, tf32
-        )
+        parts, dbias_launch, sums = rows.dbias(bias, copies, past_gate, dbias)
     return BackwardLaunches(
         stats_width=width,
         is_turned=_is_turned(bias, q.shape[1]),
         parts=parts,
-        dq=_dq(q, k, v, bias, mask, gate, out, dout, dq, scale, width, tf32),
-        dkv=_dkv(q, k, v, bias, mask, past_gate, dk, scale, width, tf32),
+        dq=rows.dq(mask, gate, out, dout, dq),
+        dkv=rows.dkv(mask, past_gate, dk),
         dbias=dbias_launch,
         sums=sums,
     )
 
 
-def _dq(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    gate: Tensor | None,
-    out: Tensor,
-    dout: Tensor,
-    dq: Tensor,
-    scale: float,
-    width: int,
-    tf32: bool,
-) -> Launch:
-    B, S, H, Nq, D = q.shape
-    Nk = k.shape[3]
-    tiles = choose("dq", padded(D), q.element_size(), Nq, Nk)
-    align, bias_align = alignment(q, k, v, gate, out, dout, dq), alignment(bias)
-    numbers = (
-        *strides(align, q, k, v),
-        *strides(bias_align, bias),
-        *mask_strides(mask),
-        *strides(align, gate, out, dout, dq),
-        *(S, H, Nq, Nk, scale * LOG2E, scale),
-    )
-    return prepared(
-        *(dq_kernel, B * S * H * -(-Nq // tiles.rows), tiles, q.device, numbers),
-        HAS_BIAS=bias is not None,
-        HAS_GATE=gate is not None,
-        STATS_WIDTH=width,
-        **strides_alike(q, k, v, dout) | constants_of(q, tiles, align, bias, Nk, mask, tf32),
-    )
+class _Rows(NamedTuple):
+    """What the launches of the backward pass share, heads first; `width` is of the statistics."""
 
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    scale: float
+    width: int
+    tf32: bool
 
-def _dkv(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    dout: Tensor,
-    dk: Tensor,
-    scale: float,
-    width: int,
-    tf32: bool,
-) -> Launch:
-    B, S, H, Nq, _ = q.shape
-    Nk = k.shape[3]
-    tiles = _dkv_tiles(q, bias, Nk)
-    align, bias_align = alignment(q, k, v, dout, dk), alignment(bias)
-    turned = _is_turned(bias, S)
-    read = bias.mT.contiguous() if bias is not None and turned else bias
-    numbers = (
-        *strides(align, q, k, v),
-        *strides(bias_align, read),
-        *mask_strides(mask),
-        *strides(align, dout, dk),
-        *(S, H, Nq, Nk, scale * LOG2E, scale),
-    )
-    return prepared(
-        *(dkv_kernel, B * S * H * -(-Nk // tiles.columns), tiles, q.device, numbers),
-        HAS_BIAS=bias is not None,
-        BIAS_TURNED=turned,
-        BIAS_FIRST=_is_first(q, bias),
-        STATS_WIDTH=width,
-        **strides_alike(q, k, v, dout) | constants_of(q, tiles, align, bias, Nk, mask, tf32),
-    )
+    def numbers(
+        self, read: Tensor | None, mask: Tensor | None, *others: Tensor | None
+    ) -> tuple[int, tuple[float, ...]]:
+        """Return the unit of strides and what kernels take first; ``read`` is the bias."""
+        q, k, v = self[:3]
+        align, (_, S, H, Nq, _) = alignment(q, k, v, *others), q.shape
+        return align, (
+            *strides(align, q, k, v),
+            *strides(alignment(self.bias), read),
+            *mask_strides(mask),
+            *strides(align, *others),
+            *(S, H, Nq, k.shape[3], self.scale * LOG2E),
+        )
+
+    def constants(
+        self, tiles: Tiles, align: int, mask: Tensor | None, dout: Tensor
+    ) -> dict[str, Any]:
+        """Return the compile-time constants of all kernels."""
+        q, k, v, bias = self[:4]
+        shared = constants_of(q, tiles, align, bias, k.shape[3], mask, self.tf32)
+        return strides_alike(q, k, v, dout) | shared | {"STATS_WIDTH": self.width}
+
+    def dq(
+        self, mask: Tensor | None, gate: Tensor | None, out: Tensor, dout: Tensor, dq: Tensor
+    ) -> Launch:
+        """Prepare the launch of dq."""
+        q, (B, S, H, Nq, D) = self.q, self.q.shape
+        tiles = choose("dq", padded(D), q.element_size(), Nq, self.k.shape[3])
+        align, numbers = self.numbers(self.bias, mask, gate, out, dout, dq)
+        return prepared(
+            *(dq_kernel, B * S * H * -(-Nq // tiles.rows), tiles, q.device),
+            (*numbers, self.scale),
+            HAS_BIAS=self.bias is not None,
+            HAS_GATE=gate is not None,
+            **self.constants(tiles, align, mask, dout),
+        )
+
+    def dkv(self, mask: Tensor | None, dout: Tensor, dk: Tensor) -> Launch:
+        """Prepare the launch of dk and dv."""
+        q, bias, (B, S, H, _, _), Nk = self.q, self.bias, self.q.shape, self.k.shape[3]
+        tiles, turned = _dkv_tiles(q, bias, Nk), _is_turned(bias, S)
+        read = bias.mT.contiguous() if bias is not None and turned else bias
+        align, numbers = self.numbers(read, mask, dout, dk)
+        return prepared(
+            *(dkv_kernel, B * S * H * -(-Nk // tiles.columns), tiles, q.device),
+            (*numbers, self.scale),
+            HAS_BIAS=bias is not None,
+            BIAS_TURNED=turned,
+            BIAS_FIRST=_is_first(q, bias),
+            **self.constants(tiles, align, mask, dout),
+        )
+
+    def dbias(
+        self, bias: Tensor, mask: Tensor | None, dout: Tensor, dbias: Tensor
+    ) -> tuple[int, Launch, Launch | None]:
+        """Prepare two launches; first the number of parts that the second adds, if many."""
+        q, (B, S, H, Nq, D), Nk = self.q, self.q.shape, self.k.shape[3]
+        shared_by = _shared_by(bias, S)
+        tiles = choose("dbias", padded(D), q.element_size(), Nq, Nk)
+        blocks = B * bias.shape[1] * H * -(-Nq // tiles.rows) * -(-Nk // tiles.columns)
+        rows = _rows_of_a_part(blocks, shared_by, num_sms(q.device) * PROGRAMS_PER_SM)
+        parts = -(-shared_by // rows) if shared_by else 0
+        align, numbers = self.numbers(bias, mask, dout)
+        made = prepared(
+            *(dbias_kernel, blocks * parts, tiles, q.device),
+            (*numbers, bias.shape[1], rows, dbias.numel()),
+            STAGES=tiles.stages,
+            **self.constants(tiles, align, mask, dout),
+        )
+        if parts == 1:
+            return parts, made, None
+        grid, numbers = (-(-dbias.numel() // SUM_BLOCK),), (dbias.numel(), parts)
+        options = {"BLOCK": SUM_BLOCK, "num_warps": 4, "num_stages": 2}
+        return parts, made, Launch(sum_kernel, grid, numbers, **options)
 
 
 def _dkv_tiles(q: Tensor, bias: Tensor | None, num_keys: int) -> Tiles:
@@ -234,47 +251,6 @@ def _is_first(q: Tensor, bias: Tensor | None) -> bool:
     """Whether dk and dv read the bias before their first product, as their tiles are cut."""
     small = q.element_size() == 2 and padded(q.shape[4]) <= LARGEST_BIAS_FIRST
     return small and _is_turned(bias, q.shape[1])
-
-
-def _dbias(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor,
-    mask: Tensor | None,
-    dout: Tensor,
-    dbias: Tensor,
-    scale: float,
-    width: int,
-    tf32: bool,
-) -> tuple[int, Launch, Launch | None]:
-    """Prepare the launches; first the number of parts that the second adds, if there are many."""
-    B, S, H, Nq, D = q.shape
-    Nk = k.shape[3]
-    shared_by = _shared_by(bias, S)
-    tiles = choose("dbias", padded(D), q.element_size(), Nq, Nk)
-    blocks = B * bias.shape[1] * H * -(-Nq // tiles.rows) * -(-Nk // tiles.columns)
-    rows = _rows_of_a_part(blocks, shared_by, num_sms(q.device) * PROGRAMS_PER_SM)
-    parts = -(-shared_by // rows) if shared_by else 0
-    align, bias_align = alignment(q, k, v, dout), alignment(bias)
-    numbers = (
-        *strides(align, q, k, v),
-        *strides(bias_align, bias),
-        *mask_strides(mask),
-        *strides(align, dout),
-        *(S, H, Nq, Nk, scale * LOG2E, bias.shape[1], rows, dbias.numel()),
-    )
-    made = prepared(
-        *(dbias_kernel, blocks * parts, tiles, q.device, numbers),
-        STAGES=tiles.stages,
-        STATS_WIDTH=width,
-        **strides_alike(q, k, v, dout) | constants_of(q, tiles, align, bias, Nk, mask, tf32),
-    )
-    if parts == 1:
-        return parts, made, None
-    grid, numbers = (-(-dbias.numel() // SUM_BLOCK),), (dbias.numel(), parts)
-    options = {"BLOCK": SUM_BLOCK, "num_warps": 4, "num_stages": 2}
-    return parts, made, Launch(sum_kernel, grid, numbers, **options)
 
 
 def _rows_of_a_part(blocks: int, shared_by: int, at_once: int) -> int:

@@ -1,14 +1,12 @@
 """The weights of a transition, handed on together."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(NamedTuple):
     """All weights but those of the norm.
 
     Attributes
@@ -29,6 +27,5 @@ class Weights:
 
     def cast(self, dtype: torch.dtype) -> "Weights":
         """Return them contiguous in the type of the products."""
-        given = (self.up, self.down, self.gate, self.up_bias, self.down_bias)
-        made: Any = (None if w is None else w.to(dtype).contiguous() for w in given)
+        made: Any = (None if w is None else w.to(dtype).contiguous() for w in self)
         return Weights(*made)

@@ -202,9 +202,9 @@ class LayerSums:
 
 @dataclass(frozen=True)
 class Launches:
-    """All launches for a pair, in the order of the passes; where its weights lie in one tensor."""
+    """All launches for a pair, in the order of the passes; the elements of its joined weights."""
 
-    ends: tuple[int, int, int]
+    sizes: tuple[int, int, int]
     rounded: Launch
     project: Launch
     output: Launch
@@ -233,7 +233,7 @@ def prepare(
     with_eps = (*pair.geometry, eps, *pair.places)
     masked = {"HAS_BIAS": joint_bias is not None, "HAS_MASK": mask is not None, "H": H}
     of_out = {"HAS_BIAS": out_bias is not None, "H": H, "H_PAD": pad(H)}
-    ends = (4 * H * C, C * H, C * C)
+    sizes = (4 * H * C, C * H, C * C)
     of_output = LayerSums.of(pair, output_weights_kernel, C, H, C, H=H, H_PAD=pad(H))
     of_joint = LayerSums.of(pair, joint_kernel, 4 * H, C)
 
@@ -246,9 +246,9 @@ def prepare(
         return {"BLOCK": block, "BLOCK_C": LAYER_BLOCK_C, "num_warps": 8}
 
     return pair, Launches(
-        ends=ends,
+        sizes=sizes,
         rounded=Launch(
-            round_kernel, (-(-sum(ends) // ROUNDED),), (H * C, *ends[1:]), BLOCK=ROUNDED
+            round_kernel, (-(-sum(sizes) // ROUNDED),), (H * C, *sizes[1:]), BLOCK=ROUNDED
         ),
         project=pair.launch(project_kernel, "project", with_eps, **masked),
         output=pair.launch(output_kernel, "output", with_eps, **of_out, **held("output")),
@@ -318,7 +318,7 @@ class Multiplication:
         self.z = z if self.pair.is_readable else z.contiguous()
         self.mask = self.z if mask is None else mask.contiguous()
         self.rounded = rounded
-        self.joint, self.out, self.gate = rounded.split(self.launches.ends)
+        self.joint, self.out, self.gate = rounded.split(self.launches.sizes)
         self.norm_in = norm_in[0].contiguous(), norm_in[1].contiguous()
         self.norm_out = norm_out[0].contiguous(), norm_out[1].contiguous()
         biases = self.joint, self.out, self.out  # in place of those that are not given

@@ -6,7 +6,7 @@ holds the normalised rows of x and of the pair in registers, and loops over the 
 
 - `output_kernel` writes y and the statistics of x.
 - `output_input_kernel` recomputes values and gates; it writes dx and the gradients of the results
-  of both linear layers: of the projection for `weight_kernel`, of the gate as rows, which
+  of both linear layers: of the projection for `triton_weights`, of the gate as rows, which
   `project_input_kernel` multiplies by the gate's weight.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"

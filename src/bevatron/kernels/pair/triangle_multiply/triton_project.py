@@ -8,7 +8,7 @@ included; padding is read and written like an edge, but is zero where it would e
 - `project_kernel` normalises its rows once in registers, loops over the H channels of a and b, and
   writes them and the statistics of the rows.
 - `project_input_kernel` recomputes values and gates in the same loop, turns the gradients of a and
-  b into those of values and gates, which it writes for `weight_kernel`, and writes dz.
+  b into those of values and gates, which it writes for `triton_weights`, and writes dz.
 
 C and H are the channels of the pair and of the contraction, C_PAD and H_PAD their padded sizes.
 """
