@@ -34,6 +34,7 @@ from bevatron.train.step import LaunchedStep, StepResult, train_step
 
 GIB = 2**30
 RECOMPILED = 256
+"""Graphs of one kind of block, at most."""
 STARTED = 0.02
 """Standard deviation of the weights that would start from zero."""
 

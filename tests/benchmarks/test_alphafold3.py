@@ -3,7 +3,9 @@
 import argparse
 import json
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from benchmarks.alphafold3 import arms, kernel_time, learning, memory, parts, train_step
@@ -106,6 +108,29 @@ def test_a_loss_that_differs_is_seen():
 def test_layers_that_start_from_zero_take_part(store):
     model = arms.built("tiny", torch.device("cpu"))
     assert all(weight.any() for weight in model.parameters() if weight.ndim > 1)
+
+
+@pytest.mark.parametrize(("name", "least"), [("captured", 2), ("launched", 1)])
+def test_no_step_begins_after_so_many_seconds(store, name, least):
+    arm, crops = train_step.ARMS[f"bevatron, {name}, all"], arms.Crops(store, N, rows=4)
+    model = arms.built("tiny", torch.device("cpu"))
+    training = arms.training_of(replace(arm, workers=0), model, crops, train_step.StepOptions(2))
+    assert len(training.steps(range(4), seconds=0.0).results) == least
+
+
+def test_compiled_steps_see_one_shape(store):
+    crops = arms.Crops(store, N, rows=4)
+    model = arms.built("tiny", torch.device("cpu"))
+    atoms = {}
+    for name in ("torch.compile, all", "eager, all"):
+        task = arms.training_of(
+            train_step.ARMS[name], model, crops, train_step.StepOptions(2)
+        ).run.task
+        atoms[name] = {
+            len(task.collate([crops.data.sample(0, seed)], np.zeros(1, np.int64), [1.0]).atom_mask)
+            for seed in crops.seeds
+        }
+    assert atoms["torch.compile, all"] == {crops.shape["atoms"]} != atoms["eager, all"]
 
 
 def test_too_long_a_crop_is_refused(store):
