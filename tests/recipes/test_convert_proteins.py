@@ -90,3 +90,31 @@ def test_what_does_not_fit_is_said_in_one_sentence(tmp_path, capfd, system):
     assert converted(system, tmp_path / "none.pt", tmp_path / "out", "--preset", "small") != 0
     assert "none.pt: cannot be read" in capfd.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("system", ["alphafold2", "alphafold3"])
+@pytest.mark.parametrize("content", [b"", b"hello world\n", b"." * 10, b"\x80\x02X\x01\0\0\0\xff."])
+def test_what_is_no_file_of_torch_is_refused_in_one_sentence(tmp_path, capfd, system, content):
+    path = tmp_path / "weights.pt"
+    path.write_bytes(content)
+    assert converted(system, path, tmp_path / "out", "--preset", "small") != 0
+    assert "weights.pt: cannot be read (" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("system", ["alphafold2", "alphafold3"])
+@pytest.mark.parametrize(
+    "values", [{1: torch.zeros(2)}, {"a": 3.0}, {"model": 1, "ema": 1}, {"ema": {"decay": 0.9}}]
+)
+def test_what_is_not_tensors_by_name_is_refused_in_one_sentence(tmp_path, capfd, system, values):
+    path = tmp_path / "weights.pt"
+    torch.save(values, path)
+    assert converted(system, path, tmp_path / "out", "--preset", "small") != 0
+    assert "weights.pt: holds no weights by name" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"\x93NUMPY"])
+def test_a_damaged_file_of_arrays_is_refused_in_one_sentence(tmp_path, capfd, content):
+    path = tmp_path / "params.npz"
+    path.write_bytes(content)
+    assert converted("alphafold2", path, tmp_path / "out") != 0
+    assert "params.npz: cannot be read (" in capfd.readouterr().err

@@ -9,7 +9,7 @@ import torch
 
 from bevatron.models.common.folding import Checkpointing
 from bevatron.parallel.mesh import choose_device, parse_device, ranks_from_environment
-from bevatron.train.description import memory_of_stage
+from bevatron.train.description import Planned, memory_of_stage
 from bevatron.train.memory_plan import MemoryPlan
 from bevatron.train.run import Run, SamplesApart, SamplesInGroups
 
@@ -51,10 +51,9 @@ def divided(run: Run, sizes: Sequence[int], memory: int) -> Run:
         chosen = replace(run, sharing=SamplesInGroups(size) if size > 1 else SamplesApart())
         for policy in _policies(run.model):
             plan = memory_of_stage(chosen, number, gpu=True)
-            peak = plan.peak if isinstance(plan, MemoryPlan) else memory
-            if peak <= USABLE * memory:
-                return _noted(chosen, policy, number, peak, memory)
-    return _noted(chosen, policy, number, peak, memory)
+            if isinstance(plan, MemoryPlan) and plan.peak <= USABLE * memory:
+                return _noted(chosen, policy, number, plan, memory)
+    return _noted(chosen, policy, number, plan, memory)
 
 
 def _policies(model: torch.nn.Module) -> Iterator[str]:
@@ -75,14 +74,17 @@ def _policies(model: torch.nn.Module) -> Iterator[str]:
     yield "nothing" if not kinds else f"what model.checkpointing says ({', '.join(sorted(kinds))})"
 
 
-def _noted(run: Run, policy: str, number: int, peak: int, memory: int) -> Run:
+def _noted(run: Run, policy: str, number: int, plan: Planned, memory: int) -> Run:
     """Say what was chosen."""
     size = run.sharing.repeats
     who = f"{size} GPUs compute a sample together" if size > 1 else "each GPU has its own samples"
-    note = (
-        f"parallel.axial: {who}, computed again: {policy}; {peak / GIB:.3g} of {memory / GIB:.3g} "
-        f"GiB planned for the longest sample of stage {run.stages[number].name}"
+    note = f"parallel.axial: {who}, computed again: {policy}; "
+    if not isinstance(plan, MemoryPlan):
+        return replace(run, notes=[*run.notes, f"{note}its memory cannot be planned"])
+    note += (
+        f"{plan.peak / GIB:.3g} of {memory / GIB:.3g} GiB planned for the longest sample of stage "
+        f"{run.stages[number].name}"
     )
-    if peak > USABLE * memory:
+    if plan.peak > USABLE * memory:
         note += ", which may not suffice"
     return replace(run, notes=[*run.notes, note])

@@ -71,9 +71,10 @@ class StagedRun(RunConfig):
         given = self.parallel.axial
         if given != "auto":
             return [given]
-        world = ranks_from_environment(os.environ)[1] - self.train.evaluation_ranks
+        train = ranks_from_environment(os.environ)[1] - self.train.evaluation_ranks
         fewest = min(stage.samples_per_step for stage in self.stages.values())
-        return axial.sizes_per_sample(world, fewest)
+        # A run whose processes would all validate is refused when it is divided.
+        return axial.sizes_per_sample(max(train, 1), fewest)
 
     @property
     def sharing(self) -> Sharing:

@@ -1,13 +1,12 @@
 """Weights to start from: of a run or a model folder, or in files of other packages."""
 
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bevatron.errors import CheckpointError
 from bevatron.files import atomic_write
@@ -16,6 +15,8 @@ from bevatron.recipes.kinds import newest_model
 from bevatron.recipes.system import System
 
 Model = TypeVar("Model", bound=nn.Module)
+
+NO_WEIGHTS = "holds no weights by name"
 
 
 @contextmanager
@@ -46,11 +47,24 @@ def contents(path: Path) -> Mapping[str, Any]:
     """
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (OSError, RuntimeError) as error:
         raise CheckpointError(f"cannot be read ({str(error).splitlines()[0]})") from None
-    if not isinstance(found, Mapping):
-        raise CheckpointError("holds no weights by name")
+    except Exception:  # noqa: BLE001  bytes that are no pickle are read as any opcodes of one
+        raise CheckpointError(
+            "cannot be read (no file of torch, or with more than tensors and plain values)"
+        ) from None
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise CheckpointError(NO_WEIGHTS)
     return found
+
+
+def tensors(found: object) -> Mapping[str, Tensor]:
+    """Return what is tensors by name; CheckpointError if it is something else."""
+    if isinstance(found, Mapping) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
+    ):
+        return found
+    raise CheckpointError(NO_WEIGHTS)
 
 
 def fitting(read: Callable[[str], Model], presets: tuple[str, ...]) -> tuple[Model, str]:

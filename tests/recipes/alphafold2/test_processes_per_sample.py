@@ -26,7 +26,7 @@ from bevatron.recipes.alphafold2.run import AlphaFold2Run, build
 from bevatron.recipes.staged_run import ParallelConfig
 from bevatron.train.logger import read_journal
 from bevatron.train.loop import fit
-from bevatron.train.memory_plan import MemoryPlan
+from bevatron.train.memory_plan import MemoryPlan, NotPlannableError
 from bevatron.train.run import SamplesInGroups
 
 
@@ -153,6 +153,16 @@ def test_auto_lets_as_few_processes_share_a_sample_as_keep_all_at_work(
     assert chosen.processes_per_sample[0] == chosen.sharing.repeats == size
 
 
+def test_auto_with_nobody_left_to_train_is_refused_in_one_sentence(config, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    chosen = replace(
+        config, parallel=ParallelConfig("auto"), train=replace(config.train, evaluation_ranks=1)
+    )
+    with pytest.raises(ConfigError, match="1 of 1 process would validate and none would train"):
+        fit(build(chosen))
+
+
 @pytest.mark.parametrize(
     ("gib", "size", "kind"),
     [(120, 1, "none"), (60, 1, "pair"), (22, 1, "all"), (15, 2, "all"), (1, 4, "all")],
@@ -185,6 +195,18 @@ def test_auto_shares_samples_and_computes_again_only_as_memory_makes_it(
     assert run.notes[-1].startswith("parallel.axial: ")
     assert ("GPUs compute a sample" in run.notes[-1]) == (size > 1)
     assert run.notes[-1].endswith("may not suffice") == (gib == 1)
+
+
+def test_auto_says_so_if_no_memory_can_be_planned(config, monkeypatch):
+    def plan(run, number, *, gpu):
+        del run, number, gpu
+        return NotPlannableError("values")
+
+    monkeypatch.setattr(shared_samples, "memory_of_stage", plan)
+    monkeypatch.setattr(staged_run, "gpu_memory", lambda _: 2**30)
+    note = build(replace(config, parallel=ParallelConfig("auto"))).notes[-1]
+    assert note.endswith("; its memory cannot be planned")
+    assert "GiB" not in note
 
 
 def test_settings_that_would_part_the_processes_of_a_sample_are_refused(config):

@@ -26,6 +26,7 @@ from bevatron.recipes.start_from import (
     fitting,
     named,
     said_of,
+    tensors,
     with_weights_of,
     write_tensors,
 )
@@ -98,21 +99,20 @@ def _in_file(path: Path, config: AlphaFold2Config) -> Started:
     found = contents(path)
     if MLPERF in found and MOMENTS in found:
         return Started(*from_mlperf(found, config))
-    return Started(from_openfold(_weights(found), config), {})
+    return Started(from_openfold(tensors(_weights(found)), config), {})
 
 
 def _arrays(path: Path) -> dict[str, Any]:
     try:
         with np.load(path) as file:
             return dict(file)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot be read ({error})") from None
+    except Exception as error:  # noqa: BLE001  of zip, zlib, pickle or NumPy, as it is damaged
+        raise CheckpointError(f"cannot be read ({str(error).splitlines()[0]})") from None
 
 
-def _weights(found: Mapping[str, Any]) -> Mapping[str, Any]:
+def _weights(found: Mapping[str, Any]) -> object:
     """Return the state dict in a file of torch, whichever of the known keys it is under."""
     if MLPERF in found:
-        found = found[MLPERF]
-    elif OPENFOLD in found:
-        found = found[OPENFOLD]["params"]
-    return found
+        return found[MLPERF]
+    averages = found.get(OPENFOLD)
+    return averages.get("params") if isinstance(averages, Mapping) else found

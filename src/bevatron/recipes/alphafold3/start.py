@@ -17,6 +17,7 @@ from bevatron.recipes.start_from import (
     fitting,
     named,
     said_of,
+    tensors,
     with_weights_of,
     write_tensors,
 )
@@ -55,4 +56,4 @@ def to_protenix_file(model: Path, out: Path) -> str:
 
 def _in_file(path: Path, config: AlphaFold3Config) -> AlphaFold3:
     found = contents(path)
-    return from_protenix(found.get(WEIGHTS, found), config)
+    return from_protenix(tensors(found.get(WEIGHTS, found)), config)
