@@ -1,13 +1,14 @@
 """Generated kernels: their text as Triton would cut it out, known by a hash of all of it."""
 
 import inspect
+import threading
 
 import pytest
 
 pytest.importorskip("triton")
 from triton.runtime.jit import JITFunction
 
-from bevatron.kernels.shared.triton_generated import generated
+from bevatron.kernels.shared.triton_generated import generated, quick_blocks
 
 SOURCE = """
 @jit
@@ -46,3 +47,32 @@ def test_kernels_are_known_by_all_of_their_text():
     kernels = [made(SOURCE), made(SOURCE), made(SOURCE.replace("+ N", "- N"))]
     keys = [kernel.cache_key for kernel in kernels]
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_inspect_is_as_before_once_two_threads_have_made_kernels():
+    before, entered, leave = inspect.getblock, threading.Event(), threading.Event()
+
+    def make():
+        with quick_blocks():
+            entered.set()
+            leave.wait()
+
+    other = threading.Thread(target=make)
+    with quick_blocks():
+        other.start()
+        entered.wait(0.2)
+    leave.set()
+    other.join()
+    assert inspect.getblock is before
+
+
+def test_other_threads_get_the_source_of_their_functions_meanwhile():
+    def inner():
+        return 1
+
+    found = []
+    with quick_blocks():
+        other = threading.Thread(target=lambda: found.append(inspect.getsource(inner)))
+        other.start()
+        other.join()
+    assert found == ["    def inner():\n        return 1\n"]

@@ -9,12 +9,15 @@ thousands of unrolled terms. The same text serves both, with or without the layo
 import hashlib
 import inspect
 import linecache
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import triton
 import triton.language as tl
+
+_one_thread = threading.Lock()
 
 
 def generated(
@@ -39,7 +42,7 @@ def generated(
     # Without a time of change, nobody looks for the file.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     namespace: dict[str, Any] = {"tl": language, "jit": jit, "__name__": module}
-    with _quick_blocks():
+    with quick_blocks():
         exec(compile(source, file, "exec"), namespace)  # noqa: S102  our own text, written just now
         kernel = jit(do_not_specialize=do_not_specialize)(namespace[name])
     # Triton would walk through the whole syntax tree to find what else the kernel depends on.
@@ -48,14 +51,25 @@ def generated(
 
 
 @contextmanager
-def _quick_blocks() -> Iterator[None]:
-    """Let `inspect` cut functions out of generated text without looking at every token."""
+def quick_blocks() -> Iterator[None]:
+    """Let `inspect` cut functions out of generated text without looking at every token.
+
+    It does so for this thread alone, and one thread at a time: a validation beside training makes
+    kernels too.
+    """
     module: Any = inspect
-    before, module.getblock = module.getblock, block
-    try:
-        yield
-    finally:
-        module.getblock = before
+    with _one_thread:
+        owner, before = threading.get_ident(), module.getblock
+
+        def quick(lines: Sequence[str]) -> Sequence[str]:
+            found: Sequence[str] = (block if threading.get_ident() == owner else before)(lines)
+            return found
+
+        module.getblock = quick
+        try:
+            yield
+        finally:
+            module.getblock = before
 
 
 def block(lines: Sequence[str]) -> Sequence[str]:
