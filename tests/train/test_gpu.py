@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import test_mace
@@ -102,3 +104,24 @@ def test_several_averages_are_those_of_a_cpu(tmp_path):
         expected, found = (load_file(tmp_path / device / name) for device in ("cpu", "cuda"))
         for key, value in expected.items():
             torch.testing.assert_close(found[key], value, rtol=1e-10, atol=1e-12)
+
+
+EARLY = """
+import threading, torch
+from bevatron.parallel.mesh import start_gpu
+from bevatron.train.precision import arithmetic
+from bevatron.train.settings import TrainConfig
+start_gpu("cuda")
+[each.join() for each in threading.enumerate() if each.name == "bevatron-gpu"]
+with arithmetic(TrainConfig(deterministic=True), None):
+    torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")
+"""
+
+
+def test_a_gpu_that_was_started_early_computes_deterministically():
+    """torch looks only once, at its first matmul, whether cuBLAS is set up for that."""
+    environment = {k: v for k, v in os.environ.items() if k != "CUBLAS_WORKSPACE_CONFIG"}
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
