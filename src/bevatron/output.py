@@ -20,7 +20,7 @@ UNFOLDED = 20
 """Characters up to which a number, a word or a name in the first column of a table stays whole."""
 
 MOST_WORDS = 8
-"""Of a cell that is no sentence."""
+"""A cell with more words is a sentence."""
 
 
 @dataclass(frozen=True)

@@ -435,7 +435,8 @@ class TrainConfig:
         the run waits for its own. 0 = all processes stop training to validate.
     evaluate_beside
         The one process validates a copy of the weights in a thread while training goes on, on a GPU
-        on a stream of its own; decided as with ``evaluation_ranks``.
+        on a stream of its own; the validation set stays in memory. Decided as with
+        ``evaluation_ranks``.
     threads
         CPU threads of torch; None = as the checkpoint says, for a new run one for each 32 atoms or
         nodes of a batch, but no more than usable cores or OMP_NUM_THREADS.

@@ -34,7 +34,8 @@ class Predicted:
 
     Attributes
     ----------
-    seed, number : of the random numbers, and of the sample among those of the seed
+    seed : of the random numbers
+    number : place among the samples of this seed, from 0
     position : float32 [A, 3]
         Å.
     plddt : float32 [A]
@@ -74,7 +75,7 @@ def predict(
     Parameters
     ----------
     sample
-        Of `bevatron.data.proteins.sample.sample`, on any device; its seed is that of the random
+        As `bevatron.data.proteins.sample.sample` returns it; its seed is that of the random
         numbers.
     samples, steps
         Structures, and steps of the sampling of each.
