@@ -155,7 +155,7 @@ def _headline(name: str, found: Evaluated, targets: Sequence[Target]) -> dict[st
     for target in targets[:MOST_TARGETS_DRAWN]:
         metric = MAIN[target.kind]
         unit = f" ({target.unit})" if target.unit and metric == "mae" else ""
-        label = f"{target.name} {metric.upper()}, {name}{unit}"
+        label = f"{target.name} {WRITTEN.get(metric, metric)}, {name}{unit}"
         cards[label] = found.metrics.get(f"{target.name}_{metric}")
     return cards
 
@@ -176,9 +176,16 @@ def _errors(
 
 
 def _written(name: str, targets: Sequence[Target]) -> str:
-    """Write a metric's name as a report does: ``3d/gap_mae`` is gap MAE (eV), 3d."""
+    """Write a metric's name as a report does.
+
+    Examples
+    --------
+    >>> targets = [Target("u0", unit="eV"), Target("u0_atom", unit="eV")]
+    >>> [_written(name, targets) for name in ("u0_mae", "3d/u0_atom_mae", "loss")]
+    ['u0 MAE (eV)', 'u0_atom MAE (eV), 3d', 'loss']
+    """
     mode, _, metric = name.rpartition("/")
-    for target in targets:
+    for target in sorted(targets, key=lambda each: -len(each.name)):  # u0_atom is not of u0
         kind = metric.removeprefix(f"{target.name}_")
         if kind != metric:
             unit = f" ({target.unit})" if target.unit and kind in {"mae", "rmse"} else ""
@@ -198,7 +205,7 @@ def _metrics(targets: Sequence[Target], modes: Sequence[Mode]) -> list[Metric]:
             mode: f"{prefix}{target.name}_{metric}"
             for mode, prefix in zip(modes, prefixes, strict=True)
         }
-        ylabel = f"validation {metric.upper()}{unit}"
+        ylabel = f"validation {WRITTEN.get(metric, metric)}{unit}"
         found.append(Metric(target.name, ylabel, keys, logarithmic=metric == "mae"))
     return found
 
