@@ -20,7 +20,7 @@ UNFOLDED = 20
 """Characters up to which a number, a word or a name in the first column of a table stays whole."""
 
 MOST_WORDS = 8
-"""Of a cell that is no sentence."""
+"""Words of a cell that is no sentence."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def print_table(
 
     Parameters
     ----------
-    headers : of the columns; a line break puts a unit below the name
+    headers : headers of the columns; a line break puts a unit below the name
     rows : cells as text
     width : columns of a line; None = those of the terminal, 120 without one
     """

@@ -78,7 +78,7 @@ def unweighted_losses(
     Parameters
     ----------
     outputs
-        Of the structure module, block first: ``frames`` [K, ..., N, 7], ``sidechain_frames``
+        Those of the structure module, block first: ``frames`` [K, ..., N, 7], ``sidechain_frames``
         [K, ..., N, 8, 4, 4], ``positions`` [K, ..., N, 14, 3], ``angles`` and
         ``unnormalized_angles`` [K, ..., N, 7, 2]; ``final_atom_positions`` [..., N, 37, 3]; the
         logits of the heads.

@@ -108,7 +108,7 @@ class AlphaFold2(nn.Module):
         cycles
             The features of each cycle.
         seed
-            Of dropout, int64 on the device of the model; None = no dropout.
+            Seed of dropout, int64 on the device of the model; None = no dropout.
 
         Returns
         -------

@@ -69,7 +69,7 @@ def predict(
     rows
         Its alignment.
     seed
-        Of the rows that are drawn.
+        Seed of the rows that are drawn.
     activations
         Type of alignment and pair; None for that of the weights.
     """

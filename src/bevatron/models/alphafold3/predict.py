@@ -34,7 +34,7 @@ class Predicted:
 
     Attributes
     ----------
-    seed, number : of the random numbers, and of the sample among those of the seed
+    seed, number : seed of the random numbers, and number of the sample among those of the seed
     position : float32 [A, 3]
         Å.
     plddt : float32 [A]
