@@ -15,6 +15,7 @@ from bevatron.models.common import model_folder
 from bevatron.recipes.kinds import newest_model
 from bevatron.recipes.system import System
 
+Config = TypeVar("Config")
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -53,15 +54,15 @@ def contents(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def fitting(read: Callable[[str], Model], presets: tuple[str, ...]) -> tuple[Model, str]:
-    """Return the model of the first preset whose sizes the weights have, and its name.
+def fitting(read: Callable[[Config], Model], configs: Mapping[str, Config]) -> tuple[Model, str]:
+    """Return a model of the first configuration that the weights fit, and its name.
 
-    Raises CheckpointError as the first preset does if there is none.
+    Raises CheckpointError as the first configuration does if they fit none.
     """
     first = None
-    for preset in presets:
+    for name, config in configs.items():
         try:
-            return read(preset), preset
+            return read(config), name
         except CheckpointError as error:
             first = first or error
     assert first is not None
@@ -75,7 +76,7 @@ def write_tensors(path: Path, values: Mapping[str, Any]) -> str:
     return f"written to {path}"
 
 
-def said_of(model: nn.Module, preset: str, out: Path) -> str:
+def said_of(model: nn.Module, name: str, out: Path) -> str:
     """Return a line about a model that was written into a folder."""
     millions = sum(weight.numel() for weight in model.parameters()) / 1e6
-    return f"{out}: a model of preset {preset}, {millions:.1f} million parameters"
+    return f"{out}: {name}, {millions:.1f} million parameters"

@@ -78,7 +78,7 @@ class TemplateConfig:
     Attributes
     ----------
     num_blocks
-        Blocks of the pair stack.
+        Blocks of the pair stack; 0: the model sees no templates, as DeepMind's models 3 to 5.
     num_heads, head_width
         Heads of template pointwise attention and channels of each.
     unit_vectors
@@ -97,7 +97,8 @@ class TemplateConfig:
     )
 
     def __post_init__(self) -> None:
-        sizes = ("num_blocks", "num_heads", "head_width")
+        check_ranges(self, [("num_blocks", 0, float("inf"))])
+        sizes = ("num_heads", "head_width")
         check_ranges(self, ((name, 1, float("inf")) for name in sizes))
 
 

@@ -1,6 +1,7 @@
 """Where a run starts: new weights, or those of a run, OpenFold, MLPerf HPC or DeepMind."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,10 +72,12 @@ def to_folder(file: Path, out: Path, preset: str | None) -> str:
     Raises CheckpointError as `started_from`.
     """
     presets = ("alphafold2", "alphafold2-ptm") if preset is None else (preset,)
+    configs = {name: AlphaFold2Config.preset(name) for name in presets}
+    for name, config in list(configs.items()):
+        templates = replace(config.templates, num_blocks=0)
+        configs[f"{name} without templates"] = replace(config, templates=templates)
     with named(str(file)):
-        model, found = fitting(
-            lambda name: _in_file(file, AlphaFold2Config.preset(name)).model, presets
-        )
+        model, found = fitting(lambda config: _in_file(file, config).model, configs)
     save_model(model, out)
     return said_of(model, found, out)
 
