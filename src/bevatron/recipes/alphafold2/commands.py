@@ -116,7 +116,7 @@ def predict(
 
     Examples
     --------
-    bevatron predict runs/chains chains.fasta predicted --searches alignments pdb_mmcif
+    bevatron predict runs/chains chains.fasta predicted --searches alignments
     """
     from bevatron.recipes.alphafold2.predict import predict_files
 
