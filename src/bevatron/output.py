@@ -91,7 +91,7 @@ def print_table(
 
     Parameters
     ----------
-    headers : of the columns; a line break puts a unit below the name
+    headers : headers of the columns; a line break puts a unit below the name
     rows : cells as text
     width : columns of a line; None = those of the terminal, 120 without one
     """

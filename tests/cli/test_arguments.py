@@ -17,7 +17,10 @@ COMMANDS = (
     *("predict graph", "prepare gpspp"),
     *("train mace", "train gpspp", "train graph", "convert mace-torch", "convert to-mace-torch"),
     *("bench store", "bench loader", "bench packing", "bench cost", "bench capacity"),
-    "bench profile",
+    *("train alphafold2", "train alphafold3", "prepare alphafold2", "prepare alphafold3"),
+    *("predict alphafold2", "predict alphafold3", "evaluate alphafold2", "evaluate alphafold3"),
+    *("convert alphafold2", "convert to-openfold", "convert to-deepmind"),
+    *("convert alphafold3", "convert to-protenix", "bench profile"),
 )
 
 

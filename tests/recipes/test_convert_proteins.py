@@ -80,6 +80,20 @@ def test_a_run_starts_from_a_model(tmp_path):
         started_from(tmp_path / "chains", model.config)
 
 
+@pytest.mark.parametrize("command", ["to-openfold", "to-deepmind"])
+def test_models_without_templates_are_recognised(tmp_path, capsys, command):
+    templates = replace(small(alphafold2).config.templates, num_blocks=0)
+    model = alphafold2.build("small", templates=templates)
+    alphafold2.save_model(model, tmp_path / "ours")
+    file = tmp_path / MODELS[command][1]
+    converted(command, tmp_path / "ours", file)
+    assert converted("alphafold2", file, tmp_path / "back", "--preset", "small") == 0
+    assert "small without templates" in capsys.readouterr().out
+    loaded = alphafold2.load_model(tmp_path / "back")
+    assert loaded.config.templates.num_blocks == 0
+    assert not any("template" in name for name in loaded.state_dict())
+
+
 @pytest.mark.parametrize("system", ["alphafold2", "alphafold3"])
 def test_what_does_not_fit_is_said_in_one_sentence(tmp_path, capfd, system):
     path = tmp_path / "weights.pt"

@@ -32,7 +32,7 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
     Parameters
     ----------
-    root : of the file system, for tests
+    root : root of the file system, for tests
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

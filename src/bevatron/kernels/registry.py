@@ -101,7 +101,7 @@ def operator(
 
     Parameters
     ----------
-    name : of the operator, and of the function in both modules
+    name : name of the operator, and of the function in both modules
     package : where the modules are, ``__name__`` for an operator's ``__init__``
     reference, triton
         ``module`` or ``module:function`` of the implementation; None if there is none.

@@ -76,12 +76,12 @@ def share_of(
     gpu : its number
     near : CPUs nearest to each GPU of the processes on this machine
     usable : CPUs that the process may use
-    root : of the file system, for tests
+    root : root of the file system, for tests
 
     Returns
     -------
     list
-        Of the usable CPUs nearest to it, an equal part where they are near to several GPUs; whole
+        The usable CPUs nearest to it, an equal part where they are near to several GPUs; whole
         cores with all their threads. All usable ones where none is known to be near.
     """
     own = near[gpu] & usable

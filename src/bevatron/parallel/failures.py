@@ -47,8 +47,8 @@ class FailureWatch:
 
     Parameters
     ----------
-    rank, world : of this process
-    store : of the process group
+    rank, world : those of this process
+    store : store of the process group
     """
 
     def __init__(self, rank: int, world: int, store: Store) -> None:

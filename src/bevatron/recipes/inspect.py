@@ -27,7 +27,7 @@ class PlanOptions:
         Maximum number of atoms per batch; None = 16 times the mean sample, at least the largest.
     ranks : processes that share the epoch
     cost_nodes, cost_edges, cost_constant : what is balanced: a*atoms + b*edges + c per structure
-    seed : of the epoch
+    seed : seed of the epoch
     """
 
     capacity: int | None = None

@@ -14,6 +14,7 @@ from bevatron.models.common import model_folder
 from bevatron.recipes.kinds import newest_model
 from bevatron.recipes.system import System
 
+Config = TypeVar("Config")
 Model = TypeVar("Model", bound=nn.Module)
 
 NO_WEIGHTS = "holds no weights by name"
@@ -32,11 +33,11 @@ def with_weights_of(path: Path, model: Model, system: System) -> Model:
     """Give a model the weights of a run or a model folder; CheckpointError if they do not fit."""
     folder = model_folder.load_model_folder(newest_model(path))
     if folder.kind != system.kind:
-        raise CheckpointError(f"is a model of {folder.kind}, not of {system.name}")
+        raise CheckpointError(f"{path}: is a model of {folder.kind}, not of {system.name}")
     try:
         model.load_state_dict(folder.state)
     except RuntimeError as error:
-        raise CheckpointError(model_folder.misfit(error)) from None
+        raise CheckpointError(f"{path}: {model_folder.misfit(error)}") from None
     return model
 
 
@@ -67,15 +68,15 @@ def tensors(found: object) -> Mapping[str, Tensor]:
     raise CheckpointError(NO_WEIGHTS)
 
 
-def fitting(read: Callable[[str], Model], presets: tuple[str, ...]) -> tuple[Model, str]:
-    """Return the model of the first preset whose sizes the weights have, and its name.
+def fitting(read: Callable[[Config], Model], configs: Mapping[str, Config]) -> tuple[Model, str]:
+    """Return a model of the first configuration that the weights fit, and its name.
 
-    Raises CheckpointError as the first preset does if there is none.
+    Raises CheckpointError as the first configuration does if they fit none.
     """
     first = None
-    for preset in presets:
+    for name, config in configs.items():
         try:
-            return read(preset), preset
+            return read(config), name
         except CheckpointError as error:
             first = first or error
     assert first is not None
@@ -89,7 +90,7 @@ def write_tensors(path: Path, values: Mapping[str, Any]) -> str:
     return f"written to {path}"
 
 
-def said_of(model: nn.Module, preset: str, out: Path) -> str:
+def said_of(model: nn.Module, name: str, out: Path) -> str:
     """Return a line about a model that was written into a folder."""
     millions = sum(weight.numel() for weight in model.parameters()) / 1e6
-    return f"{out}: a model of preset {preset}, {millions:.1f} million parameters"
+    return f"{out}: {name}, {millions:.1f} million parameters"

@@ -194,7 +194,7 @@ class Pace:
 
     Parameters
     ----------
-    epochs : of the whole run; steps of a run that counts these
+    epochs : epochs of the whole run, or steps if it counts steps
     done : what was done before, epochs also in part
     unit : ``epoch`` or ``step``
     """

@@ -72,7 +72,7 @@ class FusedAdamEMA(NotCompiled):
         :math:`d = \min(decay, (1 + n)/(10 + n))`; ``swa``: the mean of the weights after every
         step (Izmailov et al. 2018); None. Or an object that keeps them by the names of the
         parameters, which are then moved here, and gives the decays.
-    decay : of ``ema``
+    decay : decay of ``ema``
     copies : also keep the weights in this type, written in the same pass (`copies_of_weights`)
     every
         All parameters take part in every step, with a gradient of zero if backward has not reached
@@ -81,10 +81,10 @@ class FusedAdamEMA(NotCompiled):
     Attributes
     ----------
     parameters, gradients
-        Of all groups in their order; gradients are added to, and zero after every step.
+        Those of all groups, in order; gradients accumulate and are zero after every step.
     gradient : all gradients in one piece
     loss : [] float64
-        Of the step, written before it by who wants it judged.
+        Loss of the step, written before it by a caller who wants it checked.
     largest_loss : upper bound of a sound one
     stops : whether all steps after one that is not sound change nothing either
 

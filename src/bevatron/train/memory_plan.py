@@ -101,7 +101,7 @@ def plan_memory(
     shape : to which the batch is padded, if it is
     gpu : plan for a GPU, whether there is one or not; else for a CPU
     captured : the step is captured as a CUDA graph, see `would_be_captured`
-    numbers : of the step, for tasks whose steps differ; those of the first by default
+    numbers : numbers of the step, for tasks whose steps differ; those of the first by default
 
     Raises
     ------

@@ -205,7 +205,7 @@ class AveragedWeights:
     Attributes
     ----------
     decays, sets
-        Of each average its decay, and its tensors by parameter; the first is the one to validate.
+        Decay of each average, and its tensors by parameter; the first is the one to validate.
     updates
         So far.
     """

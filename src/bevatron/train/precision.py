@@ -101,7 +101,7 @@ class LossScale:
 
     Attributes
     ----------
-    factor : of the next step
+    factor : loss scale of the next step
     sound_steps : steps without overflow since it last changed
     """
 

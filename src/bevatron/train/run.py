@@ -134,7 +134,7 @@ class FitResult:
     epochs, steps
         Done so far.
     metrics
-        Of the last validation.
+        Results of the last validation.
     best, best_epoch
         Smallest monitored metric and the epoch after which it was measured, from 0.
     seconds

@@ -289,7 +289,7 @@ class Saver:
 
         Parameters
         ----------
-        record, metrics : of the epoch and its validation
+        record, metrics : those of the epoch and its validation
         weights : none = the current (averaged) ones
         """
         if self.mesh.is_main and self.run.settings.checkpoint.best:

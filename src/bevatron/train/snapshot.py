@@ -100,7 +100,7 @@ class Snapshot:
     Attributes
     ----------
     files : bytes of each file of the checkpoint but ``state.json``
-    values : of ``state.json``: progress and averaged updates
+    values : values of ``state.json``: progress and averaged updates
     best : weights that are the best so far and not on disk yet
     """
 

@@ -24,7 +24,7 @@ class Progress:
 
     Attributes
     ----------
-    step_in_epoch : of these, in the current epoch
+    step_in_epoch : steps done in the current epoch
     segments : how the current epoch was packed and how far it is
     draw : number of the first draw of the current epoch, where samples are drawn
     stage, stage_began : number of the current stage, from 0, and the steps done before it

@@ -32,7 +32,7 @@ class StepResult:
     grad_norm
         Global norm of the gradient before clipping; infinite or NaN if the step was skipped, see
         `bevatron.train.precision.LossScale`.
-    sizes : of all batches, by the names that batches give them
+    sizes : sizes of all batches, by the names that batches give them
     notes : the caller's notes, summed over ranks
     """
 
@@ -242,8 +242,8 @@ def divergence(
 
     Parameters
     ----------
-    batches, losses : of this rank; all ranks call this together
-    loss, grad_norm : of the whole step
+    batches, losses : those of this rank; all ranks call this together
+    loss, grad_norm : those of the whole step
     """
     badness = [value if math.isfinite(value) else math.inf for value in losses]
     worst = max(range(len(batches)), key=badness.__getitem__)

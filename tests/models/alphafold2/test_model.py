@@ -87,6 +87,18 @@ def test_padding_changes_nothing(model):
 
 
 @torch.no_grad()
+def test_a_model_without_templates_is_one_that_is_shown_none(model):
+    config = replace(TINY, templates=replace(TINY.templates, num_blocks=0))
+    blind = AlphaFold2(config, torch.float64)
+    blind.load_state_dict({n: v for n, v in model.state_dict().items() if "template" not in n})
+    features = double(random_features(4))
+    none = {**features, "template_mask": torch.zeros_like(features["template_mask"])}
+    for name in ("template_torsion_angles_mask", "template_all_atom_mask"):
+        none[name] = torch.zeros_like(features[name])
+    agree(blind([features] * 2), model([none] * 2))
+
+
+@torch.no_grad()
 def test_a_sample_without_templates_is_not_changed_by_what_is_in_their_place(model):
     one, other = (double(random_features(4)) for _ in range(2))
     for features, seed in ((one, 5), (other, 6)):

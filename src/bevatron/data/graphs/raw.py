@@ -28,7 +28,7 @@ class RawGraph:
     rows, cols : [E] destination and source of every edge
     weights : [E]; None = all 1
     num_nodes : as given in the file, or None
-    features, labels : of the vertices; None = none
+    features, labels : those of the vertices; None = none
     splits : masks or indices of vertices under any of the usual names
     separate_files : other files that hold ``features``, ``labels`` or ``splits``
     """

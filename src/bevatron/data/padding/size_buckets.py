@@ -52,8 +52,8 @@ def choose_shapes(
 
     Parameters
     ----------
-    rule : of the kind of batch
-    sizes : of every batch, [B, axes]
+    rule : padding rule of the kind of batch
+    sizes : sizes of every batch, [B, axes]
     max_shapes : upper bound of their number
     headroom
         Fraction by which shapes are larger than necessary, so that the batches of another epoch,

@@ -110,7 +110,7 @@ class Choices:
 
         Parameters
         ----------
-        store : of entries with `INDEX_FIELDS`
+        store : store of entries with `INDEX_FIELDS`
         clusters
             Cluster of each chain key; a key that is not in it is a cluster of its own, as are all
             without it.

@@ -41,7 +41,7 @@ class ChainSizes:
 
     Attributes
     ----------
-    residues : of the crop
+    residues : residues of the crop
     msa_rows, extra_rows : cluster centres, and rows of the extra alignment
     templates : most templates that are kept
     best_templates : show the best templates, as in predictions, not a random number of random ones

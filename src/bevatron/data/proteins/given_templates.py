@@ -25,8 +25,8 @@ def given_templates(sequence: str, templates: Sequence[Template], where: str) ->
 
     Parameters
     ----------
-    sequence : of the chain that they are templates of
-    templates : of the input
+    sequence : sequence of the chain that they are templates of
+    templates : templates of the input
     where : what messages call the chain
     """
     found = []

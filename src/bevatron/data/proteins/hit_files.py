@@ -71,7 +71,7 @@ def template_queries(
     Parameters
     ----------
     files : as `read_hits` takes them, better searches first
-    chains : of the structures
+    chains : chains of the structures
     sequences : theirs
     alignments : classes of the query of each alignment
     duplicates : groups of names of chains of equal sequence

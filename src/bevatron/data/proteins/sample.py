@@ -82,7 +82,7 @@ def sample(
     Parameters
     ----------
     entry : with `ENTRY_FIELDS`
-    seed : of the crop, the rows, the templates and the poses, each of which has a stream of its own
+    seed : seed of crop, rows, templates and poses, each of which has a stream of its own
     chains : ``asym_id`` of the chain or interface for which the entry was drawn; see `crop_entry`
 
     Returns

@@ -64,8 +64,8 @@ def chain_templates(
 
     Parameters
     ----------
-    sequence : of the chain
-    hits : of this sequence, the best first
+    sequence : sequence of the chain
+    hits : hits of this sequence, the best first
     structures : opens an entry by its code in lower case; None if there is none
     released
         When chains of this sequence were released; None allows templates of any date, also of an

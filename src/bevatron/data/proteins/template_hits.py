@@ -39,7 +39,7 @@ def usable_hits(
     Parameters
     ----------
     query : sequence of L residues, in one letter each
-    hits : of this query, the best first
+    hits : hits of this query, the best first
     structures : opens an entry by its code in lower case; None if there is none
     until
         Days; None for any. Of each the first hits are taken that were released by then; an entry

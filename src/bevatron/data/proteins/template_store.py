@@ -222,7 +222,7 @@ def prepare_templates(
     Parameters
     ----------
     queries, structures, dates, strict : see `TemplateFinder`
-    fingerprint : of the content of the structures
+    fingerprint : fingerprint of the content of the structures
     workers, overwrite, progress : as in `bevatron.data.store.prepare.prepare`
     """
     store = prepare(

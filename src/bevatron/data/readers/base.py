@@ -98,7 +98,7 @@ class Survey:
     counts, first : number of frames with a signature, and the first of them
     nonzero : watched names whose value is not zero in some frame
     elements : atomic numbers that occur
-    texts : of the names in `TALLIED`: how many frames have which text, for the first `MOST_TEXTS`
+    texts : for the names in `TALLIED`, how many frames have which text, of the first `MOST_TEXTS`
     num_frames, num_several : number of frames, and of those with more than one atom
     complete : whether every frame was read (a very large database is sampled)
     """

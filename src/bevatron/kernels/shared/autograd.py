@@ -23,7 +23,7 @@ def empty_gradients(like: Tensor, *given: Tensor | None) -> list[Tensor]:
     Parameters
     ----------
     like : where the gradients are allocated
-    given : of whose shapes and types they are
+    given : tensors whose shapes and types they have
     """
     return [
         like.new_empty(0)

@@ -27,7 +27,7 @@ def chunks(
     Parameters
     ----------
     rows, bytes_per_row : what there is, and the bytes of all buffers for one row
-    multiple : of which the rows of a chunk are one; `CHUNK_MULTIPLE` if not given
+    multiple : rows of a chunk are a multiple of it; `CHUNK_MULTIPLE` if not given
     times : multiple of `CHUNK_BYTES` that a chunk may take
     """
     multiple = CHUNK_MULTIPLE if multiple is None else multiple
@@ -139,7 +139,7 @@ class Linear:
     Parameters
     ----------
     dtype
-        Of the matmuls: weights of another type are rounded to it.
+        Type of the matmuls; weights of another type are rounded to it.
     weights
         [K, C] each; in the result the layers are concatenated.
     biases

@@ -9,7 +9,7 @@ from torch import Tensor
 from bevatron.kernels.shared.launch import device_of
 
 MOST_LAYOUTS = 1024
-"""Of a function: beyond, it starts afresh."""
+"""Layouts kept of a function; beyond, it starts afresh."""
 
 T = TypeVar("T")
 _found: list[dict[Any, Any]] = []

@@ -16,8 +16,8 @@ def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
     Parameters
     ----------
     parts
-        Of one shape [..., w, ...]: the trailing axes of a part are contiguous, and the part of a
-        row is followed by that of the next.
+        Tensors of one shape [..., w, ...]: the trailing axes of a part are contiguous, and the part
+        of a row is followed by that of the next.
 
     Returns
     -------

@@ -21,7 +21,7 @@ class Rows:
     tensors : as given, or copied where the axes in front do not fold into three
     count : rows of each, n0 n1 n2
     sizes : n1 and n2
-    strides : of every tensor, those of its three axes of rows and of its channels
+    strides : strides of every tensor, those of its three axes of rows and of its channels
     axes : how many of the three axes are longer than one, at least 1: the last ones
     """
 
@@ -38,7 +38,7 @@ def as_rows(*tensors: Tensor) -> Rows:
     Parameters
     ----------
     tensors
-        Of one shape with at least one axis. Axes that are broadcast (stride 0) stay so.
+        Tensors of one shape with at least one axis. Axes that are broadcast (stride 0) stay so.
     """
     shape = tensors[0].shape
     axes = _fold(shape[:-1], [tensor.stride() for tensor in tensors])

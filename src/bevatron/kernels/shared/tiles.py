@@ -25,12 +25,12 @@ class Tiles:
 
     Attributes
     ----------
-    rows, columns : of a block of what the kernel computes; in attention queries and keys
-    warps, stages : of a program: its warps, and number of blocks that its loads run ahead
+    rows, columns : those of a block of what the kernel computes; in attention queries and keys
+    warps, stages : warps of a program, and number of blocks that its loads run ahead
     depth : what is summed over at a time, where a kernel has such a loop
     per_sm : programs on an SM at a time, where the number of programs is free
     registers
-        Of a thread, at most, so that more programs fit on an SM; 0 leaves it to the compiler.
+        Most registers of a thread, so that more programs fit on an SM; 0 leaves it to the compiler.
     shared_memory : bytes that a program takes, where not every GPU has them
     hold : whether rows that enter many products stay in registers
     """

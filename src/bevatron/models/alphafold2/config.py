@@ -17,8 +17,10 @@ class TriangleConfig:
     ----------
     hidden
         Channels of the projections of triangle multiplication.
-    num_heads, head_width
-        Heads of triangle attention and channels of each.
+    num_heads
+        Heads of triangle attention.
+    head_width
+        Channels of each of these heads.
     transition_factor
         Hidden channels of the pair transition as a multiple of its input channels.
     dropout
@@ -45,8 +47,10 @@ class EvoformerConfig:
     ----------
     num_blocks
         Number of blocks.
-    num_heads, head_width
-        Heads of row and column attention and channels of each.
+    num_heads
+        Heads of row and column attention.
+    head_width
+        Channels of each of these heads.
     transition_factor
         Hidden channels of the MSA transition as a multiple of its input channels.
     outer_width
@@ -78,9 +82,11 @@ class TemplateConfig:
     Attributes
     ----------
     num_blocks
-        Blocks of the pair stack.
-    num_heads, head_width
-        Heads of template pointwise attention and channels of each.
+        Blocks of the pair stack; 0 = no templates, as in DeepMind's models 3 to 5.
+    num_heads
+        Heads of template pointwise attention.
+    head_width
+        Channels of each of these heads.
     unit_vectors
         Whether the pair features hold the unit vectors between residues; published models were
         trained with zeros in their place.
@@ -97,7 +103,8 @@ class TemplateConfig:
     )
 
     def __post_init__(self) -> None:
-        sizes = ("num_blocks", "num_heads", "head_width")
+        check_ranges(self, [("num_blocks", 0, float("inf"))])
+        sizes = ("num_heads", "head_width")
         check_ranges(self, ((name, 1, float("inf")) for name in sizes))
 
 
@@ -109,14 +116,20 @@ class StructureConfig:
     ----------
     num_blocks
         Iterations of the block, which share their weights.
-    num_heads, head_width
-        Heads of invariant point attention (algorithm 22) and channels of each.
-    num_query_points, num_value_points
-        Points of each head.
+    num_heads
+        Heads of invariant point attention (algorithm 22).
+    head_width
+        Channels of each head.
+    num_query_points
+        Points of the queries and of the keys of each head.
+    num_value_points
+        Points of the values of each head.
     num_transition_layers
         Transitions of three layers after each attention.
-    angle_width, num_angle_blocks
-        Hidden channels and residual blocks of the torsion-angle network.
+    angle_width
+        Hidden channels of the torsion-angle network.
+    num_angle_blocks
+        Residual blocks of the torsion-angle network.
     position_scale
         Å per internal unit of translation.
     dropout
@@ -154,14 +167,26 @@ class AlphaFold2Config:
 
     Attributes
     ----------
-    c_m, c_z, c_s
-        Channels of the MSA, pair and single representations.
-    c_t, c_e
-        Channels of the template pair and extra-MSA representations.
+    c_m
+        Channels of the MSA representation.
+    c_z
+        Channels of the pair representation.
+    c_s
+        Channels of the single representation.
+    c_t
+        Channels of the pair representation of a template.
+    c_e
+        Channels of the extra-MSA representation.
     max_offset
         Clip value of relative positions along the chain (algorithm 4).
-    evoformer, extra_msa, templates, structure
-        Sizes of the parts.
+    evoformer
+        Sizes of the Evoformer.
+    extra_msa
+        Sizes of the stack of the extra alignment.
+    templates
+        Sizes of the template embedder.
+    structure
+        Sizes of the structure module.
     lddt_width
         Hidden channels of the head that predicts lDDT.
     aligned_error

@@ -11,7 +11,7 @@ class Drops:
 
     Parameters
     ----------
-    seed : of the step, int64 on the device of the model; None = no dropout
+    seed : seed of the step, int64 on the device of the model; None = no dropout
     """
 
     def __init__(self, seed: Int[Tensor, ""] | None) -> None:

@@ -88,7 +88,7 @@ def msa_features(
 
     Parameters
     ----------
-    counts, deletion_sums : of the rows of each cluster without its centre
+    counts, deletion_sums : those of the rows of each cluster without its centre
     """
     classes = F.one_hot(msa.long(), MSA_CLASSES).float()
     others = counts.float()

@@ -35,6 +35,25 @@ class LossWeights:
 
     A violation of weight 0 is not computed: it is the only term without a head of its own and takes
     the most memory.
+
+    Attributes
+    ----------
+    fape
+        Frame-aligned point errors of backbone and side chains (algorithm 28).
+    supervised_chi
+        Torsion angles (algorithm 27).
+    distogram
+        Cross entropy of binned distances (section 1.9.8).
+    masked_msa
+        Cross entropy of masked residues of the alignment (section 1.9.9).
+    plddt
+        Cross entropy of binned lDDT of CA (section 1.9.6).
+    experimentally_resolved
+        Which atoms are resolved (section 1.9.10).
+    violation
+        Bonds, angles and clashes (section 1.9.11).
+    tm
+        Cross entropy of the binned aligned error (section 1.9.7).
     """
 
     fape: float = 1.0
@@ -78,7 +97,7 @@ def unweighted_losses(
     Parameters
     ----------
     outputs
-        Of the structure module, block first: ``frames`` [K, ..., N, 7], ``sidechain_frames``
+        Those of the structure module, block first: ``frames`` [K, ..., N, 7], ``sidechain_frames``
         [K, ..., N, 8, 4, 4], ``positions`` [K, ..., N, 14, 3], ``angles`` and
         ``unnormalized_angles`` [K, ..., N, 7, 2]; ``final_atom_positions`` [..., N, 37, 3]; the
         logits of the heads.

@@ -90,7 +90,12 @@ class AlphaFold2(nn.Module):
         self.input_embedder = InputEmbedder(c_m, c_z, config.max_offset)
         self.recycling_embedder = RecyclingEmbedder(c_m, c_z)
         again = config.checkpointing
-        self.template_embedder = TemplateEmbedder(c_m, c_z, config.c_t, config.templates, again)
+        templates = config.templates
+        self.template_embedder = (
+            TemplateEmbedder(c_m, c_z, config.c_t, templates, again)
+            if templates.num_blocks
+            else None
+        )
         self.extra_msa_embedder = ExtraMSAEmbedder(config.c_e)
         self.extra_msa_stack = ExtraMSAStack(config.c_e, c_z, config.extra_msa, again)
         self.evoformer = Evoformer(c_m, c_z, c_s, config.evoformer, again)
@@ -108,7 +113,7 @@ class AlphaFold2(nn.Module):
         cycles
             The features of each cycle.
         seed
-            Of dropout, int64 on the device of the model; None = no dropout.
+            Seed of dropout, int64 on the device of the model; None = no dropout.
 
         Returns
         -------
@@ -145,10 +150,11 @@ class AlphaFold2(nn.Module):
         )
         rows = m.shape[-3]
         m, z = self._recycle(m, z, previous)
-        template_rows, template_mask, update = self.template_embedder(features, z, pair_mask, drops)
-        z = z + update
-        m = torch.cat([m, template_rows], dim=-3)
-        msa_mask = torch.cat([msa_mask, template_mask], dim=-2)
+        if self.template_embedder is not None:
+            t, template_mask, update = self.template_embedder(features, z, pair_mask, drops)
+            z = z + update
+            m = torch.cat([m, t], dim=-3)
+            msa_mask = torch.cat([msa_mask, template_mask], dim=-2)
         extra = extra_msa_features(
             features["extra_msa"], features["extra_has_deletion"], features["extra_deletion_value"]
         )

@@ -27,7 +27,7 @@ class Condition(NamedTuple):
     norms
         Scale and shift, side by side, of each of its `AdaptiveNorm`.
     gate
-        Of its update.
+        Gate of its update.
     """
 
     norms: tuple[Float[Tensor, "*condition _"], ...]

@@ -170,9 +170,9 @@ class AtomEncoder(nn.Module):
 
         Parameters
         ----------
-        atoms : of `describe`
+        atoms : what `describe` returns
         coordinates : noisy, scaled to unit variance; None (and M = 1) in the input embedder
-        prepared : of the transformer's `prepare`
+        prepared : what the transformer's `prepare` returns
 
         Returns
         -------
@@ -251,8 +251,8 @@ class AtomDecoder(nn.Module):
         ----------
         a : rows of tokens
         q : rows of atoms from the encoder
-        atoms : of the encoder's `describe`
-        prepared : of the transformer's `prepare`
+        atoms : what the encoder's `describe` returns
+        prepared : what the transformer's `prepare` returns
         """
         q = q + atoms.tokens.spread(self.from_tokens(a))
         q = self.transformer(q, atoms.c, atoms.p, atoms.mask, prepared)

@@ -20,7 +20,7 @@ class AtomTokens(NamedTuple):
 
     Attributes
     ----------
-    token : of every atom, ascending; padded atoms at the end have any
+    token : token of every atom, ascending; padded atoms at the end have any
     ptr : offsets of the tokens' atoms; behind the last is padding
     """
 

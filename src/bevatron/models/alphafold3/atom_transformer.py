@@ -108,7 +108,7 @@ class Prepared(NamedTuple):
     Attributes
     ----------
     conditions, biases
-        Of each block.
+        One for each block.
     """
 
     conditions: list[BlockCondition]

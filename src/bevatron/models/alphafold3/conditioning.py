@@ -89,7 +89,7 @@ class DiffusionConditioning(nn.Module):
 
         Parameters
         ----------
-        singles : of `singles`
+        singles : what `singles` returns
         noise : c_noise of `edm.preconditioning`
         """
         level = self.noise_embedding(noise).to(singles.dtype)

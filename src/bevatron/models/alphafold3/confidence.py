@@ -86,7 +86,7 @@ class ConfidenceHead(nn.Module):
         ----------
         batch : ``atom_to_token``, ``atom_mask``, ``token_mask`` and ``representative_atom``
         s_inputs, s, z : input embedding, single and pair representation of the trunk
-        coordinates : of a rollout, Å
+        coordinates : coordinates of a rollout, Å
 
         Returns
         -------

@@ -12,10 +12,14 @@ class AtomConfig:
 
     Attributes
     ----------
-    width, pair_width
-        Channels of an atom and of a pair of atoms.
-    num_heads, num_blocks
-        Heads and blocks of the transformer.
+    width
+        Channels of an atom.
+    pair_width
+        Channels of a pair of atoms.
+    num_heads
+        Heads of the attention.
+    num_blocks
+        Number of blocks.
     """
 
     width: int = 128
@@ -32,8 +36,10 @@ class TokenTransformerConfig:
     ----------
     width
         Channels of a token.
-    num_heads, num_blocks
-        Heads and blocks of the transformer.
+    num_heads
+        Heads of the attention.
+    num_blocks
+        Number of blocks.
     """
 
     width: int = 768
@@ -47,8 +53,12 @@ class TrunkWidths:
 
     Attributes
     ----------
-    inputs, single, pair
-        Input embedding, single and pair representation.
+    inputs
+        Channels of the input embedding.
+    single
+        Channels of the single representation.
+    pair
+        Channels of the pair representation.
     """
 
     inputs: int = 449
@@ -62,10 +72,12 @@ class DiffusionConfig:
 
     Attributes
     ----------
-    encoder, decoder
-        Transformers over atoms.
+    encoder
+        Transformer over atoms, to tokens.
     transformer
         Transformer over tokens.
+    decoder
+        Transformer over atoms, from tokens.
     noise_width
         Channels of the noise-level embedding.
     checkpointing
@@ -87,8 +99,12 @@ class ConfidenceConfig:
     ----------
     pairformer
         Its Pairformer blocks, without dropout in published models.
-    pae_bins, pde_bins, plddt_bins
-        Bins of the aligned error, the distance error and lDDT.
+    pae_bins
+        Bins of the aligned error.
+    pde_bins
+        Bins of the error of distances.
+    plddt_bins
+        Bins of lDDT.
     atoms_per_token
         Maximum number of atoms of a token, each with weights of its own.
     """

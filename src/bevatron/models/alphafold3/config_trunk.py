@@ -14,8 +14,10 @@ class PairConfig:
     ----------
     hidden
         Channels of the projections of triangle multiplication.
-    num_heads, head_width
-        Heads of triangle attention and channels of each.
+    num_heads
+        Heads of triangle attention.
+    head_width
+        Channels of each of these heads.
     transition
         Hidden channels of the transition as a multiple of its input channels.
     dropout
@@ -70,8 +72,10 @@ class MsaConfig:
         Channels of the MSA representation.
     outer_width
         Channels of each projection of the outer product mean.
-    num_heads, head_width
-        Heads of pair-weighted averaging and channels of each.
+    num_heads
+        Heads of pair-weighted averaging.
+    head_width
+        Channels of each of these heads.
     transition
         Hidden channels of the transition as a multiple of its input channels.
     dropout
@@ -103,8 +107,10 @@ class PairformerConfig:
     ----------
     num_blocks
         Number of blocks.
-    num_heads, head_width
-        Heads of the attention among tokens and channels of each.
+    num_heads
+        Heads of the attention among tokens.
+    head_width
+        Channels of each of these heads.
     transition
         Hidden channels of the single transition as a multiple of its input channels.
     pair

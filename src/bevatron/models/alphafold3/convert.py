@@ -112,7 +112,14 @@ def protenix_names(module: nn.Module) -> dict[str, str]:
     >>> protenix_names(TriangleAttention(8, 2, 4, starting=True))["attention.q.weight"]
     'mha.linear_q.weight'
     """
-    return {key: _name(module, key) for key in module.state_dict()}
+    return names_of(module, NAMES)
+
+
+def names_of(
+    module: nn.Module, tables: Mapping[type[nn.Module], Mapping[str, str]]
+) -> dict[str, str]:
+    """Return the name of every key of a module's state dict by tables for kinds of modules."""
+    return {key: _name(module, key, tables) for key in module.state_dict()}
 
 
 def from_protenix(
@@ -147,13 +154,20 @@ def state_from_protenix(module: nn.Module, weights: Mapping[str, Tensor]) -> dic
 
     Raises CheckpointError as `from_protenix`.
     """
-    names, own = protenix_names(module), module.state_dict()
+    return renamed(module, weights, protenix_names(module), "Protenix")
+
+
+def renamed(
+    module: nn.Module, weights: Mapping[str, Tensor], names: Mapping[str, str], whose: str
+) -> dict[str, Tensor]:
+    """Return weights under a module's own names; CheckpointError names the first that is amiss."""
+    own = module.state_dict()
     missing = sorted(set(names.values()) - set(weights))
     unknown = sorted(set(weights) - set(names.values()))
     if missing:
-        raise CheckpointError(f"{missing[0]}: this tensor is missing from the weights of Protenix")
+        raise CheckpointError(f"{missing[0]}: this tensor is missing from the weights of {whose}")
     if unknown:
-        raise CheckpointError(f"{unknown[0]}: the model has no such tensor of Protenix")
+        raise CheckpointError(f"{unknown[0]}: the model has no such tensor of {whose}")
     for ours, theirs in names.items():
         if weights[theirs].shape != own[ours].shape:
             raise CheckpointError(
@@ -169,8 +183,8 @@ def to_protenix(module: nn.Module) -> dict[str, Tensor]:
     return {theirs: own[ours] for ours, theirs in protenix_names(module).items()}
 
 
-def _name(module: nn.Module, key: str) -> str:
-    table = NAMES.get(type(module), {})
+def _name(module: nn.Module, key: str, tables: Mapping[type[nn.Module], Mapping[str, str]]) -> str:
+    table = tables.get(type(module), {})
     parts = key.split(".")
     for length in range(len(parts), 0, -1):
         path = ".".join(parts[:length])
@@ -178,5 +192,5 @@ def _name(module: nn.Module, key: str) -> str:
             break
     rest = ".".join(parts[length:])
     there = table.get(path, path)
-    inside = _name(module.get_submodule(path), rest) if rest else ""
+    inside = _name(module.get_submodule(path), rest, tables) if rest else ""
     return ".".join(part for part in (there, inside) if part)

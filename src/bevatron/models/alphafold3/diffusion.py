@@ -163,8 +163,8 @@ class DiffusionModule(nn.Module):
         ----------
         x : noisy coordinates, Å
         sigma : noise level of each copy, Å; above 0
-        shared : of `describe`
-        level : of `levels`, if all copies have that of ``sigma``
+        shared : what `describe` returns
+        level : what `levels` returns, if all copies have that of ``sigma``
         """
         factors = edm.preconditioning(sigma)
         skip, out, in_ = (factor[..., None, None] for factor in factors[:3])

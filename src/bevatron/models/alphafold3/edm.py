@@ -23,7 +23,7 @@ class Preconditioning(NamedTuple):
 
     Attributes
     ----------
-    skip, out, in_, noise : of the shape of the noise levels
+    skip, out, in_, noise : same shape as the noise levels
     """
 
     skip: Tensor

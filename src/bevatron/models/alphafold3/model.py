@@ -75,9 +75,9 @@ class AlphaFold3(nn.Module):
         cycles
             Passes; None = the largest number, as in predictions.
         seed
-            Of dropout; None = no dropout.
+            Seed of dropout; None = no dropout.
         dtype
-            Of all activations; None = that of the batch.
+            Type of all activations; None = that of the batch.
         """
         s_inputs = self.embed_inputs(batch)
         s_inputs = s_inputs if dtype is None else s_inputs.to(dtype)

@@ -182,11 +182,11 @@ class MsaModule(nn.Module):
 
         Parameters
         ----------
-        features : of `msa_features`, own rows
+        features : what `msa_features` returns, own rows
         z, s_inputs : pair representation and input embedding
         msa_mask, token_mask, pair_mask
             True for what exists; None = all (of one process), or pairs of such tokens.
-        seed : of dropout; None = no dropout
+        seed : dropout seed; None = no dropout
         """
         if pair_mask is None:
             pair_mask = pairs_of(token_mask)

@@ -60,7 +60,7 @@ def noisy_copies(
     ----------
     position : coordinates
     resolved : which atoms have any; the others are at 0 before the noise
-    draw : of `draw_copies`
+    draw : what `draw_copies` returns
     """
     sigma = edm.training_sigma(draw.level)
     target = centre_and_move(position[..., None, :, :], draw.move, resolved)

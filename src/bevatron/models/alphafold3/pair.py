@@ -66,8 +66,8 @@ def pair_drops(
     Parameters
     ----------
     seed, call : see `keep_masks`; without a seed there is no dropout
-    num_blocks : of the stack
-    rate : of dropout
+    num_blocks : blocks of the stack
+    rate : dropout rate
     """
     if seed is None or rate == 0 or num_blocks == 0:
         return [None] * num_blocks

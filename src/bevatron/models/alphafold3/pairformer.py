@@ -27,7 +27,7 @@ class AttentionPairBias(nn.Module):
     Parameters
     ----------
     width, pair_width : channels of the single and of the pair representation
-    num_heads, head_width : of the attention
+    num_heads, head_width : those of the attention
     """
 
     def __init__(self, width: int, pair_width: int, num_heads: int, head_width: int) -> None:
@@ -117,7 +117,7 @@ class Pairformer(nn.Module):
             Single and pair representation, of which R rows are own where processes share a sample.
         token_mask : true for tokens that exist; None = all
         pair_mask : likewise of pairs; None = pairs of such tokens
-        seed : of dropout; None = no dropout
+        seed : dropout seed; None = no dropout
         """
         if pair_mask is None:
             pair_mask = pairs_of(token_mask)

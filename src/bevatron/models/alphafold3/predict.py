@@ -34,7 +34,7 @@ class Predicted:
 
     Attributes
     ----------
-    seed : of the random numbers
+    seed : seed of the random numbers
     number : place among the samples of this seed, from 0
     position : float32 [A, 3]
         Å.

@@ -68,7 +68,7 @@ def sample(
     Parameters
     ----------
     denoise : the denoiser
-    levels : of `edm.schedule`: T = 20 for the rollout of a training step, 200 for predictions
+    levels : noise levels of `edm.schedule`: 20 steps for the rollout, 200 for predictions
     start : standard normal numbers
     mask : false for padded atoms, which stay at 0
 

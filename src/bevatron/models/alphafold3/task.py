@@ -55,7 +55,7 @@ class AlphaFold3Task:
     activations
         Type of the activations of trunk and diffusion; weights, coordinates, losses and the
         confidences stay in float32. None = the type of the weights.
-    validation_steps : of the sampling in validation
+    validation_steps : steps of the sampling in validation
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def template_pairs(
     pseudo_beta : position of CB (CA of glycine), Å
     backbone : positions of N, CA and C, Å
     pseudo_beta_mask, backbone_mask : whether these atoms exist
-    dtype : of the result; it is computed in that of the positions
+    dtype : type of the result; it is computed in that of the positions
     """
     distance_mask, frame_mask = _both(pseudo_beta_mask), _both(backbone_mask)
     bins = distance_bins(pseudo_beta, *DISTANCE_BINS) & distance_mask[..., None]
@@ -129,7 +129,7 @@ class TemplateEmbedder(nn.Module):
         pairs : own rows of `template_pairs`
         asym_id : chain of each token
         pair_mask : true for pairs of tokens that exist; None = all
-        seed : of dropout; None = no dropout
+        seed : dropout seed; None = no dropout
         """
         whole = (*restype.shape, restype.shape[-1])
         mask = None if pair_mask is None else pair_mask.unsqueeze(-3).expand(whole)

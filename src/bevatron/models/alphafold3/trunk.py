@@ -105,7 +105,7 @@ class Trunk(nn.Module):
         batch : fields of `bevatron.data.proteins.complex_batch.ComplexBatch`
         s_inputs : input embedding; its type is that of all activations
         cycles : passes, 1 or more
-        seed : of dropout; None = no dropout
+        seed : dropout seed; None = no dropout
         """
         s_first, z_first = self.embedding(batch, s_inputs)
         s, z = torch.zeros_like(s_first), torch.zeros_like(z_first)

@@ -31,7 +31,7 @@ class Tables(nn.Module):
     Parameters
     ----------
     sizes : values of each feature
-    width : of an embedding
+    width : width of an embedding
     """
 
     def __init__(self, sizes: tuple[int, ...], width: int) -> None:

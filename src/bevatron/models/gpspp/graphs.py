@@ -54,9 +54,9 @@ class Drops:
 
     Attributes
     ----------
-    node, edge, global_ : of the updates of message passing
-    attention, ffn : of what these add, [N], one value for a whole molecule
-    seed : of the dropout of attention probabilities
+    node, edge, global_ : dropout of the updates of message passing
+    attention, ffn : dropout of what these add, [N], one value for a whole molecule
+    seed : seed of the dropout of attention probabilities
     """
 
     node: Float[Tensor, " N"] | None = None

@@ -64,7 +64,7 @@ class EquivariantLinear(nn.Module):
     Parameters
     ----------
     channels : K, of each degree of the result and of each block of the input
-    blocks : of the input, in the degrees 0, 1, ...
+    blocks : blocks of the input, in the degrees 0, 1, ...
     """
 
     def __init__(self, channels: int, blocks: Sequence[int]) -> None:

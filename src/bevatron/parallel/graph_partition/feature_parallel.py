@@ -27,7 +27,7 @@ class FeatureParallel(Scheme):
     Parameters
     ----------
     block : the whole matrix; rows are the padded pieces one after another, columns their prefixes
-    vertices : of the rank's own piece
+    vertices : vertices of the rank's own piece
     padded : length of every piece with its padding
     prefix : rows of each piece that any edge refers to: only these are sent
     wire : type of features between ranks

@@ -25,7 +25,7 @@ class DistributedGraph:
     Attributes
     ----------
     num_vertices
-        Of the whole graph.
+        Vertices of the whole graph.
     scheme
         The partitioning scheme, with this rank's block of the matrix.
     plan
@@ -94,7 +94,7 @@ class DistributedGraph:
             Gather the features of columns again in the backward pass instead of keeping them
             (two_dimensional, gat): less memory.
         seed
-            Of the vertices' random order.
+            Seed of the vertices' random order.
         generator
             Draws the seeds of dropout; the same on every rank, by default seeded with ``seed``.
 
@@ -250,13 +250,13 @@ class DistributedGraph:
         Parameters
         ----------
         x, row_score, col_score
-            Of this rank's vertices.
+            Features and scores of this rank's vertices.
         negative_slope
-            Of LeakyReLU.
+            Slope of LeakyReLU below zero.
         dropout
             Probability that an entry is left out of a head's sum.
         seed
-            Of the mask, the same on every rank; by default another one at every call.
+            Seed of the mask, the same on every rank; by default another one at every call.
         """
         if dropout > 0 and seed is None:
             seed = int(torch.randint(2**62, (1,), generator=self.generator))
@@ -282,7 +282,7 @@ class DistributedGraph:
         Parameters
         ----------
         x
-            Of this rank's vertices: queries, keys and values.
+            Features of this rank's vertices: queries, keys and values.
         normalize, softmax
             Cosines instead of dot products; scores of each row normalised.
         scale

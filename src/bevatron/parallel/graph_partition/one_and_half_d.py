@@ -37,7 +37,7 @@ class OneAndHalfD(BlockScheme):
     Parameters
     ----------
     block : A_ij
-    vertices : of row tile i
+    vertices : vertices of row tile i
     everyone, row_group, column_group : all ranks; ranks (i, *); ranks (*, j)
     padded : length of every tile with its padding
     """

@@ -30,9 +30,9 @@ class Workload:
     Attributes
     ----------
     vertices, entries
-        Of the graph.
+        Sizes of the graph.
     heads, channels
-        Of the features.
+        Sizes of the features.
     attention
         gat (scores of a row and of a column), dot (scalar products) or rows (another formula).
     softmax

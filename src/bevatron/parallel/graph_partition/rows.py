@@ -26,7 +26,7 @@ class Rows(Scheme):
     Parameters
     ----------
     block : own rows; columns are the places in the halo
-    vertices : of the own rows
+    vertices : vertices of this rank's rows
     wanted : positions of own vertices that are sent to each rank, concatenated by rank
     send, receive : number of rows sent to and received from each rank
     """

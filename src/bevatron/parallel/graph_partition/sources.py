@@ -27,7 +27,7 @@ class EdgeSource(Protocol):
     num_vertices
         Rows and columns of the matrix.
     name
-        Of the file or graph, for messages.
+        Name of the file or graph, for messages.
     policy
         What is done with duplicates, reverse edges and self loops.
     fill_empty_rows
@@ -41,7 +41,7 @@ class EdgeSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the file or graph, for messages."""
+        """Name of the file or graph, for messages."""
         ...
 
     @property

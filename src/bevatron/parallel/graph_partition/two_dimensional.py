@@ -45,7 +45,7 @@ class TwoDimensional(BlockScheme):
     Parameters
     ----------
     block : A_ij: rows j * padded + t of pieces (i, *), columns i * prefix + t of pieces (*, j)
-    vertices : of the rank's own piece
+    vertices : vertices of the rank's own piece
     everyone, row_group, column_group : all ranks; ranks (i, *); ranks (*, j)
     padded : length of every piece with its padding
     prefix : rows of each piece that any block refers to

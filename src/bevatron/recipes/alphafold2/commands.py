@@ -116,7 +116,7 @@ def predict(
 
     Examples
     --------
-    bevatron predict runs/chains chains.fasta predicted --searches alignments pdb_mmcif
+    bevatron predict runs/chains chains.fasta predicted --searches alignments
     """
     from bevatron.recipes.alphafold2.predict import predict_files
 
@@ -136,8 +136,8 @@ def convert(file: Source, out: Out, preset: str | None = None) -> None:
     Parameters
     ----------
     file
-        ``params_model_*.npz`` of DeepMind, or a file of torch of OpenFold or MLPerf HPC. DeepMind's
-        models 3 to 5 have no templates and are refused.
+        ``params_model_*.npz`` of DeepMind, or a file of torch of OpenFold or MLPerf HPC, with or
+        without templates.
     out
         The model folder, with which predict and evaluate work.
     preset

@@ -214,7 +214,7 @@ class ChainData:
     ----------
     train : stores, and of each the chains that are trained on
     valid : whole chains for validation; None without any
-    fingerprints : of the stores
+    fingerprints : fingerprints of the stores
     report : lines about what was found
     cycles : recycling iterations of a sample
     """

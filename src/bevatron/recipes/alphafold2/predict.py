@@ -46,7 +46,7 @@ def predict_files(
     source
         See `bevatron.data.readers.proteins.inputs.read_inputs`: FASTA, or a JSON or YAML that also
         names alignments and templates. Equal chains are predicted once.
-    seed : of the rows that are drawn
+    seed : seed of the rows that are drawn
     device : cpu, cuda, cuda:N or auto; for a model that is not loaded yet
     searches : files or folders of alignments, template hits, and the structures that they name
 

@@ -83,14 +83,14 @@ SCALEFOLD_STAGES = {
         steps=55_000, samples_per_step=256, evaluate_every=500, target=0.9, ends_at_target=True
     ),
 }
-"""Of ScaleFold's training from nothing."""
+"""Settings of ScaleFold's training from scratch."""
 
 MLPERF_STAGES = {
     "initial": ChainStage(
         steps=2_000, samples_per_step=256, evaluate_every=40, target=0.8, ends_at_target=True
     )
 }
-"""Of MLPerf HPC, which starts from a checkpoint."""
+"""Settings of MLPerf HPC, which starts from a checkpoint."""
 
 SMALL_STAGES = {
     "initial": ChainStage(

@@ -1,6 +1,7 @@
 """Where a run starts: new weights, or those of a run, OpenFold, MLPerf HPC or DeepMind."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,9 +61,10 @@ def started_from(path: Path, config: AlphaFold2Config) -> Started:
     path : a folder; ``params_model_*.npz`` of DeepMind; a file of torch of OpenFold or MLPerf HPC
     config : sizes of the model
     """
-    with named(f"start_from: {path}"):
-        if path.is_dir():
+    if path.is_dir():
+        with named("start_from"):
             return Started(with_weights_of(path, AlphaFold2(config), SYSTEM), {})
+    with named(f"start_from: {path}"):
         return _in_file(path, config)
 
 
@@ -72,10 +74,12 @@ def to_folder(file: Path, out: Path, preset: str | None) -> str:
     Raises CheckpointError as `started_from`.
     """
     presets = ("alphafold2", "alphafold2-ptm") if preset is None else (preset,)
+    configs = {name: AlphaFold2Config.preset(name) for name in presets}
+    for name, config in list(configs.items()):
+        templates = replace(config.templates, num_blocks=0)
+        configs[f"{name} without templates"] = replace(config, templates=templates)
     with named(str(file)):
-        model, found = fitting(
-            lambda name: _in_file(file, AlphaFold2Config.preset(name)).model, presets
-        )
+        model, found = fitting(lambda config: _in_file(file, config).model, configs)
     save_model(model, out)
     return said_of(model, found, out)
 

@@ -40,7 +40,7 @@ KIND = "chains"
 """Kind of these stores in their settings."""
 
 FEATURES_VERSION = 4
-"""Of what is stored of a chain; a store of another version is prepared again."""
+"""Version of what is stored of a chain; a store of another version is prepared again."""
 
 RESIDUE_FIELDS = tuple(field for field in CHAIN_FIELDS if field.ragged)
 

@@ -189,7 +189,7 @@ def _line(row: dict[str, Any]) -> str:
     )
 
 
-def convert(file: Source, out: Out, preset: str | None = None) -> None:
+def convert(file: Source, out: Out, preset: str = "alphafold3") -> None:
     """Convert a checkpoint of Protenix to a model folder.
 
     Parameters
@@ -199,7 +199,7 @@ def convert(file: Source, out: Out, preset: str | None = None) -> None:
     out
         The model folder, with which predict and evaluate work.
     preset
-        Sizes of the model, alphafold3 by default.
+        Sizes of the model.
 
     Examples
     --------

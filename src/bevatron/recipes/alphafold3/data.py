@@ -126,7 +126,7 @@ class ComplexData:
     ----------
     train : stores, and of each the entries that are trained on
     valid : entries for validation, in crops that are always the same; None without any
-    fingerprints : of the stores
+    fingerprints : fingerprints of the stores
     report : lines about what was found
     """
 

@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
 """Settings of the demo that differ from the defaults."""
 
 STEPS = 50
-"""Of the sampling."""
+"""Steps of the sampling."""
 
 
 def run_demo(out: Path) -> Part:

@@ -20,7 +20,7 @@ from bevatron.recipes.alphafold3.predictor import ComplexPredictor
 from bevatron.recipes.alphafold3.stores import open_complexes, prepared
 
 SEED = 0
-"""Of the random numbers of an evaluation."""
+"""Seed of the random numbers of an evaluation."""
 
 
 def evaluate_stores(

@@ -22,7 +22,7 @@ def write_page(
     Parameters
     ----------
     rows : scores of all structures, the best first
-    mmcif : of the best
+    mmcif : mmCIF of the best structure
     """
     words = describe(entry)
     labels = [chain["label"] for chain in words["chains"]]

@@ -45,8 +45,8 @@ def predict_files(
     model : a run, a model folder, or what was loaded of one
     source : see `bevatron.data.readers.proteins.inputs.read_inputs`
     samples : structures of each seed
-    seeds : of the random numbers; none: those that the file names, else 0
-    steps : of the sampling
+    seeds : seeds of the random numbers; none: those that the file names, else 0
+    steps : steps of the sampling
     device : cpu, cuda, cuda:N or auto; for a model that is not loaded yet
     components : the chemical component dictionary: a file, or ``biotite``
     searches : files or folders of alignments, template hits, and the structures that they name

@@ -87,7 +87,7 @@ SMALL_STAGES = {
         step=StepOptions(copies=8, confidence_every=4),
     )
 }  # fmt: skip
-"""Of the preset ``small``, for a CPU."""
+"""Stages of the preset ``small``, for a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)

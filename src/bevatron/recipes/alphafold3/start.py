@@ -14,7 +14,6 @@ from bevatron.recipes.alphafold3 import SYSTEM
 from bevatron.recipes.kinds import newest_model
 from bevatron.recipes.start_from import (
     contents,
-    fitting,
     named,
     said_of,
     tensors,
@@ -31,22 +30,23 @@ def started_from(path: Path, config: AlphaFold3Config) -> AlphaFold3:
 
     Raises CheckpointError if it cannot be read or is of a model of other sizes.
     """
-    with named(f"start_from: {path}"):
-        if path.is_dir():
+    if path.is_dir():
+        with named("start_from"):
             return with_weights_of(path, AlphaFold3(config), SYSTEM)
+    with named(f"start_from: {path}"):
         return _in_file(path, config)
 
 
-def to_folder(file: Path, out: Path, preset: str | None) -> str:
+def to_folder(file: Path, out: Path, preset: str) -> str:
     """Write the weights in a checkpoint of Protenix into a model folder.
 
     Raises CheckpointError as `started_from`.
     """
-    presets = ("alphafold3",) if preset is None else (preset,)
+    config = AlphaFold3Config.preset(preset)
     with named(str(file)):
-        model, found = fitting(lambda name: _in_file(file, AlphaFold3Config.preset(name)), presets)
+        model = _in_file(file, config)
     save_model(model, out)
-    return said_of(model, found, out)
+    return said_of(model, preset, out)
 
 
 def to_protenix_file(model: Path, out: Path) -> str:

@@ -44,7 +44,7 @@ KIND = "complexes"
 """Kind of these stores in their settings."""
 
 FEATURES_VERSION = 4
-"""Of what is stored of a complex; a store of another version is prepared again."""
+"""Version of what is stored of a complex; a store of another version is prepared again."""
 
 FIELDS = (
     *ENTRY_FIELDS,

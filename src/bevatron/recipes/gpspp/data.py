@@ -106,7 +106,7 @@ class MoleculeData:
         Usable molecules; ``valid`` and ``test`` are None where nothing was set aside. Those of
         ``train`` and ``valid`` have at least one label each.
     targets : names of the targets
-    feature_set, features_version : of the samples
+    feature_set, features_version : those of the samples
     fingerprint : hash of the training molecules and their split; a run is not resumed with others
     report : lines for the log: what was found, left out and set aside
     """

@@ -62,7 +62,7 @@ class MoleculePredictions:
     spread : [n, T] or None
         Standard deviation over several models (of a multiclass target: of that class's
         probability).
-    probabilities : of multiclass targets by name, [n, classes]
+    probabilities : probabilities of multiclass targets by name, [n, classes]
     smiles : as given, or written by RDKit
     reason
         Why there is no prediction, what was left out of a molecule, and in what it is outside the

@@ -50,7 +50,7 @@ from bevatron.train.settings import (
 REPORT = "bevatron.recipes.gpspp.report"
 
 SMALL_OPTIM = {"lr": 2e-3, "ema": 0.98}
-"""Of gpspp-small: narrow layers bear a higher rate."""
+"""Settings of gpspp-small: narrow layers bear a higher rate."""
 
 FEWEST_STEPS = 1000
 """Runs with fewer are warned of."""

@@ -136,7 +136,7 @@ class PartedGraph:
     edges, vertices : see `open_graph`
     model : configuration of the model that works on it
     scheme : how the graph is partitioned
-    seed : of the order of vertices and of masks of dropout
+    seed : seed of the order of vertices and of masks of dropout
 
     Attributes
     ----------

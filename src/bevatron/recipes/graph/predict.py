@@ -223,7 +223,7 @@ class Computed:
 
     Attributes
     ----------
-    task, batch, outputs : of these vertices
+    task, batch, outputs : the task, the batch of these vertices and the outputs for them
     whole : the graph that is cut; None of a whole one
     """
 

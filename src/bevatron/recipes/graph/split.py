@@ -126,7 +126,7 @@ def with_trained_split(
     Parameters
     ----------
     graph : as it was read
-    trained : of the model; None if it has none
+    trained : what the model was trained on; None if it does not say
     splits
         The file from which the graph's split was read; it is used if it asks for no test on what
         was trained on.

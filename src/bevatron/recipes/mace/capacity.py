@@ -296,7 +296,7 @@ def find_capacity(meter: StepMeter, most: int = 1 << 20) -> dict[str, int]:
 
     Parameters
     ----------
-    meter : of steps on a GPU
+    meter : measures steps on a GPU
     most : maximum number of atoms
 
     Returns

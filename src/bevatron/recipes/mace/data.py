@@ -164,7 +164,7 @@ def load_structures(
 
     Parameters
     ----------
-    cutoff : of the neighbours, Å
+    cutoff : neighbour cutoff, Å
     prepared : where files are prepared unless the configuration names a folder
     first_heads : heads that a model already has; new heads of the data follow
     stage_to : node-local folder that stores are copied to and read from

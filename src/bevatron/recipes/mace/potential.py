@@ -101,7 +101,7 @@ class Potential:
 
         Parameters
         ----------
-        info : of the structure, as ASE has it; it may name a ``head``
+        info : ``info`` of the structure, as ASE has it; it may name a ``head``
         where : what the structure is called in messages
         """
         name = info.get(LabelOptions.head_key)

@@ -32,7 +32,7 @@ def open_structures(
     Parameters
     ----------
     paths : stores and files of structures; the files become one store in ``prepared``
-    cutoff : of the neighbours, Å
+    cutoff : neighbour cutoff, Å
     labels : names of the labels in the files
     prepared : folder of the prepared store; an existing one is used if its inputs are the same
     workers : processes; None = all usable cores

@@ -54,7 +54,7 @@ class CapturedInference:
     model
         Called as ``model(batch, **options)``, returns tensors by name: a module with frozen
         weights, or a function such as ``partial(task.predict, module)``.
-    device, dtype : of the model
+    device, dtype : those of the model
     rows
         Name of an output -> name of the batch's axis that its rows run along; all others have one
         row per sample.

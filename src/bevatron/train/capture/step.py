@@ -188,7 +188,7 @@ class CapturedStep:
         Parameters
         ----------
         batches
-            Of all ranks.
+            Those of all ranks.
         accumulate
             Batches of each rank in a step; None = as the optimiser's settings say.
 

@@ -18,8 +18,8 @@ class SavedBytes:
 
     Attributes
     ----------
-    forward : of its forward pass
-    gradient : of a gradient through it that is itself part of the loss, as forces are
+    forward : bytes of its forward pass
+    gradient : bytes of a gradient through it that is itself part of the loss, as forces are
     """
 
     forward: int = 0

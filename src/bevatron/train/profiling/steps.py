@@ -45,7 +45,7 @@ class Memory:
     Attributes
     ----------
     weights, gradients, optimizer, averages
-        Of the model (buffers included), of the trained parameters, moments, averaged weights.
+        Those of the model (buffers included), its gradients, Adam's moments, averaged weights.
     activations
         Kept by autograd between forward and backward pass of the largest batch, by module.
     temporary
@@ -53,7 +53,7 @@ class Memory:
     batch
         The largest batch itself.
     peak, reserved
-        Of the whole run as torch's allocator counts, on a GPU: of tensors, and asked of the device.
+        Most that torch's allocator held in the run, on a GPU: in tensors, and in all from CUDA.
     """
 
     weights: int = 0
@@ -74,7 +74,7 @@ class Profile:
     Attributes
     ----------
     steps : that were traced, and as many were timed before
-    window : of the traced steps
+    window : window of the traced steps
     spans : what ran on the device: kernels and copies, or on a CPU the innermost operators
     calls : what is counted: the same on a GPU, all operators on a CPU
     data, ranks : when the host waited for a batch, and for other ranks

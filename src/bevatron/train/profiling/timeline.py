@@ -47,9 +47,9 @@ class Span:
 
     Attributes
     ----------
-    name : of the kernel or operator
+    name : name of the kernel or operator
     start, duration : nanoseconds
-    stream : of the GPU, or the thread
+    stream : stream of the GPU, or the thread
     """
 
     name: str
@@ -332,7 +332,7 @@ def gains(
 
     Parameters
     ----------
-    spans : of the device
+    spans : spans of the device
     window, steps : the steps that were traced
     step : nanoseconds of a step that is not traced; tracing slows the host, not the device
     data, ranks : when the host waited for a batch, and for other ranks

@@ -74,7 +74,7 @@ class Metric:
 
     Attributes
     ----------
-    title, ylabel : of the panel, the latter with the unit
+    title, ylabel : those of the panel, the latter with the unit
     keys : label of each curve -> name of the validation metric
     factor : from the unit of the metric to that of the panel
     logarithmic : whether the vertical axis is

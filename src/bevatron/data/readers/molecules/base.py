@@ -79,7 +79,7 @@ def check_labels(values: FloatArray, name: str, where: Callable[[int], str]) -> 
     Parameters
     ----------
     values : [n]
-    name : of the target
+    name : name of the target
     where : names the place of a row in the file
     """
     wrong = np.flatnonzero(np.abs(values) > LARGEST_LABEL)

@@ -56,8 +56,8 @@ class BinaryBlock:
 
     Parameters
     ----------
-    block : of the file
-    name : of the file, for messages
+    block : data block of the file
+    name : name of the file, for messages
     """
 
     def __init__(self, block: dict[str, Any], name: str) -> None:

@@ -58,9 +58,9 @@ def channelwise_tensor_product(
     x
         Node features, the blocks of ``irreps_in`` concatenated.
     harmonics
-        Of each edge, in the order of ``irreps_harmonics``.
+        Those of each edge, in the order of ``irreps_harmonics``.
     weights
-        Of each edge, path-major: all channels of the first path, then of the second.
+        Those of each edge, path-major: all channels of the first path, then of the second.
     edges
         Row 0 senders, row 1 receivers, in any order; or an `EdgeOrder`, which the Triton
         implementation otherwise computes for itself.

@@ -95,7 +95,7 @@ def run(
 
     Parameters
     ----------
-    kind : of `Variant`
+    kind : as in `Variant`
     tensors : x, y, w and what else the kind reads, by the names of `Variant`, contiguous
     into
         Where the results go, by name; only those are computed. ``out`` and ``dg`` [N, D_mid] and

@@ -49,7 +49,7 @@ class Side(NamedTuple):
     ----------
     width : channels of all blocks of the degree
     block : channels of one block
-    start : of the degree in a row
+    start : start of the degree in a row
     row : length of a row
     """
 

@@ -20,7 +20,7 @@ def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     Parameters
     ----------
     x
-        Of any shape.
+        Any shape.
 
     Raises
     ------

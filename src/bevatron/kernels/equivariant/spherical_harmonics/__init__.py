@@ -22,7 +22,7 @@ def spherical_harmonics(l_max: int, vectors: Float[Tensor, "E 3"]) -> Float[Tens
     l_max
         Highest degree.
     vectors
-        Of any length above zero; length zero gives NaN.
+        Any length above zero; length zero gives NaN.
 
     Returns
     -------

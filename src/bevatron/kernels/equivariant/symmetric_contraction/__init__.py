@@ -49,8 +49,8 @@ def symmetric_contraction(
         For every L, U of order 1 .. c, from a checkpoint; else
         `bevatron.maths.symmetric_product.symmetric_coefficients`, which are mace-torch's.
     layout
-        Of the result: e3nn's ``mul_ir``, in which the 2L+1 components of a channel are contiguous;
-        or ``ir_mul``, in which the channels of a component are.
+        Layout of the result: e3nn's ``mul_ir``, in which the 2L+1 components of a channel are
+        contiguous; or ``ir_mul``, in which the channels of a component are.
 
     Returns
     -------

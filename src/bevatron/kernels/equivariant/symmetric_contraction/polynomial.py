@@ -57,7 +57,7 @@ class Polynomial:
     terms
         (M, sorted components) of each term; M counts over all blocks. Depth first in the tree.
     mixing : [terms, paths of all degrees and orders], float64
-    layout : of a block of the result
+    layout : layout of a block of the result
     """
 
     size: int

@@ -80,7 +80,7 @@ class Csr:
         shape
             Rows and columns.
         values
-            Of the entries, in their order; gradients flow back to them.
+            Values of the entries, in their order; gradients flow back to them.
         row_ids, col_ids
             See `Csr`.
 

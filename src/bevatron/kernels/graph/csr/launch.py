@@ -21,7 +21,7 @@ class Tile:
     ----------
     numbers : fetched features of a step: entries times channels
     channels : most channels of a program; more are shared out, and scores computed for each share
-    num_warps : of a program
+    num_warps : warps of a program
     """
 
     numbers: int = 1024
@@ -92,7 +92,7 @@ def buckets(numbers: list[int], channels: int, tile: Tile) -> list[Bucket]:
     Parameters
     ----------
     numbers : as `rows_of` gives them
-    channels : of a program, a power of two
+    channels : channels of a program, a power of two
     tile : size of a program
     """
     total = numbers[1]

@@ -97,7 +97,7 @@ def by_pieces(
 
     Parameters
     ----------
-    function : of some entries, [entries, ...]
+    function : applied to some entries, [entries, ...]
     tensors : the inputs with gradients
     entries : [E] of any kind
     like : [n, ...] whose rows are as wide as what is computed for an entry on the way

@@ -68,7 +68,7 @@ def dot_attention(
     Returns
     -------
     Tensor
-        Of the type of ``x``; zero for a row without entries.
+        Same type as ``x``; zero for a row without entries.
 
     Raises
     ------

@@ -32,7 +32,7 @@ class Problem:
     row_scale, col_scale : [rows, H], [columns, H] or None
     vector : GATv2's w, [H, C]; None: the score is a scalar product
     softmax : whether scores are normalised
-    ids, seed, slope, dropout : of a random mask and of GATv2's LeakyReLU
+    ids, seed, slope, dropout : arguments of a random mask and of GATv2's LeakyReLU
     """
 
     query: Tensor

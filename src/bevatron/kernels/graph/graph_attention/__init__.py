@@ -46,17 +46,17 @@ def graph_attention(
     row_score, col_score
         l and r.
     negative_slope
-        Of LeakyReLU.
+        Slope of LeakyReLU below zero.
     dropout
         Probability that an entry is dropped from a head's sum; 0 for inference.
     seed
-        Of the mask, which is a function of (seed, row, column, head) alone. A tensor on the device
-        may change between replays of a captured graph. None: drawn from torch's generator.
+        Seed of the mask, which is a function of (seed, row, column, head) alone. A tensor on the
+        device may change between replays of a captured graph. None: drawn from torch's generator.
 
     Returns
     -------
     Tensor
-        Of the type of ``x``; zero for a row without entries.
+        Same type as ``x``; zero for a row without entries.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def graph_attention_v2(
     Returns
     -------
     Tensor
-        Of the type of ``x``; zero for a row without entries.
+        Same type as ``x``; zero for a row without entries.
 
     Raises
     ------

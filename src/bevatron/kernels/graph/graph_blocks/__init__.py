@@ -87,7 +87,7 @@ def weighted_sum(
     csr
         The structure; its own values are ignored.
     values
-        Of the entries; None: all ones.
+        Values of the entries; None: all ones.
     x
         Features of the columns.
     """

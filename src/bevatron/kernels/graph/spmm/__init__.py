@@ -41,7 +41,7 @@ def spmm(
     Returns
     -------
     Tensor
-        Of the type of ``x``; zero for a row without entries. The gradient of max and min goes to
+        Same type as ``x``; zero for a row without entries. The gradient of max and min goes to
         the first column (the lowest number) among equals.
 
     Raises

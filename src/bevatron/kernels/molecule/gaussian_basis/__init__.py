@@ -41,7 +41,7 @@ def gaussian_basis(
     epsilon
         Lower bound of the width.
     dtype
-        Of the result; that of ``mean`` by default. Computed in float32 at least.
+        Type of the result; that of ``mean`` by default. Computed in float32 at least.
 
     Returns
     -------

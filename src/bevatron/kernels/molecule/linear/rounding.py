@@ -26,7 +26,7 @@ def rounded_together(parameters: Iterable[Tensor]) -> Iterator[None]:
     Parameters
     ----------
     parameters
-        Of one device. Also parts of them (views) are found.
+        All on one device. Also parts of them (views) are found.
 
     Examples
     --------

@@ -58,7 +58,7 @@ def norm_gelu(
     Returns
     -------
     Tensor
-        Of the shape and type of ``x``; computed in float32 for 16-bit types and rounded once.
+        Same shape and type as ``x``; computed in float32 for 16-bit types and rounded once.
 
     Raises
     ------

@@ -51,7 +51,7 @@ def residual_norm(
     Returns
     -------
     Tensor
-        Of the shape and type of ``x``; computed in float32 for 16-bit types and rounded once.
+        Same shape and type as ``x``; computed in float32 for 16-bit types and rounded once.
 
     Raises
     ------

@@ -78,7 +78,7 @@ class AdamSettings:
     Attributes
     ----------
     betas, eps
-        Of Adam.
+        Decays of the moments, and the term added to the denominator.
     decoupled
         Whether weight decay acts on the weights (AdamW) and not on the gradient.
     clip
@@ -111,11 +111,11 @@ class AdamTensors:
     steps : [P] float32
         Updates so far.
     lr_scale, weight_decay : [P] float64
-        Of each parameter.
+        One for each parameter.
     controls : [2 + K] float64
         Learning rate, largest sound loss, and the share of the new weights in each average.
     loss : [] float64
-        Of this step.
+        Loss of this step.
     verdict : [3] float64
         Whether something was unsound, now or before (then nothing but the gradient changes); global
         norm of the gradient before clipping; whether the weights were changed.

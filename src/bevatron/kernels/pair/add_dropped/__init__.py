@@ -42,7 +42,7 @@ def add_dropped(
     Returns
     -------
     Tensor
-        Of the type of ``x``, contiguous. The backward pass keeps the mask alone.
+        Same type as ``x``, contiguous. The backward pass keeps the mask alone.
 
     Raises
     ------

@@ -71,7 +71,7 @@ class Columns:
     mean, rstd
         [samples, S, N] in float32.
     parts, heads
-        Of a column's rows; and heads, padded for matrix products.
+        Parts of a column's rows; and heads, padded for matmuls.
     """
 
     m: Tensor

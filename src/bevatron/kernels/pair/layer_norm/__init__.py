@@ -44,7 +44,7 @@ def layer_norm(
     weight, bias
         [C], of any type; their gradients are summed in float32 in a fixed order.
     scale, shift
-        Of the shape of ``x``, or one that broadcasts to it.
+        Same shape as ``x``, or one that broadcasts to it.
     eps
         Added to the variance.
     sigmoid
@@ -53,7 +53,7 @@ def layer_norm(
     Returns
     -------
     Tensor
-        Of the shape and type of ``x``. Mean, variance and all arithmetic are float32 for 16-bit
+        Same shape and type as ``x``. Mean, variance and all arithmetic are float32 for 16-bit
         types, and the result is rounded once.
 
     Raises

@@ -38,7 +38,7 @@ def layer_norm_linear(
         [K, C] and [K], as `torch.nn.Linear` keeps them. Layers on the same rows are
         fused by concatenating their weights.
     eps
-        Of the LayerNorm.
+        Added to the variance of the LayerNorm.
 
     Returns
     -------

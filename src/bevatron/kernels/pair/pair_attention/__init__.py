@@ -64,7 +64,7 @@ def pair_attention(
     Returns
     -------
     Tensor
-        Of the shape and type of ``q``. Logits, softmax and sums are float32 for 16-bit types.
+        Same shape and type as ``q``. Logits, softmax and sums are float32 for 16-bit types.
 
     Raises
     ------

@@ -67,7 +67,7 @@ def choose(kernel: str, head: int, itemsize: int, num_queries: int, num_keys: in
     itemsize
         Bytes of an element of q.
     num_queries, num_keys
-        Of a row.
+        Per row.
     """
     tiles = _replacing.get(kernel) or _table(head, itemsize)[kernel]
     if tiles.rows > 64 and 0 < num_queries % tiles.rows <= tiles.rows // 2:

@@ -23,7 +23,7 @@ class Keys(NamedTuple):
         The mask as columns that a matmul adds to logits: all but the first are 0. In float32 there
         are no matrix units, and copies serve as columns.
     copies
-        Of the mask of each key, as many as `load_pairs` wants, if they are asked for.
+        Copies of the mask of each key, as many as `load_pairs` wants, if they are asked for.
     ends
         [B, S], where the keys of each row end: all behind are masked.
     """

@@ -50,7 +50,7 @@ def qkvg(
     norm
         Weight and bias (each may be None) of a LayerNorm in front; None for no norm at all.
     eps
-        Of the norm.
+        Added to the variance of the norm.
 
     Returns
     -------

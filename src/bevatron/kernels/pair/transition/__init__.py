@@ -51,7 +51,7 @@ def transition(
     up_bias, down_bias
         [H] and [C_out].
     eps
-        Of the LayerNorm.
+        Added to the variance of the LayerNorm.
 
     Returns
     -------

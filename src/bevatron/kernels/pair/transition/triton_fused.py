@@ -69,9 +69,9 @@ class Launches:
     norm_shares
         Shape of the shares of the norm's gradients, [part, 2, C]; no elements without a norm.
     weight_shares
-        Of those of up, of down transposed and of gate, [part, 2 or 3, H C].
+        Shares of the weights of up, of down transposed and of gate, [part, 2 or 3, H C].
     bias_shares
-        Of those of the bias, [part, H]; no elements without one.
+        Shares of the bias, [part, H]; no elements without one.
     """
 
     forward: Launch

@@ -72,7 +72,7 @@ def triangle_multiply(
     outgoing
         Whether outgoing edges are multiplied, or incoming ones.
     eps
-        Of both norms.
+        Added to the variances of both norms.
     contraction
         Computes x where z is R rows of a pair whose other rows are elsewhere.
 

@@ -64,7 +64,7 @@ class Pair:
     is_readable
         Whether kernels read the pair in place; they need a copy otherwise.
     device, dtype
-        Of the pair.
+        Device and type of the pair.
     count, batch, C, H
         Rows, pairs, channels of the pair and of the contraction.
     geometry

@@ -145,7 +145,7 @@ def atom_lddt(
     Parameters
     ----------
     counts, is_nucleic
-        Of tokens: whether its centre is one of the atoms m, and whether pairs to it count up to
+        Per token: whether its centre is one of the atoms m, and whether pairs to it count up to
         30 Å (nucleic acids) or 15 Å.
 
     Returns

@@ -33,7 +33,7 @@ def smooth_lddt(
     truth
         Å; any finite value where not resolved.
     resolved, is_nucleic
-        Of every atom; padding is not resolved.
+        One for every atom; padding is not resolved.
     """
     dtype = torch.promote_types(predicted.dtype, torch.float32)
     copies, atoms = predicted.shape[-3:-1]

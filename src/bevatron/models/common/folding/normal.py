@@ -23,7 +23,7 @@ class SeededNormal:
     Parameters
     ----------
     seed : int64 on the device
-    dtype : of the numbers
+    dtype : type of the numbers
     calls : calls before this one; streams of one seed begin far apart
 
     Examples

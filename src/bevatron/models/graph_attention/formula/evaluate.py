@@ -42,7 +42,7 @@ class Evaluator:
     parameters : learned tensors by name, each with a first axis of heads
     fold : phi's matrix [H, in, out], where the aggregation comes first: X @ a is then H @ (Phi a)
     training : whether attention is dropped
-    dtype : of numbers on the edges that come from the graph alone
+    dtype : type of numbers on the edges that come from the graph alone
     """
 
     def __init__(

@@ -17,8 +17,8 @@ class AdditiveForm:
     Attributes
     ----------
     row, column : vectors u and v
-    slope : of the leaky ReLU; 1 where there is none
-    dropout : of the attention
+    slope : negative slope of the leaky ReLU; 1 where there is none
+    dropout : dropout rate of the attention
     weights_inside, weights_outside : whether A's edge values multiply scores or attention
     """
 
@@ -40,7 +40,7 @@ class DotForm:
     cosine : whether rows of Q and K count with length one
     softmax : whether a softmax over the row follows
     scale : scalar factor of the products
-    dropout : of the attention
+    dropout : dropout rate of the attention
     weights_inside, weights_outside : whether A's edge values multiply before or after the softmax
     row_scale, column_scale : vectors; Psi = diag(row) Psi' diag(column)
     """
@@ -65,8 +65,8 @@ class JointForm:
     ----------
     query, key : features of rows and columns
     weight : a
-    slope : of the leaky ReLU
-    dropout : of the attention
+    slope : negative slope of the leaky ReLU
+    dropout : dropout rate of the attention
     weights_inside, weights_outside : whether A's edge values multiply scores or attention
     """
 

@@ -24,7 +24,7 @@ class Gat(NamedLayer):
     Parameters
     ----------
     inputs, outputs, options : see `LayerOptions`; ``outputs`` of one head
-    slope : of the leaky ReLU, 0 to 1
+    slope : negative slope of the leaky ReLU, 0 to 1
     attention_dropout : probability that an edge is left out of a head's sum while training
     value_dropout
         Probability that an element of X is dropped from the sums while training, though not from
