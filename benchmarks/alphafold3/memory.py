@@ -100,7 +100,7 @@ class Plans(Memory):
         sizes = {**batch.sizes, "tokens": tokens, "atoms": ATOMS * tokens, "rows": given.rows}
         shape = batch.padding.rounded([sizes[axis] for axis in batch.padding.names])
         for row in self.rows:
-            if (row["arm"], row["policy"], row["N"]) == (name, policy, shape["tokens"]):
+            if (row.get("arm"), row["policy"], row["N"]) == (name, policy, shape["tokens"]):
                 return row["in all GiB"] <= given.planned  # another length padded to the same
         with use(KERNELS[name]):
             plan = plan_memory(run, batch, shape=shape, captured=False)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from benchmarks.alphafold3 import arms, kernel_time, learning, memory, parts, train_step
 from benchmarks.common.arguments import read_all
+from benchmarks.parallel import memory as shared_memory
 
 from bevatron.models.alphafold3 import config
 from bevatron.models.alphafold3.config_diffusion import (
@@ -25,6 +26,7 @@ from bevatron.models.alphafold3.config_trunk import (
     PairformerConfig,
     TemplateConfig,
 )
+from bevatron.parallel import axial
 from bevatron.recipes.alphafold3.stores import prepare_complexes
 from bevatron.train.memory_plan import MemoryPlan
 
@@ -196,6 +198,25 @@ def test_steps_are_planned_at_lengths_that_no_complex_has(store, tmp_path, monke
     written = json.loads((tmp_path / "alphafold3" / "memory.json").read_text())
     assert written["extra"]["longest"] == {"bevatron, all": 640}
     assert "not run" in written["notes"]
+
+
+def test_longer_crops_are_planned_for_several_gpus(store, tmp_path, monkeypatch):
+    def plan(run, batch, *, shape, captured):
+        del run, batch, captured
+        return MemoryPlan(0, 0, 0, 0, shape["tokens"] ** 2 // axial.sample_group().size)
+
+    monkeypatch.setattr(memory, "plan_memory", plan)
+    monkeypatch.setattr(memory, "SMALL", N)
+    words = ["memory", str(store), "--sizes", "1", "2", "--lengths", "512", "1024"]
+    words += ["--planned", str(750**2 / 2**30), "--preset", "tiny", "--rows", "4", "--copies", "2"]
+    monkeypatch.setattr("sys.argv", [*words, "--out", str(tmp_path)])
+    shared_memory.main()
+    written = json.loads((tmp_path / "parallel" / "memory.json").read_text())
+    longest = {
+        size: max(r["N"] for r in written["rows"] if r["GPUs a sample"] == size and r["fits"])
+        for size in (1, 2)
+    }
+    assert longest == {1: 640, 2: 1024}
 
 
 def test_kernels_are_told_apart_by_name():
