@@ -278,6 +278,7 @@ def test_weights_go_to_protenix_and_back():
     ("make", "sentence"),
     [
         (lambda: AlphaFold3Config(cycles=0), "cycles: expected 1 or more, got 0"),
+        (lambda: AlphaFold3Config(distogram_bins=32), "distogram_bins: the loss has 64, got 32"),
         (lambda: AlphaFold3Config(widths=TrunkWidths(inputs=65)), "inputs: expected more than"),
         (lambda: PairConfig(dropout=1.0), r"dropout: expected one in \[0, 1\), got 1.0"),
         (lambda: MsaConfig(num_heads=0), "num_heads: expected 1 to 65536, got 0"),

@@ -22,6 +22,7 @@ from bevatron.models.alphafold3.config_trunk import (
     TemplateConfig,
 )
 from bevatron.models.common.folding import Checkpointing
+from bevatron.models.common.folding.metrics import DISTOGRAM_EDGES
 from bevatron.models.common.hyper_parameters import preset_values
 
 TOKEN_FEATURES = 32 + 32 + 1
@@ -79,6 +80,9 @@ class AlphaFold3Config:
                 f"widths.inputs: expected more than the {TOKEN_FEATURES} features of a token, got "
                 f"{self.widths.inputs}"
             )
+        bins = DISTOGRAM_EDGES[2] + 1
+        if self.distogram_bins != bins:
+            raise ConfigError(f"distogram_bins: the loss has {bins}, got {self.distogram_bins}")
         if self.cycles < 1:
             raise ConfigError(f"cycles: expected 1 or more, got {self.cycles}")
 
