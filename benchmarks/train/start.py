@@ -91,6 +91,8 @@ def main() -> None:
                     given = (system, preset or None, Path(scratch), arguments.cache or Path(empty))
                     first, records, words = started(*given, arguments.epochs)
                 rows.append(row_of(what, turn, first, records))
+                for folder in (scratch, Path(__file__).parents[2]):
+                    words = words.replace(f"{folder}/", "")
                 printed[f"{what}, {turn}"] = words.splitlines()
                 print(json.dumps(rows[-1]), flush=True)
                 write_result(
