@@ -94,6 +94,21 @@ def test_models_without_templates_are_recognised(tmp_path, capsys, command):
     assert not any("template" in name for name in loaded.state_dict())
 
 
+@pytest.mark.parametrize("command", ["to-openfold", "to-deepmind"])
+@pytest.mark.parametrize("name", ["alphafold2", "alphafold2-ptm"])
+def test_the_preset_follows_from_the_heads(tmp_path, capsys, monkeypatch, command, name):
+    small_values = dict(alphafold2.PRESETS["small"])
+    errors = {"alphafold2": False, "alphafold2-ptm": True}
+    for each, has_errors in errors.items():
+        monkeypatch.setitem(alphafold2.PRESETS, each, small_values | {"aligned_error": has_errors})
+    alphafold2.save_model(alphafold2.build(name), tmp_path / "ours")
+    file = tmp_path / MODELS[command][1]
+    converted(command, tmp_path / "ours", file)
+    assert converted("alphafold2", file, tmp_path / "back") == 0
+    assert f"{name}, " in capsys.readouterr().out
+    assert alphafold2.load_model(tmp_path / "back").config.aligned_error is errors[name]
+
+
 @pytest.mark.parametrize("system", ["alphafold2", "alphafold3"])
 def test_what_does_not_fit_is_said_in_one_sentence(tmp_path, capfd, system):
     path = tmp_path / "weights.pt"

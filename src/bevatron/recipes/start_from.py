@@ -1,6 +1,6 @@
 """Weights to start from: of a run or a model folder, or in files of other packages."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,6 @@ from bevatron.models.common import model_folder
 from bevatron.recipes.kinds import newest_model
 from bevatron.recipes.system import System
 
-Config = TypeVar("Config")
 Model = TypeVar("Model", bound=nn.Module)
 
 NO_WEIGHTS = "holds no weights by name"
@@ -66,21 +65,6 @@ def tensors(found: object) -> Mapping[str, Tensor]:
     ):
         return found
     raise CheckpointError(NO_WEIGHTS)
-
-
-def fitting(read: Callable[[Config], Model], configs: Mapping[str, Config]) -> tuple[Model, str]:
-    """Return a model of the first configuration that the weights fit, and its name.
-
-    Raises CheckpointError as the first configuration does if they fit none.
-    """
-    first = None
-    for name, config in configs.items():
-        try:
-            return read(config), name
-        except CheckpointError as error:
-            first = first or error
-    assert first is not None
-    raise first
 
 
 def write_tensors(path: Path, values: Mapping[str, Any]) -> str:

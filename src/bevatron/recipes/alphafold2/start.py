@@ -24,7 +24,6 @@ from bevatron.recipes.alphafold2 import SYSTEM
 from bevatron.recipes.kinds import newest_model
 from bevatron.recipes.start_from import (
     contents,
-    fitting,
     named,
     said_of,
     tensors,
@@ -35,6 +34,9 @@ from bevatron.recipes.start_from import (
 OPENFOLD, MLPERF, MOMENTS = "ema", "alphafold_state_dict", "optimizer_state_dict"
 """Keys of checkpoints of OpenFold's training and of MLPerf HPC that hold the weights, and of the
 latter that holds Adam's moments."""
+
+ALIGNED_ERROR = ("aux_heads.tm.", "predicted_aligned_error_head")
+"""The head for the aligned error in OpenFold's names and in DeepMind's."""
 
 
 class Started(NamedTuple):
@@ -65,7 +67,7 @@ def started_from(path: Path, config: AlphaFold2Config) -> Started:
         with named("start_from"):
             return Started(with_weights_of(path, AlphaFold2(config), SYSTEM), {})
     with named(f"start_from: {path}"):
-        return _in_file(path, config)
+        return _built(_read(path), config)
 
 
 def to_folder(file: Path, out: Path, preset: str | None) -> str:
@@ -73,15 +75,19 @@ def to_folder(file: Path, out: Path, preset: str | None) -> str:
 
     Raises CheckpointError as `started_from`.
     """
-    presets = ("alphafold2", "alphafold2-ptm") if preset is None else (preset,)
-    configs = {name: AlphaFold2Config.preset(name) for name in presets}
-    for name, config in list(configs.items()):
-        templates = replace(config.templates, num_blocks=0)
-        configs[f"{name} without templates"] = replace(config, templates=templates)
     with named(str(file)):
-        model, found = fitting(lambda config: _in_file(file, config).model, configs)
+        found = _read(file)
+        names = " ".join(found if _is_deepminds(found) else tensors(_weights(found)))
+        if preset is None:
+            has_errors = any(name in names for name in ALIGNED_ERROR)
+            preset = "alphafold2-ptm" if has_errors else "alphafold2"
+        config = AlphaFold2Config.preset(preset)
+        if "template" not in names:
+            config = replace(config, templates=replace(config.templates, num_blocks=0))
+        model = _built(found, config).model
     save_model(model, out)
-    return said_of(model, found, out)
+    without = "" if config.templates.num_blocks else " without templates"
+    return said_of(model, preset + without, out)
 
 
 def to_openfold_file(model: Path, out: Path) -> str:
@@ -97,13 +103,20 @@ def to_deepmind_file(model: Path, out: Path) -> str:
     return f"written to {out}"
 
 
-def _in_file(path: Path, config: AlphaFold2Config) -> Started:
-    if path.suffix == ".npz":
-        return Started(from_deepmind(_arrays(path), config), {})
-    found = contents(path)
+def _read(path: Path) -> Mapping[str, Any]:
+    return _arrays(path) if path.suffix == ".npz" else contents(path)
+
+
+def _built(found: Mapping[str, Any], config: AlphaFold2Config) -> Started:
+    if _is_deepminds(found):
+        return Started(from_deepmind(found, config), {})
     if MLPERF in found and MOMENTS in found:
         return Started(*from_mlperf(found, config))
     return Started(from_openfold(tensors(_weights(found)), config), {})
+
+
+def _is_deepminds(found: Mapping[str, Any]) -> bool:
+    return all(isinstance(value, np.ndarray) for value in found.values())
 
 
 def _arrays(path: Path) -> dict[str, Any]:
