@@ -44,12 +44,9 @@ class Repeated:
 
     Parameters
     ----------
-    samples
-        The different samples.
-    length
-        Of the dataset.
-    name
-        What a sample is called in messages.
+    samples : the different samples
+    length : of the dataset
+    name : what a sample is called in messages
     """
 
     def __init__(self, samples: Sequence[Mapping[str, Any]], length: int, name: str) -> None:
@@ -76,10 +73,8 @@ class TracedSteps:
 
     Attributes
     ----------
-    first, traced
-        The first traced step, counted from 1, and number of traced steps; none if 0.
-    profiler
-        The trace.
+    first, traced : the first traced step, counted from 1, and number of traced steps; none if 0
+    profiler : the trace
     """
 
     first, traced, calls = 0, 0, 0

@@ -47,12 +47,9 @@ class Row:
 
     Attributes
     ----------
-    table
-        Of the paper.
-    words
-        What is different.
-    model, corruption
-        Changes of the configuration.
+    table : of the paper
+    words : what is different
+    model, corruption : changes of the configuration
     """
 
     table: int
