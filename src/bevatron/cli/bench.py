@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from bevatron.output import Result, print_rows, say
-from bevatron.recipes.arguments import Capacity, Device, RunFolder, StoreFolder
+from bevatron.recipes.arguments import Capacity, Device, RunFolder, StoreFolder, option
 
 if TYPE_CHECKING:
     from bevatron.recipes.mace.step_cost import StepMeter
 
 
-Dtype = Literal["float32", "float64"]
+Dtype = Annotated[Literal["float32", "float64"], option("Precision.")]
 
 
 @dataclass(frozen=True)
