@@ -29,7 +29,7 @@ from bevatron.data.readers.proteins.openfold import read_obsolete
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare, rank_and_world
 from bevatron.data.store.store import MANIFEST, Store
-from bevatron.errors import DataError, StoreError, reason_of
+from bevatron.errors import ConfigError, DataError, StoreError, reason_of
 from bevatron.files import TEMPORARY, remove_folder, write_text_atomically
 from bevatron.output import say
 from bevatron.typing import Array, Arrays
@@ -45,6 +45,46 @@ MOST_CLUSTERED = 4000
 
 MOST_SHOWN = 10
 """Files that were left out and are named on the terminal."""
+
+
+@dataclass(frozen=True)
+class ProteinDataConfig:
+    """Stores of proteins and how they are divided.
+
+    Attributes
+    ----------
+    train
+        Stores, or folders of structures and alignments, which are prepared into the run's folder.
+    valid
+        One more of them, for validation; by default a part of ``train``.
+    valid_fraction
+        That part, drawn at random: of chains a fraction of the clusters of similar sequences, of
+        complexes one of the entries.
+    valid_most
+        Maximum number of chains or complexes for validation.
+    split_seed
+        Seed of the random split.
+    """
+
+    train: tuple[Path, ...] = ()
+    valid: tuple[Path, ...] = ()
+    valid_fraction: float = 0.05
+    valid_most: int = 64
+    split_seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if not 0 <= self.valid_fraction < 1:
+            raise ConfigError(
+                f"data.valid_fraction: expected a number from 0 to 1, got {self.valid_fraction}"
+            )
+
+    def check_given(self, what: str) -> None:
+        """Refuse nothing to train on, and several stores for validation."""
+        if not self.train:
+            raise ConfigError(f"data.train: expected a store of {what} or a folder of structures")
+        if len(self.valid) > 1:
+            raise ConfigError("data.valid: expected one store; prepare the folders together")
 
 
 @dataclass(frozen=True)
