@@ -165,7 +165,7 @@ class StoreKind:
 
     def prepare(
         self,
-        files: Sequence[str | Path],
+        found: ProteinFiles,
         out: Path,
         featurize: Featurizer,
         settings: Mapping[str, Any] | None = None,
@@ -179,12 +179,12 @@ class StoreKind:
     ) -> list[str]:
         """Turn folders of structures and alignments into a store; a kill loses nothing.
 
-        Raises DataError or StoreError if there is no structure, with ``strict`` if one is unusable,
-        or ``out`` holds something else.
+        Raises DataError or StoreError if ``out`` holds something else, or with ``strict`` a
+        structure is unusable.
 
         Parameters
         ----------
-        files : structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them
+        found : see `find_structures`
         featurize, settings : how, and what else the entries depend on
         clusters : a file of clusters of proteins, see `write_clusters`
         finish : makes what else the store has, before its clusters
@@ -193,7 +193,6 @@ class StoreKind:
         -------
         Lines for the user: what was found and what was left out.
         """
-        found = find_structures(files)
         if overwrite:  # from now on what is there counts as unfinished
             (out / CLUSTERS).unlink(missing_ok=True)
         own = {name: value for name, value in asdict(featurize).items() if name != "strict"}

@@ -19,7 +19,13 @@ from bevatron.data.readers.proteins.alphabet import CLASSES
 from bevatron.data.samples import Field
 from bevatron.data.store.store import Store
 from bevatron.errors import DataError
-from bevatron.recipes.proteins import Featurizer, StoreKind, stores_of, text_bytes
+from bevatron.recipes.proteins import (
+    Featurizer,
+    StoreKind,
+    find_structures,
+    stores_of,
+    text_bytes,
+)
 from bevatron.typing import Array, Arrays
 
 FEATURES_VERSION = 4
@@ -182,7 +188,8 @@ def prepare_chains(
     files: Sequence[str | Path], out: Path, *, strict: bool = False, **options: Any
 ) -> list[str]:
     """Turn folders of structures and alignments into a store; options as of `StoreKind.prepare`."""
-    return CHAINS.prepare(files, out, ChainFeaturizer(strict=strict), **options)
+    found = find_structures(files)
+    return CHAINS.prepare(found, out, ChainFeaturizer(strict=strict), **options)
 
 
 def prepared(paths: Sequence[Path], out: Path) -> tuple[Path, ...]:

@@ -23,7 +23,13 @@ from bevatron.data.readers.proteins import open_components, read_structure
 from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.samples import Field
 from bevatron.data.store.store import Store
-from bevatron.recipes.proteins import Featurizer, StoreKind, stores_of, text_bytes
+from bevatron.recipes.proteins import (
+    Featurizer,
+    StoreKind,
+    find_structures,
+    stores_of,
+    text_bytes,
+)
 from bevatron.typing import Arrays
 
 KIND = "complexes"
@@ -169,6 +175,7 @@ def prepare_complexes(
     ----------
     components, assembly, max_tokens, keep_all, strict : see `ComplexFeaturizer`
     """
+    found = find_structures(files)
     dictionary = open_components(components)  # indexed once, before the workers ask for it
     featurize = ComplexFeaturizer(str(components), assembly, max_tokens, keep_all, strict=strict)
 
@@ -178,7 +185,7 @@ def prepare_complexes(
         prepare_poses(out / POSES, dictionary, codes, workers=_workers(asked), progress=progress)
 
     settings = {"dictionary": dictionary.key}
-    return COMPLEXES.prepare(files, out, featurize, settings, finish=make_poses, **options)
+    return COMPLEXES.prepare(found, out, featurize, settings, finish=make_poses, **options)
 
 
 def prepared(paths: Sequence[Path], out: Path, components: str) -> tuple[Path, ...]:
