@@ -30,7 +30,7 @@ def build(
     Raises
     ------
     ConfigError
-        If there is no such preset.
+        If there is no such preset, or no such entry.
 
     Examples
     --------

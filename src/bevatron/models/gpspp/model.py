@@ -199,7 +199,7 @@ def build(name: str, dtype: torch.dtype | None = None, **changes: object) -> GPS
     Raises
     ------
     ConfigError
-        If there is no such preset.
+        If there is no such preset, or no such entry.
 
     Examples
     --------
