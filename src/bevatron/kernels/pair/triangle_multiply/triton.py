@@ -217,11 +217,9 @@ def _multiply_backward(
     gates lie in all four. The first two are spare until a contraction writes, which may receive
     into the third before that.
     """
-    z, mask, *norm_in, a_weight, joint_bias = given[:6]
-    *norm_out, out_weight, gate_weight, out_bias, x, ab, statistics, rounded = given[6:15]
-    found = _new_gradients(
-        z, *norm_in, a_weight, joint_bias, *norm_out, out_weight, gate_weight, out_bias
-    )
+    z, mask, *norm_in, _, joint_bias = given[:6]
+    *norm_out, _, _, out_bias, x, ab, statistics, rounded = given[6:15]
+    found = _new_gradients(z, *given[2:11])
     run = Multiplication(z, mask, norm_in, joint_bias, norm_out, out_bias, rounded, eps)
     pair, of_rows, dz = run.pair, statistics.unbind(), found[0]
     C, H = pair.C, pair.H
