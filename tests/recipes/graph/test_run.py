@@ -341,7 +341,7 @@ def test_options_in_messages_are_written_as_they_are_typed(tmp_path, monkeypatch
         assert cli.main(["train", "graph", "--data", f"{name}.npz", "--output", "run"]) == 2
         said[name] = capsys.readouterr().err
     assert "set --data.read.duplicates merge or --data.read.duplicates sum" in said["twice"]
-    assert "give splits (--data.splits) or draw them (--data.read.random-split)" in said["blank"]
+    assert "(--data.splits FILE.npz) or draw one (--data.read.random-split 0.6" in said["blank"]
 
 
 @pytest.mark.shared

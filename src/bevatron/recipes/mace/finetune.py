@@ -23,7 +23,7 @@ LARGE_CHANGE = 0.1
 """eV; the log warns of a larger change of E0 that the data do not determine."""
 
 REFIT_PER_ELEMENT = 50
-"""Structures with an element that are used at least, if there are so many."""
+"""Fewest structures of each element to refit on, where there are as many."""
 
 
 @dataclass(frozen=True)
