@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from bevatron.data.dataset import split
+from bevatron.data.dataset import column, split
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignments import Alignments, sequence_key
 from bevatron.data.proteins.chain_samples import ChainSizes, fitted, sample_chain
@@ -24,7 +24,6 @@ from bevatron.recipes.alphafold2.stores import RESIDUE_FIELDS, labels_of, open_c
 from bevatron.recipes.proteins import (
     CLUSTERS,
     ProteinDataConfig,
-    column,
     opened_searches,
 )
 from bevatron.typing import Array, Arrays, IntArray

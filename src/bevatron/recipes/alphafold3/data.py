@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from bevatron.data.dataset import split
+from bevatron.data.dataset import column, split
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.chain_index import Choices
 from bevatron.data.proteins.clusters import read_clusters
@@ -20,7 +20,6 @@ from bevatron.recipes.alphafold3.stores import POSES, open_complexes
 from bevatron.recipes.proteins import (
     CLUSTERS,
     ProteinDataConfig,
-    column,
     opened_searches,
 )
 from bevatron.typing import Arrays, FloatArray, IntArray
