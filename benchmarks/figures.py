@@ -62,16 +62,11 @@ class Measured:
 
     Parameters
     ----------
-    result
-        ``<area>/<name>`` below ``results``.
-    value
-        The column; dots descend into nested values.
-    where
-        What the other columns of the row hold; a list means any of its items.
-    among
-        The list of rows in the JSON; dots descend.
-    take
-        ``max`` or ``min``, where several rows match. Without it exactly one row must.
+    result : ``<area>/<name>`` below ``results``
+    value : the column; dots descend into nested values
+    where : what the other columns of the row hold; a list means any of its items
+    among : the list of rows in the JSON; dots descend
+    take : ``max`` or ``min``, where several rows match. Without it exactly one row must.
     """
 
     result: str
@@ -104,17 +99,13 @@ class Figure:
 
     Parameters
     ----------
-    what
-        What was measured.
-    ours, peer
-        The values, and ``name`` or, to read it from a column, ``named`` of the peer.
+    what : what was measured
+    ours, peer : the values, and ``name`` or, to read it from a column, ``named`` of the peer
     unit, scale, digits
         How values are printed: number times scale, significant digits. A value that is text
         stays.
-    better
-        ``lower`` or ``higher``; without it there is no ratio.
-    overview
-        The system whose row in README.md it is.
+    better : ``lower`` or ``higher``; without it there is no ratio
+    overview : the system whose row in README.md it is
     """
 
     what: str

@@ -51,14 +51,10 @@ class Sampling:
 
     Attributes
     ----------
-    temperature
-        K, of the thermostat and of the first velocities.
-    frames
-        How many frames are kept.
-    interval
-        Steps between two of them.
-    warm_up
-        Steps before the first.
+    temperature : K, of the thermostat and of the first velocities
+    frames : how many frames are kept
+    interval : steps between two of them
+    warm_up : steps before the first
     """
 
     temperature: float

@@ -47,22 +47,15 @@ class Arm:
 
     Attributes
     ----------
-    name
-        In tables.
-    kernels
-        Which implementation of the operators runs.
-    policy
-        What the backward pass computes again.
-    captured, compiled
-        Whether steps are CUDA graphs, and blocks pass through torch.compile.
+    name : in tables
+    kernels : which implementation of the operators runs
+    policy : what the backward pass computes again
+    captured, compiled : whether steps are CUDA graphs, and blocks pass through torch.compile
     precision
         Of activations; matmuls of float32 are in TF32 if it is ``tf32``, as in a recipe only then.
-    fused
-        Whether Adam is one kernel; of a captured step it always is.
-    workers
-        Of the loader; None = as many as the trainer takes.
-    plain
-        Operators of plain PyTorch all the same.
+    fused : whether Adam is one kernel; of a captured step it always is
+    workers : of the loader; None = as many as the trainer takes
+    plain : operators of plain PyTorch all the same
     """
 
     name: str
@@ -82,10 +75,8 @@ class Steps:
 
     Attributes
     ----------
-    results
-        Loss, its terms and the gradient's norm.
-    seconds, waited
-        Of a step, and of it for data.
+    results : loss, its terms and the gradient's norm
+    seconds, waited : of a step, and of it for data
     """
 
     results: list[StepResult] = field(default_factory=list)
@@ -98,17 +89,13 @@ class Training:
 
     Parameters
     ----------
-    arm
-        How.
-    run
-        Model, task, data and settings; the model is on the device.
-    mesh
-        All its ranks train together, the samples divided as the run says; None = one process.
+    arm : how
+    run : model, task, data and settings; the model is on the device
+    mesh : all its ranks train together, the samples divided as the run says; None = one process
 
     Attributes
     ----------
-    lr
-        Learning rate of the next steps.
+    lr : learning rate of the next steps
     """
 
     lr = 0.0

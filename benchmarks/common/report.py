@@ -69,18 +69,12 @@ def write_result(
 
     Parameters
     ----------
-    name
-        ``<area>/<name>``: what was measured, ``mace/train_step``.
-    rows
-        One mapping per row of the table; columns in the order of first appearance.
-    notes
-        Text under the table: what is compared, how it was timed, what to keep in mind.
-    device
-        ``cpu`` or ``cuda``, for the hardware's name.
-    extra
-        More plain values for the JSON alone (raw timings, configuration).
-    folder
-        Where the files go.
+    name : ``<area>/<name>``: what was measured, ``mace/train_step``
+    rows : one mapping per row of the table; columns in the order of first appearance
+    notes : text under the table: what is compared, how it was timed, what to keep in mind
+    device : ``cpu`` or ``cuda``, for the hardware's name
+    extra : more plain values for the JSON alone (raw timings, configuration)
+    folder : where the files go
     measured_on
         ``hardware`` and ``versions`` of the runs, where they are joined on another machine.
 
@@ -116,12 +110,9 @@ def make_room(name: str, machine: str | None, date: str, folder: Path = RESULTS)
 
     Parameters
     ----------
-    name
-        ``<area>/<name>``.
-    machine, date
-        Of the new result.
-    folder
-        Where the areas are.
+    name : ``<area>/<name>``
+    machine, date : of the new result
+    folder : where the areas are
 
     Returns
     -------
@@ -166,12 +157,9 @@ def add_picture(figure: "Figure", result: Path, name: str = "") -> Path:
 
     Parameters
     ----------
-    figure
-        What is drawn.
-    result
-        The JSON file that `write_result` returned.
-    name
-        Tells several pictures of one result apart.
+    figure : what is drawn
+    result : the JSON file that `write_result` returned
+    name : tells several pictures of one result apart
     """
     from bevatron.train.report import plots
 

@@ -25,16 +25,11 @@ def median_ms(
 
     Parameters
     ----------
-    call
-        What is timed.
-    repeats, warm_up
-        Number of calls that count, and of those before them.
-    flush
-        Overwrite the L2 cache before each call.
-    before
-        Called before each call, outside the time.
-    together
-        Number of calls that are launched together, as in training: the host may run ahead.
+    call : what is timed
+    repeats, warm_up : number of calls that count, and of those before them
+    flush : overwrite the L2 cache before each call
+    before : called before each call, outside the time
+    together : number of calls that are launched together, as in training: the host may run ahead
     """
     cache = torch.empty(2**27 if flush else 0, dtype=torch.uint8, device="cuda")
     times = []

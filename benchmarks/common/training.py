@@ -1,10 +1,42 @@
-"""Data and tasks for measurements of real training."""
+"""Data, tasks and schedules for measurements of real training."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch.profiler import ProfilerActivity, profile
+
+from bevatron.train.logger import METRICS, epochs_of, read_journal
+
+
+def whole_schedule(epochs: int, evaluate_every: int, warmup: float = 0.05) -> dict[str, Any]:
+    """Return the values of a run whose rate ends at zero, of which nothing but its end is kept.
+
+    Parameters
+    ----------
+    warmup : share of the run in which the rate rises
+    """
+    return {
+        "train": {
+            "epochs": epochs,
+            "evaluate_every": evaluate_every,
+            "patience": None,
+            "log_every": 10**9,
+            "explode_factor": None,
+        },
+        "schedule": {"kind": "linear", "warmup_epochs": warmup * epochs},
+        "checkpoint": {"every_epochs": None, "best": False, "final": "last"},
+        "report": False,
+    }
+
+
+def epochs_walked(folder: Path) -> list[dict[str, Any]]:
+    """Return a run's epochs with ``elapsed``, the seconds up to their ends, validation included."""
+    records = epochs_of(read_journal(folder / METRICS))
+    spent = (r["time"]["seconds"] + r["time"]["validation_seconds"] for r in records)
+    return [{**r, "elapsed": at} for r, at in zip(records, accumulate(spent), strict=True)]
 
 
 class Repeated:
@@ -12,12 +44,9 @@ class Repeated:
 
     Parameters
     ----------
-    samples
-        The different samples.
-    length
-        Of the dataset.
-    name
-        What a sample is called in messages.
+    samples : the different samples
+    length : of the dataset
+    name : what a sample is called in messages
     """
 
     def __init__(self, samples: Sequence[Mapping[str, Any]], length: int, name: str) -> None:
@@ -44,10 +73,8 @@ class TracedSteps:
 
     Attributes
     ----------
-    first, traced
-        The first traced step, counted from 1, and number of traced steps; none if 0.
-    profiler
-        The trace.
+    first, traced : the first traced step, counted from 1, and number of traced steps; none if 0
+    profiler : the trace
     """
 
     first, traced, calls = 0, 0, 0

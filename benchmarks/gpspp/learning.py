@@ -1,6 +1,6 @@
 """Does GPS++ learn as published? Validation error against time, in 2D and 3D, hybrid against MPNN.
 
-    python -m benchmarks.gpspp.learning STORE --model gpspp-8 --inputs 3d --minutes 4 --out rows
+    python -m benchmarks.gpspp.learning STORE --model gpspp-8 --inputs 3d --epochs 50 --out rows
     python -m benchmarks.gpspp.learning STORE --model gpspp-8-mpnn --inputs 2d --epochs 50
     python -m benchmarks.gpspp.learning STORE --epochs 25 --save models/gap
     python -m benchmarks.gpspp.learning OTHER --epochs 50 --start-from models/gap --lr 1e-4
@@ -9,9 +9,8 @@
 The store is made by `bevatron prepare` (QM9's gap, SMILES with positions), so that no rdkit is
 needed here. One configuration per process; several run side by side with CUDA_VISIBLE_DEVICES.
 ``3d`` trains with positions, masked as published (1:3:1); ``2d`` with a model that has nothing for
-positions. ``--epochs`` limits by epochs instead of time, for runs that share a GPU. Attention
-without any 3D input trains at half the rate, as the paper does. Every run ends with its learning
-rate at zero and is then tested.
+positions. Attention without any 3D input trains at half the rate, as the paper does. Every run ends
+with its learning rate at zero and is then tested.
 """
 
 import argparse
@@ -31,13 +30,14 @@ import torch
 import yaml
 from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.report import add_picture, hardware, spread, versions, write_result
-from benchmarks.paper.timed import Budget, fit_within
+from benchmarks.common.training import epochs_walked, whole_schedule
 
 from bevatron.files import write_text_atomically
 from bevatron.models.gpspp import save_model
 from bevatron.recipes.gpspp.data import load_molecules
 from bevatron.recipes.gpspp.report import evaluate_molecules
 from bevatron.recipes.gpspp.run import GpsppRun, build
+from bevatron.train.loop import fit
 from bevatron.train.report import plots
 from bevatron.train.report.plots import Curve, Panel
 
@@ -57,6 +57,7 @@ def configuration(arguments: argparse.Namespace, folder: Path) -> GpsppRun:
     """Make the configuration of the run."""
     hybrid_2d = arguments.inputs == "2d" and not arguments.model.endswith("-mpnn")
     values: dict[str, Any] = {
+        **whole_schedule(arguments.epochs, arguments.evaluate_every, arguments.warmup),
         "output": str(folder / "run"),
         "preset": arguments.model,
         "data": {
@@ -71,15 +72,8 @@ def configuration(arguments: argparse.Namespace, folder: Path) -> GpsppRun:
         "optim": {"lr": arguments.lr or (RATE / 2 if hybrid_2d else RATE)},
         "molecules": arguments.molecules,
         "loader": {"workers": arguments.workers},
-        "train": {
-            "seed": arguments.seed,
-            "device": arguments.device,
-            "log_every": 10**9,
-            "explode_factor": None,
-            "evaluate_every": arguments.evaluate_every,
-        },
-        "report": False,
     }
+    values["train"] |= {"seed": arguments.seed, "device": arguments.device}
     if arguments.start_from is not None:
         values["start_from"] = str(arguments.start_from)
     for change in arguments.set:
@@ -94,16 +88,12 @@ def configuration(arguments: argparse.Namespace, folder: Path) -> GpsppRun:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Train once and test."""
-    budget = Budget(
-        None if arguments.minutes is None else arguments.minutes * 60,
-        arguments.epochs,
-        arguments.warmup,
-    )
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="bevatron-") as scratch:
         config = configuration(arguments, Path(scratch))
         run = build(config)
-        timed = fit_within(run, budget)
+        result = fit(run)
+        curve = epochs_walked(config.output)
         data = load_molecules(config.data, config.output / "prepared")
     model: Any = run.model
     target = model.config.targets[0].name
@@ -118,7 +108,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         with torch.autocast(device.type, torch.bfloat16, enabled=narrow):
             found = evaluate_molecules(model.eval(), data.test, modes, device, 65536)
         test = {m: 1e3 * found.metrics[f"{'3d/' * (m == '3d')}{target}_mae"] for m in modes}
-    curve = [row(record, target) for record in timed.curve]
+    curve = [row(record, target) for record in curve]
     return {
         "name": label(arguments),
         "model": arguments.model,
@@ -132,7 +122,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.parameters()),
         "train_molecules": len(run.train),
         "epochs": len(curve),
-        "steps": timed.result.steps,
+        "steps": result.steps,
         "training_seconds": curve[-1]["seconds"],
         "total_seconds": time.perf_counter() - began,
         "test_mae_mev": test,
@@ -265,7 +255,6 @@ def main() -> None:
     add_rows(parser, "gpspp-learning-rows")
     parser.add_argument("--model", default="gpspp-8")
     parser.add_argument("--inputs", choices=["3d", "2d"], default="3d")
-    parser.add_argument("--minutes", type=float, help="wall time of training, compilation included")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--warmup", type=float, default=0.05, help="share of the run")
     parser.add_argument("--seed", type=int, default=0)
@@ -286,8 +275,8 @@ def main() -> None:
     if arguments.collect is not None:
         collect(arguments.collect, arguments.results, arguments.name, arguments.note)
         return
-    if arguments.store is None or (arguments.minutes is None and arguments.epochs is None):
-        parser.error("expected a STORE and --minutes or --epochs (or --collect FOLDER)")
+    if arguments.store is None or arguments.epochs is None:
+        parser.error("expected a STORE and --epochs (or --collect FOLDER)")
     result = measure(arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / f"{result['name']}.json"

@@ -176,8 +176,7 @@ class Training:
 
     Parameters
     ----------
-    model, task, graph, recipe, options
-        What, by which rule and where.
+    model, task, graph, recipe, options : what, by which rule and where
 
     Attributes
     ----------
@@ -248,8 +247,7 @@ class Epochs:
 
     Attributes
     ----------
-    captured
-        Whether a CUDA graph is replayed.
+    captured : whether a CUDA graph is replayed
     """
 
     def __init__(self, trainings: Sequence[Training], options: argparse.Namespace) -> None:
@@ -349,8 +347,7 @@ class Stop:
     ----------
     best, by_loss
         Values of validation and test at the epoch that is kept, and at that of the lowest loss.
-    over, seen
-        Whether training ends, after how many epochs.
+    over, seen : whether training ends, after how many epochs
     """
 
     def __init__(self, recipe: Recipe) -> None:

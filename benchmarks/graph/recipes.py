@@ -10,22 +10,14 @@ class Recipe:
 
     Attributes
     ----------
-    preset, graph
-        Configuration and file.
-    lr, weight_decay
-        Of Adam; the decay is L2 (AdamW's in ``heterophilous``).
-    published
-        What the literature says, percent and spread.
-    heterophilous
-        Fixed number of steps, a mask per split, ROC-AUC.
-    layers
-        Instead of the preset's.
-    most_epochs
-        Where patience does not end it before.
-    changes
-        Of the preset.
-    patience
-        Epochs without improvement after which training ends.
+    preset, graph : configuration and file
+    lr, weight_decay : of Adam; the decay is L2 (AdamW's in ``heterophilous``)
+    published : what the literature says, percent and spread
+    heterophilous : fixed number of steps, a mask per split, ROC-AUC
+    layers : instead of the preset's
+    most_epochs : where patience does not end it before
+    changes : of the preset
+    patience : epochs without improvement after which training ends
     """
 
     preset: str

@@ -272,10 +272,8 @@ class Model:
 
     Parameters
     ----------
-    preset
-        The model's hyper-parameters.
-    arguments
-        Of the command line.
+    preset : the model's hyper-parameters
+    arguments : of the command line
     """
 
     def __init__(self, preset: str, arguments: argparse.Namespace) -> None:

@@ -25,13 +25,14 @@ from typing import Any, Literal
 import numpy as np
 from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.report import add_picture, hardware, spread, versions, write_result
-from benchmarks.paper.timed import Budget, fit_within
+from benchmarks.common.training import epochs_walked, whole_schedule
 
-from bevatron.config import load_yaml
+from bevatron.config import load_yaml, merged
 from bevatron.data.store.store import Store
 from bevatron.errors import BevatronError
 from bevatron.files import write_json_atomically
 from bevatron.recipes.gpspp.run import GpsppRun, build
+from bevatron.train.loop import fit
 from bevatron.train.report import plots
 from bevatron.train.report.plots import Curve, Panel
 
@@ -46,12 +47,9 @@ class Row:
 
     Attributes
     ----------
-    table
-        Of the paper.
-    words
-        What is different.
-    model, corruption
-        Changes of the configuration.
+    table : of the paper
+    words : what is different
+    model, corruption : changes of the configuration
     """
 
     table: int
@@ -164,29 +162,21 @@ def configuration(
     values = {} if options.base is None else load_yaml(options.base)
     values.pop("recipe", None)
     values.setdefault("preset", options.preset)
-    groups: dict[str, dict[str, Any]] = {
-        key: dict(values.get(key) or {})
-        for key in ("model", "corruption", "data", "optim", "train")
-    }
-    groups["model"] |= row.model
-    groups["corruption"] |= row.corruption
-    groups["data"] |= {"train_size": options.train_size, "valid_size": options.valid_size}
-    groups["train"] |= {
-        "seed": seed, "device": options.device, "log_every": 10**9, "explode_factor": None,
-        "evaluate_every": options.evaluate_every,
-    }  # fmt: skip
-    values |= {
-        **groups,
+    values = merged(merged(values, whole_schedule(options.epochs or 1, options.evaluate_every)), {
+        "model": row.model,
+        "corruption": row.corruption,
+        "data": {"train_size": options.train_size, "valid_size": options.valid_size},
+        "train": {"seed": seed, "device": options.device},
         "output": str(options.out / "runs" / f"{name}-{seed}"),
         "molecules": options.molecules,
-        "report": False,
-    }
+    })  # fmt: skip
     model = GpsppRun.from_values(values).model
     blind = model.attention and not (model.distance_bias or model.distance_sum)
-    groups["optim"]["lr"] = options.lr / 2 if blind else options.lr
     store = (stores or {}).get(model.feature_set, options.out)
-    groups["data"] |= {"train": [str(store)], "feature_set": model.feature_set}
-    return GpsppRun.from_values(values)
+    return GpsppRun.from_values(merged(values, {
+        "optim": {"lr": options.lr / 2 if blind else options.lr},
+        "data": {"train": [str(store)], "feature_set": model.feature_set},
+    }))  # fmt: skip
 
 
 def run_rows(options: argparse.Namespace) -> None:
@@ -206,17 +196,16 @@ def run_rows(options: argparse.Namespace) -> None:
                     "row": name,
                     "seed": seed,
                     "preset": options.preset,
-                    **train(config, options),
+                    **train(config),
                 }
                 write_json_atomically(path, result, BevatronError)
                 print(path, json.dumps(result["curve"][-1]), flush=True)
 
 
-def train(config: GpsppRun, options: argparse.Namespace) -> dict[str, Any]:
+def train(config: GpsppRun) -> dict[str, Any]:
     """Train one row with one seed."""
     run = build(config)
-    seconds = None if options.minutes is None else 60 * options.minutes
-    timed = fit_within(run, Budget(seconds, options.epochs))
+    result = fit(run)
     model: Any = run.model
     metric = run.monitor.removeprefix("-")
     return {
@@ -227,8 +216,8 @@ def train(config: GpsppRun, options: argparse.Namespace) -> dict[str, Any]:
         "train_molecules": len(run.train),
         "molecules": config.molecules,
         "lr": config.optim.lr,
-        "epochs": timed.result.epochs,
-        "steps": timed.result.steps,
+        "epochs": result.epochs,
+        "steps": result.steps,
         "curve": [
             {
                 "minutes": record["elapsed"] / 60,
@@ -238,7 +227,7 @@ def train(config: GpsppRun, options: argparse.Namespace) -> dict[str, Any]:
                 "valid": record["valid"].get(metric),
                 "valid_3d": record["valid"].get(f"3d/{metric}"),
             }
-            for record in timed.curve
+            for record in epochs_walked(config.output)
             if record["valid"]
         ],
         "hardware": hardware(next(model.parameters()).device.type),
@@ -344,7 +333,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seeds", type=int, default=3, help="runs of each row")
     made.add_argument("--first-seed", type=int, default=0)
     made.add_argument("--preset", default="gpspp-4")
-    made.add_argument("--minutes", type=float, help="of each run, compilation included")
     made.add_argument("--epochs", type=int, help="of each run")
     made.add_argument("--molecules", type=int, default=1024, help="of a step")
     made.add_argument("--train-size", type=float, default=0.0, help="0 = all that are left")
@@ -361,8 +349,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     if options.collect is not None:
         collect(options.collect, options.results)
-    elif not options.stores or (options.minutes is None and options.epochs is None):
-        parser().error("expected a STORE, and --minutes or --epochs (or --collect FOLDER)")
+    elif not options.stores or options.epochs is None:
+        parser().error("expected a STORE and --epochs (or --collect FOLDER)")
     else:
         run_rows(options)
 

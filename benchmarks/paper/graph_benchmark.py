@@ -55,26 +55,16 @@ class GraphCase:
 
     Attributes
     ----------
-    model
-        VA, AGNN (both without softmax, as the paper has them) or GAT with one head.
-    dataset
-        kronecker, uniform or file.
-    vertices, edges
-        Asked for; duplicates are merged.
-    features
-        Width of all layers.
-    layers
-        Their number.
-    inference
-        Forward only.
-    seed
-        Of graph, features and weights.
-    file
-        Of dataset ``file``.
-    dtype
-        Of features; weights and sums of bfloat16 are float32.
-    partition
-        How the graph is cut over several processes.
+    model : VA, AGNN (both without softmax, as the paper has them) or GAT with one head
+    dataset : kronecker, uniform or file
+    vertices, edges : asked for; duplicates are merged
+    features : width of all layers
+    layers : their number
+    inference : forward only
+    seed : of graph, features and weights
+    file : of dataset ``file``
+    dtype : of features; weights and sums of bfloat16 are float32
+    partition : how the graph is cut over several processes
     exact
         A Kronecker graph has so many vertices as asked for; otherwise they are rounded down to a
         power of two, as in the paper.
@@ -172,16 +162,11 @@ def run_cases(
 
     Parameters
     ----------
-    cases
-        What to time; graphs that follow each other are made once.
-    repeat, warmup
-        Timed runs, and runs before.
-    device
-        auto, cpu, cuda.
-    out
-        CSV file to which a row is added for each case.
-    tell
-        Given lines to show.
+    cases : what to time; graphs that follow each other are made once
+    repeat, warmup : timed runs, and runs before
+    device : auto, cpu, cuda
+    out : CSV file to which a row is added for each case
+    tell : given lines to show
 
     Returns
     -------
@@ -422,12 +407,9 @@ def sweep_cases(
         ``strong``: the same graphs whatever the number of processes (Figure 6); ``weak``: entries
         in proportion to it, density the same (Figures 7 and 8). The paper's 4, 16, ... processes
         give powers of two as numbers of vertices; those of others are not rounded to them.
-    base
-        Everything that the sweep does not set.
-    ranks
-        Number of processes.
-    shrink
-        Divide the vertices by this and the edges by its square, to try a sweep out.
+    base : everything that the sweep does not set
+    ranks : number of processes
+    shrink : divide the vertices by this and the edges by its square, to try a sweep out
 
     Examples
     --------

@@ -28,10 +28,8 @@ def plot_times(table: Path, out: Path) -> Path:
 
     Parameters
     ----------
-    table
-        The CSV file.
-    out
-        Picture to write.
+    table : the CSV file
+    out : picture to write
 
     Raises
     ------

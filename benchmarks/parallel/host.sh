@@ -16,10 +16,12 @@ pieces=" $* "
 end=$((SECONDS + ${SECONDS_LEFT:-590}))
 device=${DEVICE:-auto}
 if [ "$device" = auto ]; then
-  gpus=${GPUS:-$(nvidia-smi --list-gpus | wc -l)}
+  IFS=, read -ra ids <<< "${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index \
+    --format=csv,noheader | paste -sd,)}"
+  gpus=${GPUS:-${#ids[@]}}
   mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -1)
 else
-  gpus=$GPUS mib=140000
+  gpus=$GPUS mib=140000 ids=(0 1 2 3)
 fi
 short=${SHORT:-384} long=${LONG:-768}
 # What is computed again, and the longest crops, as planned for the memory of a GPU.
@@ -37,7 +39,7 @@ run() { # NAME FIRST_GPU GPUS MOST_SECONDS MODULE ARGUMENTS...
   [ "$seconds" -lt 20 ] && { echo "$SECONDS s: no time for $name"; return; }
   [ "$most" -lt "$seconds" ] && seconds=$most
   echo "$SECONDS s: $name begins"
-  CUDA_VISIBLE_DEVICES=$(seq -s, "$first" $((first + count - 1))) timeout -s INT -k 4 "$seconds" \
+  CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${ids[*]:first:count}") timeout -s INT -k 8 "$seconds" \
     "${PYTHON:-python}" -m torch.distributed.run --nproc-per-node "$count" \
     --master-addr 127.0.0.1 --master-port $((29500 + first)) -m "benchmarks.parallel.$@" \
     --device "$device" > "$out/logs/$name.log" 2>&1
@@ -89,11 +91,11 @@ if [ "$gpus" -ge 4 ]; then
   wait
   together 0 4 none
   two alphafold2-4 0 4 100
+  links 0 4
   { again 2; three_longest 2 2 "$longest_2"; } &
   { exact 0 2; links 0 2; } &
   wait
   three_longest 4 0 "$longest_4"
-  links 0 4
 else
   one_each
   together 0 2 "$keep_2"

@@ -2,7 +2,7 @@
 
     python -m benchmarks.parallel.simulation
 
-Nothing here is measured on more than two GPUs. A sample on g GPUs takes
+A sample on g GPUs takes
 
     t(g) = s + p / g + c(g)
 
@@ -15,7 +15,8 @@ then the gradients are summed over a network that is assumed, not measured,
 
     t_sum = 2 (n - 1) / n * bytes / bandwidth,
 
-of which nothing is hidden. Links between more than two GPUs are taken to be as fast as between two.
+of which nothing is hidden. Links are taken to be as fast as between two GPUs. measured s: where
+that many GPUs were measured.
 """
 
 import argparse
@@ -48,9 +49,11 @@ class System:
     where
         The rows of `parallel/axial_step` that were measured.
     blocks
-        Every exchange of a step.
+        Every exchange of a pass.
     parameters
         Number of weights.
+    passes
+        Of a step, of which the last has a gradient.
     samples
         Of a step.
     """
@@ -58,16 +61,17 @@ class System:
     where: dict[str, Any]
     blocks: list[Collective]
     parameters: int
+    passes: float = 1.0
     samples: int = 256
 
-    def exchanges(self) -> Iterator[Collective]:
-        """Yield all exchanges, forward and backward."""
+    def exchanges(self) -> Iterator[tuple[float, Collective]]:
+        """Yield all exchanges, forward and backward, and how often each takes place."""
         for one in self.blocks:
-            yield from (one, one.backward())
+            yield from ((self.passes, one), (1.0, one.backward()))
 
 
 def alphafold2(tokens: int = 256, rows: int = 128, extra: int = 1024) -> System:
-    """List the exchanges of initial training without recycling."""
+    """List the exchanges of a pass of initial training."""
 
     def block(number: int, rows: int, width: int) -> list[Collective]:
         return number * [
@@ -79,7 +83,8 @@ def alphafold2(tokens: int = 256, rows: int = 128, extra: int = 1024) -> System:
 
     templates = 2 * traffic.triangles(tokens, 64, 64, 4, batch=4)
     blocks = [*block(48, rows, 256), *block(4, extra, 64), *templates]
-    return System({"system": "alphafold2", "passes": 1}, blocks, 93_229_082)
+    where = {"system": "alphafold2", "N": tokens, "passes": 2.5}
+    return System(where, blocks, 93_229_082, passes=2.5)
 
 
 def alphafold3(tokens: int = 384, rows: int = 1024) -> System:
@@ -95,9 +100,10 @@ def alphafold3(tokens: int = 384, rows: int = 1024) -> System:
 
 
 def links(rows: Iterable[dict[str, Any]]) -> Sends:
-    """Return the time of an exchange from those measured with NCCL as it is."""
+    """Return the time of an exchange from those of two GPUs with NCCL as it is."""
     by_kind: dict[str, list[tuple[float, float]]] = {}
-    for row in (row for row in rows if row.get("NCCL", "default") == "default"):
+    usual = {"NCCL": "default", "GPUs": 2}
+    for row in (row for row in rows if all(row.get(key, x) == x for key, x in usual.items())):
         point = row["sent MiB"] * 2**20, row["replayed us"] / 1e6
         by_kind.setdefault(row["exchange"], []).append(point)
 
@@ -113,9 +119,9 @@ def exchanged(system: System, size: int, sends: Sends) -> float:
     if size == 1:
         return 0.0
     total = 0.0
-    for one in system.exchanges():
+    for times, one in system.exchanges():
         messages = size - 1 if one.kind == "ring" else 1
-        total += messages * sends(one.kind, WORD * one.sent(0, size) / messages)
+        total += times * messages * sends(one.kind, WORD * one.sent(0, size) / messages)
     return total
 
 
@@ -124,7 +130,8 @@ def simulated(
 ) -> list[dict[str, Any]]:
     """Simulate a step on all numbers of GPUs."""
     found = [row for row in measured if system.where.items() <= row.items()]
-    one, two = (next(r for r in found if r["GPUs a sample"] == size) for size in (1, 2))
+    alone = {row["GPUs"]: row for row in found if row["GPUs"] == row["GPUs a sample"]}
+    one, two = alone[1], alone[2]
     divided = 2 * (one["s/step"] - two["s/step"] + exchanged(system, 2, sends))
     rows = []
     for number in GPUS:
@@ -137,6 +144,7 @@ def simulated(
         rows.append({
             "system": system.where["system"], "GPUs": number, "GPUs a sample": size,
             "samples a step": samples, "s a sample": sample,
+            "measured s": alone[size]["s/step"] if size in alone else "",
             "exchanges ms": 1e3 * exchanged(system, size, sends),
             "s/step": whole,
             "% of one GPU": 100 * samples * one["s/step"] / (whole * number),
@@ -146,7 +154,8 @@ def simulated(
 
 def planned_mib(system: System) -> float:
     """Return what one of two GPUs sends in the blocks of a step, MiB."""
-    return traffic.step_bytes(system.blocks, 0, 2, WORD) / 2**20
+    sent = sum(times * one.sent(0, 2) for times, one in system.exchanges())
+    return WORD * sent / 2**20
 
 
 def main() -> None:

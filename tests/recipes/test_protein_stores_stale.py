@@ -50,7 +50,8 @@ def opened(system, out):
 
 def test_features_of_another_version_are_refused_by_both(system, folder, monkeypatch):
     out = prepare(system, folder)
-    monkeypatch.setattr(system, "FEATURES_VERSION", system.FEATURES_VERSION + 1)
+    kind = complexes.COMPLEXES if system is complexes else chains.CHAINS
+    monkeypatch.setattr(kind, "version", kind.version + 1)
     with pytest.raises(DataError, match=r"has version \d of the features, the code has version \d"):
         opened(system, out)
     with pytest.raises(
@@ -107,7 +108,7 @@ def test_a_store_that_is_being_overwritten_is_not_opened(system, folder, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(system, "prepare_searches", stopped)
+        patch.setattr("bevatron.recipes.proteins.prepare_searches", stopped)
         with pytest.raises(KeyboardInterrupt):
             prepare(system, folder, overwrite=True)
     with pytest.raises(DataError, match="was not prepared to its end"):

@@ -351,7 +351,7 @@ def test_a_graph_needs_no_preparation_and_says_so(refused):
 
 def test_a_file_that_two_systems_recognise_must_be_told_to_one(toy, refused, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "is_toy", lambda path: path.suffix == ".csv")
-    assert "choose with `bevatron prepare gpspp`" in refused("prepare", "a.csv", "--out", "s")
+    assert "choose `bevatron prepare gpspp` (" in refused("prepare", "a.csv", "--out", "s")
 
 
 def test_former_options_are_accepted_with_a_notice(toy, capsys):

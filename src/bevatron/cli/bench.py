@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from bevatron.output import Result, print_rows, say
-from bevatron.recipes.arguments import RunFolder, StoreFolder
+from bevatron.recipes.arguments import Capacity, Device, RunFolder, StoreFolder, option
 
 if TYPE_CHECKING:
     from bevatron.recipes.mace.step_cost import StepMeter
 
 
-Dtype = Literal["float32", "float64"]
+Dtype = Annotated[Literal["float32", "float64"], option("Precision.")]
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,13 @@ class StepOptions:
 
     Attributes
     ----------
-    store
-        A prepared store.
     model
         A preset, a run or a model folder.
-    device
-        auto, cpu, cuda or cuda:N.
     """
 
     store: StoreFolder
     model: str = "default"
-    device: str = "auto"
+    device: Device = "auto"
 
     def meter(self, dtype: Dtype) -> "StepMeter":
         """Build a meter of these steps."""
@@ -49,11 +45,6 @@ Steps = Annotated[StepOptions, tyro.conf.arg(name="")]
 def bench_store(store: StoreFolder) -> Result:
     """Measure how long it takes to open a store and to read a sample.
 
-    Parameters
-    ----------
-    store
-        A prepared store.
-
     Examples
     --------
     bevatron bench store water-store
@@ -64,16 +55,12 @@ def bench_store(store: StoreFolder) -> Result:
 
 
 def bench_loader(
-    store: StoreFolder, capacity: int = 1024, workers: tuple[int, ...] = (0, 1, 2)
+    store: StoreFolder, capacity: Capacity = 1024, workers: tuple[int, ...] = (0, 1, 2)
 ) -> Result:
     """Measure the throughput of the loader for several numbers of worker processes.
 
     Parameters
     ----------
-    store
-        A prepared store.
-    capacity
-        Maximum number of atoms per batch.
     workers
         Numbers of worker processes to try.
 
@@ -86,15 +73,11 @@ def bench_loader(
     return _rows(loader_rates(store, capacity, workers))
 
 
-def bench_packing(store: StoreFolder, capacity: int = 1024, ranks: int = 8) -> Result:
+def bench_packing(store: StoreFolder, capacity: Capacity = 1024, ranks: int = 8) -> Result:
     """Compare how the packing algorithms fill batches and balance ranks.
 
     Parameters
     ----------
-    store
-        A prepared store.
-    capacity
-        Maximum number of atoms per batch.
     ranks
         Processes that share an epoch.
 
@@ -112,10 +95,6 @@ def bench_cost(steps: Steps, dtype: Dtype = "float32", most: int = 4096) -> Resu
 
     Parameters
     ----------
-    steps
-        The training steps to measure.
-    dtype
-        Precision.
     most
         Atoms of the largest batch.
 
@@ -139,8 +118,6 @@ def bench_capacity(
 
     Parameters
     ----------
-    steps
-        The training steps to measure.
     dtype
         Precisions, one curve each.
     most

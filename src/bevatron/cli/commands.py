@@ -23,8 +23,6 @@ def inspect(
 
     Parameters
     ----------
-    store
-        A prepared store.
     out
         Folder for figures and inspect.html; STORE-inspect by default.
     plan

@@ -166,6 +166,7 @@ def _fields(cls: type) -> Iterator[tuple[Row, bool]]:
 def _described(name: str, hint: Any, default: Any, meaning: str) -> Iterator[tuple[Row, bool]]:
     bare, *extras = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else [hint]
     named = next((each for each in extras if hasattr(each, "metavar")), None)
+    meaning = meaning or (named and named.help) or ""
     if isinstance(bare, type) and dataclasses.is_dataclass(bare):
         if named is not None and named.name == "":
             yield from _fields(bare)

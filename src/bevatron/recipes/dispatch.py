@@ -88,14 +88,12 @@ def _of_files(providers: Sequence[System], arguments: Sequence[str]) -> System:
     found: dict[str, Path] = {}
     others = (Path(argument) for argument in arguments if not argument.startswith("-"))
     for path in files or others:
-        claiming = [each.name for each in systems() if each.takes(path)]
+        claiming = [each for each in systems() if each.takes(path)]
         if len(claiming) > 1:
-            raise ConfigError(
-                f"{path}: may be for {' or '.join(claiming)}; choose with "
-                f"`bevatron prepare {claiming[0]}`"
-            )
+            choices = [f"`bevatron prepare {each.name}` ({each.summary})" for each in claiming]
+            raise ConfigError(f"{path}: may be for several systems; choose {' or '.join(choices)}")
         if claiming or files:
-            found.setdefault(claiming[0] if claiming else fallback.name, path)
+            found.setdefault(claiming[0].name if claiming else fallback.name, path)
     if len(found) > 1:
         listed = " and ".join(f"{system(name).samples} ({path})" for name, path in found.items())
         raise ConfigError(f"files of {listed} cannot go into one store; prepare them separately")

@@ -1,11 +1,13 @@
-"""What stores of complexes and of chains share: alignments, clusters and the list of rejects."""
+"""What stores of complexes and of chains share: preparing them, and what lies beside them."""
 
 import csv
 import io
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,15 +19,23 @@ from bevatron.data.proteins.hit_files import NamedChain, entry_code, template_qu
 from bevatron.data.proteins.places import ChainSequences
 from bevatron.data.proteins.template_store import StoredTemplates, prepare_templates
 from bevatron.data.readers.proteins import read_duplicate_chains
-from bevatron.data.readers.proteins.folders import ProteinFiles, find_protein_files, is_rna
+from bevatron.data.readers.proteins.folders import (
+    ProteinFiles,
+    StructureFiles,
+    find_protein_files,
+    is_rna,
+)
 from bevatron.data.readers.proteins.openfold import read_obsolete
 from bevatron.data.samples import Field
-from bevatron.data.store.prepare import rank_and_world
+from bevatron.data.store.prepare import prepare, rank_and_world
 from bevatron.data.store.store import MANIFEST, Store
-from bevatron.errors import DataError, StoreError, reason_of
+from bevatron.errors import ConfigError, DataError, StoreError, reason_of
 from bevatron.files import TEMPORARY, remove_folder, write_text_atomically
 from bevatron.output import say
 from bevatron.typing import Array, Arrays
+
+Chains = tuple[Sequence[NamedChain], Sequence[bytes]]
+"""The proteins of a store, and the classes of its RNA."""
 
 ALIGNMENTS, TEMPLATES, CLUSTERS = "alignments", "templates", "clusters.txt"
 """Names inside the folder of a store; clusters are written last."""
@@ -37,52 +47,211 @@ MOST_SHOWN = 10
 """Files that were left out and are named on the terminal."""
 
 
+@dataclass(frozen=True)
+class ProteinDataConfig:
+    """Stores of proteins and how they are divided.
+
+    Attributes
+    ----------
+    train
+        Stores, or folders of structures and alignments, which are prepared into the run's folder.
+    valid
+        One more of them, for validation; by default a part of ``train``.
+    valid_fraction
+        That part, drawn at random: of chains a fraction of the clusters of similar sequences, of
+        complexes one of the entries.
+    valid_most
+        Maximum number of chains or complexes for validation.
+    split_seed
+        Seed of the random split.
+    """
+
+    train: tuple[Path, ...] = ()
+    valid: tuple[Path, ...] = ()
+    valid_fraction: float = 0.05
+    valid_most: int = 64
+    split_seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if not 0 <= self.valid_fraction < 1:
+            raise ConfigError(
+                f"data.valid_fraction: expected a number from 0 to 1, got {self.valid_fraction}"
+            )
+
+    def check_given(self, what: str) -> None:
+        """Refuse nothing to train on, and several stores for validation."""
+        if not self.train:
+            raise ConfigError(f"data.train: expected a store of {what} or a folder of structures")
+        if len(self.valid) > 1:
+            raise ConfigError("data.valid: expected one store; prepare the folders together")
+
+
+@dataclass(frozen=True)
+class Featurizer(ABC):
+    """From the path of a structure to what is stored; an unusable file becomes its reason.
+
+    Attributes
+    ----------
+    strict : an unusable file is an error
+    """
+
+    fields: ClassVar[Sequence[Field]]
+    strict: bool = field(default=False, kw_only=True)
+
+    def __call__(self, raw: Arrays) -> Arrays:
+        """Read one file."""
+        path = np.asarray(raw["path"]).tobytes().decode()
+        try:
+            entry = self.entry(path)
+        except DataError as error:
+            if self.strict:
+                raise
+            entry = {**nothing(self.fields), "reason": text_bytes(reason_of(error, path))}
+        return {**entry, "source": np.array([int(raw["number"]), 0], dtype=np.int64)}
+
+    @abstractmethod
+    def entry(self, path: str) -> Arrays:
+        """Return all fields but ``source`` of a file; DataError if it cannot be used."""
+
+
+@dataclass
+class StoreKind:
+    """A kind of stores of proteins.
+
+    Attributes
+    ----------
+    name : in the settings of a store
+    system : the system whose ``bevatron prepare`` makes one
+    version : of the features; a store of another is prepared again
+    summarise : counts what the entries of a shard hold
+    chains : what alignments and template hits are looked up for
+    sequences, keys : the distinct proteins by chain key; chain keys by ``code_chain``
+    told : lines about what a store holds
+    """
+
+    name: str
+    system: str
+    version: int
+    summarise: Callable[[Sequence[Arrays]], dict[str, object]]
+    chains: Callable[[Store], Chains]
+    sequences: Callable[[Store], Mapping[int, str]]
+    keys: Callable[[Store], Mapping[str, int]]
+    told: Callable[[Mapping[str, Any]], list[str]]
+
+    def open(self, path: str | Path) -> Store:
+        """Open the entries of a store.
+
+        Raises DataError if it is a store of something else, of features of another version, or one
+        whose preparation was stopped; StoreError if there is no finished store.
+        """
+        store = Store.open(path)
+        settings = store.manifest["settings"]
+        if settings.get("kind") != self.name:
+            raise DataError(
+                f"{path}: not a store of {self.name}; make one with `bevatron prepare "
+                f"{self.system}`"
+            )
+        if settings["features"] != self.version:
+            raise DataError(
+                f"{path}: has version {settings['features']} of the features, the code has version "
+                f"{self.version}; prepare it again"
+            )
+        if not (store.path / CLUSTERS).exists():
+            raise DataError(
+                f"{path}: was not prepared to its end; start the same `bevatron prepare` again"
+            )
+        return store
+
+    def prepare(
+        self,
+        found: ProteinFiles,
+        out: Path,
+        featurize: Featurizer,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        clusters: Path | None = None,
+        finish: Callable[[Store], object] | None = None,
+        samples_per_shard: int | None = None,
+        workers: int | None = None,
+        overwrite: bool = False,
+        progress: bool | None = None,
+    ) -> list[str]:
+        """Turn folders of structures and alignments into a store; a kill loses nothing.
+
+        Raises DataError or StoreError if ``out`` holds something else, or with ``strict`` a
+        structure is unusable.
+
+        Parameters
+        ----------
+        found : see `find_structures`
+        featurize, settings : how, and what else the entries depend on
+        clusters : a file of clusters of proteins, see `write_clusters`
+        finish : makes what else the store has, before its clusters
+
+        Returns
+        -------
+        Lines for the user: what was found and what was left out.
+        """
+        if overwrite:  # from now on what is there counts as unfinished
+            (out / CLUSTERS).unlink(missing_ok=True)
+        own = {name: value for name, value in asdict(featurize).items() if name != "strict"}
+        options: dict[str, Any] = {"workers": workers, "overwrite": overwrite, "progress": progress}
+        store = prepare(
+            StructureFiles(found.structures),
+            featurize,
+            out,
+            featurize.fields,
+            {
+                "kind": self.name,
+                "features": self.version,
+                "unit": "file",
+                **own,
+                **(settings or {}),
+            },
+            samples_per_shard=samples_per_shard,
+            summarise=self.summarise,
+            **options,
+        )
+        proteins, rna = self.chains(store)
+        lines, damaged = prepare_searches(
+            found, store, proteins, strict=featurize.strict, rna=rna, **options
+        )
+        if finish is not None:
+            finish(store)
+        rejects = [*unusable(store), *damaged]
+        list_rejects(store, rejects)
+        named = {} if clusters is None else self.keys(store)
+        summary = store.manifest["summary"]
+        return [
+            *write_clusters(self.sequences(store), store.path, clusters, named),
+            f"{summary['usable']} of {summary['files']} structures are usable",
+            *self.told(summary),
+            *lines,
+            f"files of other kinds, passed over: {found.others}",
+            *lines_of_rejects(store, rejects),
+            f"train with: bevatron train {self.system} --data {store.path} --output RUN",
+        ]
+
+
 def stores_of(
-    paths: Sequence[Path], out: Path, prepare: Callable[[list[Path], Path], list[str]]
+    paths: Sequence[Path],
+    out: Path,
+    prepare: Callable[[list[Path], Path], list[str]],
+    *,
+    kept: bool,
 ) -> tuple[Path, ...]:
     """Return the stores among paths and one, in ``out``, of everything else that they hold.
 
-    ``prepare`` makes it and returns lines for the user, the last of which says how to train.
+    ``prepare`` makes it and returns lines for the user, the last of which says how to train. Those
+    that name files beside ``out`` are not for one that is not kept.
     """
     stores = tuple(path for path in paths if (path / MANIFEST).is_file())
     others = [path for path in paths if path not in stores]
     if not others:
         return stores
-    say(*prepare(others, out)[:-1])
+    say(*(line for line in prepare(others, out)[:-1] if kept or str(out) not in line))
     return (*stores, out)
-
-
-def begin(out: Path, *, overwrite: bool) -> None:
-    """Begin to prepare into a folder; what may be overwritten counts as unfinished from now on."""
-    if overwrite:
-        (out / CLUSTERS).unlink(missing_ok=True)
-
-
-def open_prepared(path: str | Path, kind: str, version: int, system: str) -> Store:
-    """Open a store of proteins.
-
-    Raises DataError if it is a store of something else, of features of another version, or one
-    whose preparation was stopped; StoreError if there is no finished store.
-
-    Parameters
-    ----------
-    kind, version : kind of its samples, version of its features
-    system : the system whose ``bevatron prepare`` makes such a store
-    """
-    store = Store.open(path)
-    settings = store.manifest["settings"]
-    if settings.get("kind") != kind:
-        raise DataError(f"{path}: not a store of {kind}; make one with `bevatron prepare {system}`")
-    if settings["features"] != version:
-        raise DataError(
-            f"{path}: has version {settings['features']} of the features, the code has version "
-            f"{version}; prepare it again"
-        )
-    if not (store.path / CLUSTERS).exists():
-        raise DataError(
-            f"{path}: was not prepared to its end; start the same `bevatron prepare` again"
-        )
-    return store
 
 
 def find_structures(files: Sequence[str | Path]) -> ProteinFiles:
@@ -324,7 +493,7 @@ def lines_of_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> list[s
     """Name the first files that were left out, and where all are listed."""
     lines = [f"left out: {file}: {reason}" for file, reason in rejects[:MOST_SHOWN]]
     if rejects:
-        lines.append(f"files left out: {len(rejects)}, listed in {rejects_file(store)}")
+        lines += [f"files left out: {len(rejects)}", f"all are listed in {rejects_file(store)}"]
     return lines
 
 

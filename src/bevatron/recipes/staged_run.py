@@ -5,6 +5,7 @@ import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
@@ -18,6 +19,7 @@ from bevatron.recipes.shared_samples import divided, gpu_memory
 from bevatron.recipes.system import System
 from bevatron.task import Task
 from bevatron.train.run import Run, SamplesApart, SamplesInGroups, Sharing, Stage
+from bevatron.train.settings import CheckpointConfig, ScheduleConfig, TrainConfig
 from bevatron.typing import IntArray
 
 
@@ -45,8 +47,16 @@ class ParallelConfig:
 class StagedRun(RunConfig):
     """Configuration of a run in stages; a system adds ``stages``, by name in their order."""
 
+    start_from: Path | None = None
     stages: Any = None
-    precision: str = "auto"
+    schedule: ScheduleConfig = field(
+        default_factory=lambda: ScheduleConfig(
+            kind="exponential", gamma=0.95, gamma_steps=50_000, warmup_steps=1000
+        )
+    )
+    checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every_steps=200))
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(dtype="float32"))
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:

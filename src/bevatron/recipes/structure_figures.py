@@ -1,13 +1,24 @@
-"""Figures of a predicted structure, by chain: pLDDT, and a value of each two tokens."""
+"""What pages of predicted structures show, by chain: pLDDT, and a value of each two tokens."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from bevatron.train.report.plots.style import FAINT, INK, colours, new_axes
 from bevatron.typing import Array
+
+NO_CONFIDENCES = (
+    "The model has learnt no confidences and says the same of every atom: pLDDT, aligned errors, "
+    "pTM and the ranking mean nothing here."
+)
+
+
+def says_the_same(plddt: Array) -> bool:
+    """Whether pLDDT is that of a head that was never trained, which knows no atom from another."""
+    return len(plddt) > 1 and float(np.ptp(plddt)) < 1e-3
 
 
 def plddt_figure(plddt: Array, edges: Sequence[int], labels: Sequence[str]) -> Figure:

@@ -63,8 +63,8 @@ class System:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def module(self, name: str) -> Any:
-        """Import a module of the system; an empty name is its package."""
-        return importlib.import_module(f"{self.package}.{name}" if name else self.package)
+        """Import a module by its name in the package; with a point in front, one beside it."""
+        return importlib.import_module(f".{name}", self.package)
 
     def load(self, place: str) -> Any:
         """Import the object at ``"module:name"``."""

@@ -15,7 +15,7 @@ from bevatron.arguments import value_of
 from bevatron.config import load_yaml, merged, to_dict
 from bevatron.data.processes import own_cpus, start_fork_server
 from bevatron.errors import CheckpointError, ConfigError, DamagedError
-from bevatron.output import say
+from bevatron.output import note, say
 from bevatron.parallel.collectives import barrier
 from bevatron.parallel.mesh import (
     open_mesh,
@@ -34,6 +34,9 @@ from bevatron.train.run import FitResult, Run
 
 WORTH_A_FORK_SERVER = 4
 """CPUs from which on worker processes are expected, and one can import what they need meanwhile."""
+
+SLOW_TO_PLAN = 50_000_000
+"""Parameters of a model from which on planning its memory takes so long that it is said."""
 
 Resume = Literal["never", "auto", "must"]
 
@@ -174,6 +177,9 @@ def _describe(config: Any) -> None:
         gpu = parse_device(run.settings.train.device, "train.device").type == "cuda"
         with open_mesh(run.settings.train.device if torch.cuda.is_available() else "cpu") as mesh:
             if mesh.is_main:
+                parameters = sum(weight.numel() for weight in run.model.parameters())
+                if parameters > SLOW_TO_PLAN:
+                    note(f"planning a step of {parameters / 1e6:.0f} million parameters: minutes")
                 training = mesh.world - run.settings.train.evaluation_ranks
                 _print_description(describe(run, training, gpu=gpu), run, training)
             barrier(mesh)

@@ -298,7 +298,7 @@ class FusedAdamEMA(NotCompiled):
         if touched is not None:
             moves = [i for i, parameter in enumerate(self.parameters) if parameter in touched]
             numbers[2].zero_()[moves] = 1.0
-        self._feed.send(numbers.flatten().numpy())
+        self._feed.send(numbers.flatten())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -193,5 +193,5 @@ def test_sizes_that_make_no_sense_are_refused():
         EvoformerConfig(num_heads=0)
     with pytest.raises(ConfigError, match="there is no 'large'"):
         build("large")
-    with pytest.raises(ConfigError, match="width: AlphaFold2Config has no such entry"):
+    with pytest.raises(ConfigError, match="width: unknown key"):
         build("small", width=3)

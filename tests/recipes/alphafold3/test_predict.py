@@ -14,6 +14,7 @@ from bevatron.data.readers.proteins import open_components, parse_structure, rea
 from bevatron.errors import DataError
 from bevatron.recipes.alphafold3.inputs import prepared_input
 from bevatron.recipes.alphafold3.predict import predict_files
+from bevatron.recipes.structure_figures import NO_CONFIDENCES
 
 pytestmark = pytest.mark.shared
 
@@ -86,6 +87,7 @@ def test_the_page_carries_the_structure_and_pictures_and_loads_nothing(predicted
     for words in ("pLDDT", "ipTM", "rank1.cif", "rank4.cif"):
         assert words in page
     assert 'src="http' not in page
+    assert NO_CONFIDENCES not in page
 
 
 def test_a_structure_of_an_entry_is_read_back_as_the_same_entry(shared, components):
@@ -154,6 +156,16 @@ def test_a_loaded_model_predicts(tmp_path, tiny_model, components):
     done = bv.predict(model, path, tmp_path / "out", samples=1, steps=1, components=components)
     assert (tmp_path / "out/one/rank1.cif").is_file()
     assert len(done["complexes"]) == 1
+
+
+def test_a_model_that_has_learnt_no_confidences_says_so(tmp_path, tiny_model, components, capsys):
+    path = tmp_path / "one.fasta"
+    path.write_text(">A|protein\nMKVG\n")
+    model = bv.load(tiny_model, device="cpu")
+    model.model.confidence.plddt.data.zero_()  # as it begins
+    bv.predict(model, path, tmp_path / "out", samples=1, steps=1, components=components)
+    assert NO_CONFIDENCES in (tmp_path / "out/one/report.html").read_text()
+    assert NO_CONFIDENCES in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

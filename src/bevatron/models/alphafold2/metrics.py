@@ -22,8 +22,8 @@ from bevatron.models.common.folding.metrics import (
 from bevatron.parallel.axial import own_rows
 
 NAMES = (
-    "loss", *(f"loss_{term.name}" for term in fields(LossWeights)), "lddt_ca", "lddt", "tm_score", "rmsd",
-    "plddt", "distogram", "contact_precision",
+    "loss", *(f"loss_{term.name}" for term in fields(LossWeights)), "lddt_ca", "lddt", "tm_score",
+    "rmsd", "plddt", "distogram", "contact_precision",
 )  # fmt: skip
 
 

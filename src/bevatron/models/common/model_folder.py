@@ -216,8 +216,6 @@ class ModelKind(Generic[Config, Model]):
         ConfigError
             If there is no such preset or entry.
         """
-        for unknown in changes.keys() - vars(self.config.preset(name or self.kind)).keys():
-            raise ConfigError(f"{unknown}: {self.config.__name__} has no such entry")
         return self.model(self.config.preset(name or self.kind, **changes), dtype)
 
     def save(self, model: Model, path: Path | str) -> None:

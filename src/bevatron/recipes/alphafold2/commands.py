@@ -4,44 +4,31 @@ from pathlib import Path
 from typing import Any
 
 from bevatron.output import Result, say
-from bevatron.recipes.arguments import Files, Model, Out, PrepareOptions, Preparing, Source
-
-
-def recognises(path: Path) -> bool:
-    """Whether a path looks like structures or alignments, or a folder of them."""
-    from bevatron.data.readers.proteins.folders import is_protein_file
-
-    return is_protein_file(path)
+from bevatron.recipes.arguments import (
+    Device,
+    Files,
+    Model,
+    NewStore,
+    Out,
+    PrepareOptions,
+    Preparing,
+    Source,
+    TableFile,
+)
+from bevatron.recipes.protein_arguments import Clusters, ProteinFiles, Searches, Strict
 
 
 def prepare(
-    files: Files,
-    out: Path,
-    strict: bool = False,
-    clusters: Path | None = None,
+    files: ProteinFiles,
+    out: NewStore,
+    strict: Strict = False,
+    clusters: Clusters = None,
     options: Preparing = PrepareOptions(),  # noqa: B008  frozen
 ) -> None:
     """Compute the features of protein chains once, in parallel, into a store.
 
     Start it again after a kill and it resumes. Processes started by srun or mpirun share the work.
     Files that cannot be used are listed in OUT-rejects.csv.
-
-    Parameters
-    ----------
-    files
-        Structures (.cif, .bcif, .pdb), alignments (.a3m, .sto) and template hits (.hhr, .m8), or
-        folders of them. Alignments may also be OpenFold's alignment_db.index, hits hmmsearch's
-        .sto; all may be .gz, .bz2, .xz or .zst, in tars, and in folders at any depth. An alignment
-        belongs to every chain of its first sequence; templates are taken from the structures.
-    out
-        Folder of the store.
-    strict
-        Stop at the first file that cannot be used.
-    clusters
-        File of clusters of proteins, which are drawn alike: a line of members, such as 4HHB_A, for
-        each, or mmseqs2's pairs. Without it, clusters at 40 % identity are made.
-    options
-        How the store is written.
 
     Examples
     --------
@@ -55,25 +42,19 @@ def prepare(
 def evaluate(
     model: Model,
     files: Files,
-    device: str = "auto",
+    device: Device = "auto",
     most: int | None = None,
-    out: Path | None = None,
+    out: TableFile = None,
     pictures: Path | None = None,
 ) -> Result:
     """Print how near a model's structures are to known ones.
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     files
         Stores of chains, or structures, alignments and folders of them, as prepare takes them.
-    device
-        cpu, cuda, cuda:N, or auto (a GPU if there is one).
     most
         Maximum number of chains of each store.
-    out
-        Also write the table to this JSON file.
     pictures
         Also draw each chain into this folder: lDDT by residue, both structures superposed.
 
@@ -92,15 +73,13 @@ def predict(
     source: Source,
     out: Out,
     seed: int = 0,
-    device: str = "auto",
-    searches: tuple[Path, ...] = (),
+    device: Device = "auto",
+    searches: Searches = (),
 ) -> Result:
     """Predict the structures of protein chains, with confidences.
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     source
         FASTA of chains, or a JSON or YAML of AlphaFold3, Protenix or Boltz, which may name
         alignments and templates.
@@ -109,10 +88,6 @@ def predict(
         head for the aligned error also NAME-pae.npz.
     seed
         Random seed of the rows drawn from the alignment.
-    device
-        cpu, cuda, cuda:N, or auto (a GPU if there is one).
-    searches
-        Files or folders of alignments, template hits and their structures, as for prepare.
 
     Examples
     --------
@@ -157,8 +132,6 @@ def convert_to_openfold(model: Model, out: Out) -> None:
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     out
         The file, ``NAME.pt``.
 
@@ -176,8 +149,6 @@ def convert_to_deepmind(model: Model, out: Out) -> None:
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     out
         The file, ``NAME.npz``.
 

@@ -18,10 +18,15 @@ from bevatron.data.proteins.sample import TemplateSource
 from bevatron.data.proteins.template_store import StoredTemplates
 from bevatron.data.proteins.weights import chain_weights
 from bevatron.data.store.store import Store
-from bevatron.errors import ConfigError, DataError
+from bevatron.errors import DataError
 from bevatron.models.alphafold2.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.recipes.alphafold2.stores import RESIDUE_FIELDS, labels_of, open_chains
-from bevatron.recipes.proteins import CLUSTERS, column, opened_searches
+from bevatron.recipes.proteins import (
+    CLUSTERS,
+    ProteinDataConfig,
+    column,
+    opened_searches,
+)
 from bevatron.typing import Array, Arrays, IntArray
 
 MAX_RESOLUTION = 9.0
@@ -32,38 +37,17 @@ MOST_OF_ONE = 0.8
 
 
 @dataclass(frozen=True)
-class ChainDataConfig:
+class ChainDataConfig(ProteinDataConfig):
     """Stores of chains and how they are divided.
 
     Attributes
     ----------
-    train
-        Stores, or folders of structures and alignments, which are prepared into the run's folder.
-    valid
-        One more of them, for validation; by default a part of ``train``.
-    valid_fraction
-        That part: a fraction of the clusters of similar sequences, drawn at random.
-    valid_most
-        Maximum number of chains for validation.
     valid_longest
         Maximum length of a chain for validation, in residues; chains are not cropped there.
-    split_seed
-        Seed of the random split.
     """
 
-    train: tuple[Path, ...] = ()
-    valid: tuple[Path, ...] = ()
-    valid_fraction: float = 0.05
     valid_most: int = 180
     valid_longest: int = 700
-    split_seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if not 0 <= self.valid_fraction < 1:
-            raise ConfigError(
-                f"data.valid_fraction: expected a number from 0 to 1, got {self.valid_fraction}"
-            )
 
 
 class ChainTable(NamedTuple):
@@ -241,10 +225,7 @@ def load_chains(config: ChainDataConfig, valid_sizes: ChainSizes, cycles: int) -
     Raises ConfigError if there is nothing to train on, or there are several stores for validation;
     DataError or StoreError if a store cannot be used.
     """
-    if not config.train:
-        raise ConfigError("data.train: expected a store of chains or a folder of structures")
-    if len(config.valid) > 1:
-        raise ConfigError("data.valid: expected one store; prepare the folders together")
+    config.check_given("chains")
     report, fingerprints, train = [], [], []
     for path in config.train:
         store = open_chains(path)

@@ -20,7 +20,12 @@ from bevatron.models.common.folding.metrics import MAX_ERROR
 from bevatron.recipes.alphafold2.data import alignment_of, templates_of
 from bevatron.recipes.alphafold2.predictor import ChainPredictor, structure_of
 from bevatron.recipes.protein_inputs import Known, known_of
-from bevatron.recipes.structure_figures import map_figure, plddt_figure
+from bevatron.recipes.structure_figures import (
+    NO_CONFIDENCES,
+    map_figure,
+    plddt_figure,
+    says_the_same,
+)
 from bevatron.train.report.page import Report
 from bevatron.typing import Arrays
 
@@ -114,6 +119,8 @@ def write_page(path: Path, name: str, entity: Entity, found: PredictedChain, mmc
     """Write the report of a chain."""
     what = f"{entity.description}, " if entity.description else ""
     report = Report(name, f"{what}predicted with AlphaFold2")
+    if says_the_same(found.plddt):
+        report.notes([NO_CONFIDENCES])
     surest = {"pLDDT": float(found.plddt.mean()), "pTM": found.ptm}
     report.section("Structure").highlights({k: v for k, v in surest.items() if v is not None})
     report.structure(mmcif, "The predicted structure.")

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
@@ -24,11 +24,9 @@ from bevatron.recipes.staged_run import StagedRun, staged_run
 from bevatron.train.run import Run
 from bevatron.train.settings import (
     BatchConfig,
-    CheckpointConfig,
     OptimConfig,
     ScheduleConfig,
     StageConfig,
-    TrainConfig,
 )
 
 
@@ -158,16 +156,10 @@ class AlphaFold2Run(StagedRun):
     preset: str = "alphafold2"
     data: ChainDataConfig = field(default_factory=ChainDataConfig)
     model: AlphaFold2Config = field(default_factory=AlphaFold2Config)
-    start_from: Path | None = None
     stages: dict[str, ChainStage] = field(default_factory=published_stages)
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
             algorithm="adam", lr=1e-3, weight_decay=0.0, eps=1e-6, clip=0.1, ema=0.999
-        )
-    )
-    schedule: ScheduleConfig = field(
-        default_factory=lambda: ScheduleConfig(
-            kind="exponential", gamma=0.95, gamma_steps=50_000, warmup_steps=1000
         )
     )
     batch: BatchConfig = field(
@@ -175,9 +167,6 @@ class AlphaFold2Run(StagedRun):
             algorithm="fixed_count", size=1, cost={"tokens": 1.0, "tokens_squared": 0.01}
         )
     )
-    checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every_steps=200))
-    train: TrainConfig = field(default_factory=lambda: TrainConfig(dtype="float32"))
-    precision: Literal["auto", "bfloat16", "float32"] = "auto"
 
     @classmethod
     def preset_values(cls, name: str | None) -> dict[str, Any]:

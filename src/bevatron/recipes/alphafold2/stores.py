@@ -4,9 +4,9 @@ A store of chains is a folder that holds a store with an entry for each file, ``
 in ``alignments``, a store of alignments; a chain's alignment is found by its sequence.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,28 +16,17 @@ from bevatron.data.proteins.constants import CA
 from bevatron.data.proteins.hit_files import NamedChain, entry_code
 from bevatron.data.readers.proteins import read_structure
 from bevatron.data.readers.proteins.alphabet import CLASSES
-from bevatron.data.readers.proteins.folders import StructureFiles
 from bevatron.data.samples import Field
-from bevatron.data.store.prepare import prepare
 from bevatron.data.store.store import Store
-from bevatron.errors import DataError, reason_of
+from bevatron.errors import DataError
 from bevatron.recipes.proteins import (
-    begin,
+    Featurizer,
+    StoreKind,
     find_structures,
-    lines_of_rejects,
-    list_rejects,
-    nothing,
-    open_prepared,
-    prepare_searches,
     stores_of,
     text_bytes,
-    unusable,
-    write_clusters,
 )
 from bevatron.typing import Array, Arrays
-
-KIND = "chains"
-"""Kind of these stores in their settings."""
 
 FEATURES_VERSION = 4
 """Version of what is stored of a chain; a store of another version is prepared again."""
@@ -58,28 +47,14 @@ FIELDS = (
 """The residues of all chains of a file, chain after chain, and what is known of each chain."""
 
 
-@dataclass(frozen=True)
-class ChainFeaturizer:
-    """From the path of a structure to its protein chains; what cannot be used becomes its reason.
+class ChainFeaturizer(Featurizer):
+    """From the path of a structure to its protein chains."""
 
-    Attributes
-    ----------
-    strict : an unusable file is an error
-    """
+    fields = FIELDS
 
-    strict: bool = False
-
-    def __call__(self, raw: Arrays) -> Arrays:
+    def entry(self, path: str) -> Arrays:
         """Read one file."""
-        path = np.asarray(raw["path"]).tobytes().decode()
-        source = np.array([int(raw["number"]), 0], dtype=np.int64)
-        try:
-            return {**chains_of_file(path), "source": source}
-        except DataError as error:
-            if self.strict:
-                raise
-            reason = reason_of(error, path)
-            return {**nothing(FIELDS), "reason": text_bytes(reason), "source": source}
+        return chains_of_file(path)
 
 
 def chains_of_file(path: str | Path) -> Arrays:
@@ -125,63 +100,6 @@ def _columns(chains: Sequence[Arrays]) -> dict[str, Array]:
     }
 
 
-def prepare_chains(
-    files: Sequence[str | Path],
-    out: Path,
-    *,
-    strict: bool = False,
-    clusters: Path | None = None,
-    samples_per_shard: int | None = None,
-    workers: int | None = None,
-    overwrite: bool = False,
-    progress: bool | None = None,
-) -> list[str]:
-    """Turn folders of structures and alignments into a store of chains; a kill loses nothing.
-
-    Raises DataError or StoreError if there is no structure, with ``strict`` if one is unusable, or
-    ``out`` holds something else.
-
-    Parameters
-    ----------
-    files : structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth
-    strict : see `ChainFeaturizer`
-    clusters : a file of clusters of proteins, see `bevatron.recipes.proteins.write_clusters`
-    samples_per_shard, workers, overwrite, progress : as in `bevatron.data.store.prepare.prepare`
-
-    Returns
-    -------
-    Lines for the user: what was found and what was left out.
-    """
-    found = find_structures(files)
-    begin(out, overwrite=overwrite)
-    store = prepare(
-        StructureFiles(found.structures),
-        ChainFeaturizer(strict),
-        out,
-        FIELDS,
-        {"kind": KIND, "features": FEATURES_VERSION, "unit": "file"},
-        samples_per_shard=samples_per_shard,
-        workers=workers,
-        overwrite=overwrite,
-        progress=progress,
-        summarise=summarise,
-    )
-    lines, damaged = prepare_searches(
-        found,
-        store,
-        named_chains(store),
-        strict=strict,
-        workers=workers,
-        overwrite=overwrite,
-        progress=progress,
-    )
-    rows = [*unusable(store), *damaged]
-    list_rejects(store, rows)
-    named = {} if clusters is None else named_keys(store)
-    warnings = write_clusters(clustered_sequences(store), store.path, clusters, named)
-    return [*warnings, *summary_lines(store, lines, found.others, rows)]
-
-
 def named_chains(store: Store) -> list[NamedChain]:
     """List the chains of a store by the names of their files."""
     found: list[NamedChain] = []
@@ -223,11 +141,6 @@ def _letters(classes: bytes) -> str:
     return "".join(CLASSES[number] for number in classes)
 
 
-def prepared(paths: Sequence[Path], out: Path) -> tuple[Path, ...]:
-    """Return the stores among paths and one, in ``out``, of everything else that they hold."""
-    return stores_of(paths, out, prepare_chains)
-
-
 def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
     """Count what the entries of a shard hold."""
     return {
@@ -239,26 +152,35 @@ def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
     }
 
 
-def open_chains(path: str | Path) -> Store:
-    """Open the entries of a store of chains.
-
-    Raises DataError if it is a store of something else, of features of another version, or one
-    whose preparation was stopped; StoreError if there is no finished store.
-    """
-    return open_prepared(path, KIND, FEATURES_VERSION, "alphafold2")
-
-
-def summary_lines(
-    store: Store, searches: Sequence[str], others: int, rejects: Sequence[tuple[str, str]]
-) -> list[str]:
-    """Say in a few lines what was found and what was left out."""
-    summary = store.manifest["summary"]
+def _told(summary: Mapping[str, Any]) -> list[str]:
     return [
-        f"{summary['usable']} of {summary['files']} structures are usable",
         f"{summary['chains']:,} chains of {summary['residues']:,} residues",
         f"{summary['resolved']:,} residues are resolved",
-        *searches,
-        f"files of other kinds, passed over: {others}",
-        *lines_of_rejects(store, rejects),
-        f"train with: bevatron train alphafold2 --data {store.path} --output RUN",
     ]
+
+
+CHAINS = StoreKind(
+    name="chains",
+    system="alphafold2",
+    version=FEATURES_VERSION,
+    summarise=summarise,
+    chains=lambda store: (named_chains(store), ()),
+    sequences=clustered_sequences,
+    keys=named_keys,
+    told=_told,
+)
+
+open_chains = CHAINS.open
+
+
+def prepare_chains(
+    files: Sequence[str | Path], out: Path, *, strict: bool = False, **options: Any
+) -> list[str]:
+    """Turn folders of structures and alignments into a store; options as of `StoreKind.prepare`."""
+    found = find_structures(files)
+    return CHAINS.prepare(found, out, ChainFeaturizer(strict=strict), **options)
+
+
+def prepared(paths: Sequence[Path], out: Path, *, kept: bool = True) -> tuple[Path, ...]:
+    """Return the stores among paths and one, in ``out``, of everything else that they hold."""
+    return stores_of(paths, out, prepare_chains, kept=kept)

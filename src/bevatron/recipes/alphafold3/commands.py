@@ -1,28 +1,41 @@
 """The commands for complexes: typed arguments, each calls one function."""
 
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from bevatron.output import Result, say
-from bevatron.recipes.arguments import Files, Model, Out, PrepareOptions, Preparing, Source
+from bevatron.recipes.arguments import (
+    Device,
+    Files,
+    Model,
+    NewStore,
+    Out,
+    PrepareOptions,
+    Preparing,
+    Source,
+    TableFile,
+    option,
+)
+from bevatron.recipes.protein_arguments import Clusters, ProteinFiles, Searches, Strict
 
-
-def recognises(path: Path) -> bool:
-    """Whether a path looks like structures or alignments, or a folder of them."""
-    from bevatron.data.readers.proteins.folders import is_protein_file
-
-    return is_protein_file(path)
+Components = Annotated[
+    str,
+    option(
+        "The chemical component dictionary: components.cif of wwPDB or any part of it, or biotite, "
+        "which brings it (pip install 'bevatron[ccd]')."
+    ),
+]
+Steps = Annotated[int, option("Diffusion steps.")]
 
 
 def prepare(
-    files: Files,
-    out: Path,
-    components: str = "biotite",
+    files: ProteinFiles,
+    out: NewStore,
+    components: Components = "biotite",
     assembly: str = "1",
     max_tokens: int | None = None,
     keep_all: bool = False,
-    strict: bool = False,
-    clusters: Path | None = None,
+    strict: Strict = False,
+    clusters: Clusters = None,
     options: Preparing = PrepareOptions(),  # noqa: B008  frozen
 ) -> None:
     """Compute the features of complexes once, in parallel, into a store.
@@ -32,16 +45,6 @@ def prepare(
 
     Parameters
     ----------
-    files
-        Structures (.cif, .bcif, .pdb), alignments (.a3m, .sto) and template hits (.hhr, .m8), or
-        folders of them. Alignments may also be OpenFold's alignment_db.index, hits hmmsearch's
-        .sto; all may be .gz, .bz2, .xz or .zst, in tars, and in folders at any depth. An alignment
-        belongs to every chain of its first sequence; templates are taken from the structures.
-    out
-        Folder of the store.
-    components
-        The chemical component dictionary: components.cif of wwPDB or any part of it, or biotite,
-        which brings it (pip install 'bevatron[ccd]').
     assembly
         Name of the biological assembly that is read where a file has any.
     max_tokens
@@ -49,13 +52,6 @@ def prepare(
     keep_all
         Keep what AlphaFold3 is not trained on: structures above 9 Å or of more than 300 polymers,
         crystallization aids, and chains that clash, are broken, unknown or hardly observed.
-    strict
-        Stop at the first file that cannot be used.
-    clusters
-        File of clusters of proteins, which are drawn alike: a line of members, such as 4HHB_A, for
-        each, or mmseqs2's pairs. Without it, clusters at 40 % identity are made.
-    options
-        How the store is written.
 
     Examples
     --------
@@ -63,50 +59,32 @@ def prepare(
     """
     from bevatron.recipes.alphafold3.stores import prepare_complexes
 
-    lines = prepare_complexes(
-        files,
-        out,
-        components=components,
-        assembly=assembly,
-        max_tokens=max_tokens,
-        keep_all=keep_all,
-        strict=strict,
-        clusters=clusters,
-        **vars(options),
-    )
-    say(*lines)
+    say(*prepare_complexes(
+        *(files, out), components=components, assembly=assembly, max_tokens=max_tokens,
+        keep_all=keep_all, strict=strict, clusters=clusters, **vars(options),
+    ))  # fmt: skip
 
 
 def evaluate(
     model: Model,
     files: Files,
     samples: int = 1,
-    steps: int = 200,
-    device: str = "auto",
+    steps: Steps = 200,
+    device: Device = "auto",
     most: int | None = None,
-    components: str = "biotite",
-    out: Path | None = None,
+    components: Components = "biotite",
+    out: TableFile = None,
 ) -> Result:
     """Print how near a model's structures are to known ones.
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     files
         Stores of complexes, or structures, alignments and folders of them, as prepare takes them.
     samples
         Structures sampled for each complex; the best ranked counts.
-    steps
-        Diffusion steps.
-    device
-        cpu, cuda, cuda:N, or auto (a GPU if there is one).
     most
         Maximum number of complexes of each store.
-    components
-        The chemical component dictionary for files that are not prepared yet, see prepare.
-    out
-        Also write the table to this JSON file.
 
     Examples
     --------
@@ -115,15 +93,9 @@ def evaluate(
     from bevatron.recipes.alphafold3.evaluate import evaluate_stores, print_table_of
 
     table = evaluate_stores(
-        model,
-        files,
-        samples=samples,
-        steps=steps,
-        device=device,
-        most=most,
-        components=components,
-        out=out,
-    )
+        *(model, files), samples=samples, steps=steps, device=device, most=most,
+        components=components, out=out,
+    )  # fmt: skip
     return Result(table, lambda: print_table_of(table))
 
 
@@ -133,17 +105,15 @@ def predict(
     out: Out,
     samples: int = 5,
     seeds: tuple[int, ...] = (),
-    steps: int = 200,
-    device: str = "auto",
-    components: str = "biotite",
-    searches: tuple[Path, ...] = (),
+    steps: Steps = 200,
+    device: Device = "auto",
+    components: Components = "biotite",
+    searches: Searches = (),
 ) -> Result:
     """Predict the structures of complexes, ranked, with confidences.
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     source
         FASTA of chains, or the JSON or YAML of AlphaFold3, AlphaFold Server, Protenix or Boltz.
     out
@@ -152,14 +122,6 @@ def predict(
         Structures sampled for each seed.
     seeds
         Random seeds; by default those named in the file, else 0.
-    steps
-        Diffusion steps.
-    device
-        cpu, cuda, cuda:N, or auto (a GPU if there is one).
-    components
-        The chemical component dictionary, see prepare.
-    searches
-        Files or folders of alignments, template hits and their structures, as for prepare.
 
     Examples
     --------
@@ -168,16 +130,9 @@ def predict(
     from bevatron.recipes.alphafold3.predict import predict_files
 
     done = predict_files(
-        model,
-        source,
-        out,
-        samples=samples,
-        seeds=seeds,
-        steps=steps,
-        device=device,
-        components=components,
-        searches=searches,
-    )
+        *(model, source, out), samples=samples, seeds=seeds, steps=steps, device=device,
+        components=components, searches=searches,
+    )  # fmt: skip
     return Result(done, lambda: say(*map(_line, done["complexes"])))
 
 
@@ -215,8 +170,6 @@ def convert_to_protenix(model: Model, out: Out) -> None:
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     out
         The file, ``NAME.pt``.
 

@@ -14,46 +14,29 @@ from bevatron.data.proteins.clusters import read_clusters
 from bevatron.data.proteins.poses import open_poses
 from bevatron.data.proteins.sample import SampleSizes, Sources, sample
 from bevatron.data.store.store import Store
-from bevatron.errors import ConfigError, DataError
+from bevatron.errors import DataError
 from bevatron.models.alphafold3.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.recipes.alphafold3.stores import POSES, open_complexes
-from bevatron.recipes.proteins import CLUSTERS, column, opened_searches
+from bevatron.recipes.proteins import (
+    CLUSTERS,
+    ProteinDataConfig,
+    column,
+    opened_searches,
+)
 from bevatron.typing import Arrays, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
-class ComplexDataConfig:
+class ComplexDataConfig(ProteinDataConfig):
     """Stores of complexes and how they are divided.
 
     Attributes
     ----------
-    train
-        Stores, or folders of structures and alignments, which are prepared into the run's folder.
-    valid
-        More of them, for validation; by default a part of ``train``.
-    valid_fraction
-        That part: a fraction of the entries, drawn at random.
-    valid_most
-        Maximum number of entries for validation.
-    split_seed
-        Seed of the random split.
     components
         The chemical component dictionary for folders that are prepared: a file, or ``biotite``.
     """
 
-    train: tuple[Path, ...] = ()
-    valid: tuple[Path, ...] = ()
-    valid_fraction: float = 0.05
-    valid_most: int = 64
-    split_seed: int = 0
     components: str = "biotite"
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if not 0 <= self.valid_fraction < 1:
-            raise ConfigError(
-                f"data.valid_fraction: expected a number from 0 to 1, got {self.valid_fraction}"
-            )
 
 
 class ComplexDataset:
@@ -151,8 +134,7 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
     Raises ConfigError if there is nothing to train on; DataError or StoreError if a store cannot be
     used.
     """
-    if not config.train:
-        raise ConfigError("data.train: expected a store of complexes or a folder of structures")
+    config.check_given("complexes")
     train: list[tuple[Path, IntArray]] = []
     valid: list[tuple[Path, IntArray]] = []
     report, fingerprints = [], []
@@ -173,12 +155,9 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
                 f"{path}: confidences do not learn from {unsure:,} of them, whose resolution "
                 f"is unknown or not {BEST_RESOLUTION:g} to {WORST_RESOLUTION:g} Å"
             )
-    chosen = valid[0] if valid else None
-    if len(valid) > 1:
-        raise ConfigError("data.valid: expected one store; prepare the folders together")
     dataset = None
-    if chosen is not None:
-        path, entries = chosen
+    if valid:
+        path, entries = valid[0]
         entries = entries[: config.valid_most]
         units = np.stack([entries, 0 * entries, 0 * entries], axis=1)
         dataset = ComplexDataset(path, units, valid_sizes)

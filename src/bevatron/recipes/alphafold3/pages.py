@@ -9,7 +9,12 @@ import numpy as np
 from bevatron.data.proteins.complexes import describe
 from bevatron.models.alphafold3.predict import Predicted
 from bevatron.models.common.folding.metrics import MAX_ERROR
-from bevatron.recipes.structure_figures import map_figure, plddt_figure
+from bevatron.recipes.structure_figures import (
+    NO_CONFIDENCES,
+    map_figure,
+    plddt_figure,
+    says_the_same,
+)
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, Arrays
 
@@ -28,6 +33,8 @@ def write_page(
     labels = [chain["label"] for chain in words["chains"]]
     count = "1 structure" if len(rows) == 1 else f"{len(rows)} structures"
     report = Report(str(words["name"]), f"{count}, predicted with AlphaFold3")
+    if says_the_same(best.plddt):
+        report.notes([NO_CONFIDENCES])
     report.section("Structure")
     report.highlights({
         "ranking score": best.scores["ranking_score"],

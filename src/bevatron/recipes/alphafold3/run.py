@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,11 +28,8 @@ from bevatron.recipes.staged_run import StagedRun, staged_run
 from bevatron.train.run import Run
 from bevatron.train.settings import (
     BatchConfig,
-    CheckpointConfig,
     OptimConfig,
-    ScheduleConfig,
     StageConfig,
-    TrainConfig,
 )
 
 
@@ -127,24 +124,15 @@ class AlphaFold3Run(StagedRun):
     preset: str = "alphafold3"
     data: ComplexDataConfig = field(default_factory=ComplexDataConfig)
     model: AlphaFold3Config = field(default_factory=AlphaFold3Config)
-    start_from: Path | None = None
     stages: dict[str, ComplexStage] = field(default_factory=published_stages)
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
             algorithm="adam", lr=1.8e-3, weight_decay=0.0, betas=(0.9, 0.95), clip=10.0, ema=0.999
         )
     )
-    schedule: ScheduleConfig = field(
-        default_factory=lambda: ScheduleConfig(
-            kind="exponential", gamma=0.95, gamma_steps=50_000, warmup_steps=1000
-        )
-    )
     batch: BatchConfig = field(
         default_factory=lambda: BatchConfig(algorithm="fixed_count", size=1, cost=dict(COST))
     )
-    checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every_steps=200))
-    train: TrainConfig = field(default_factory=lambda: TrainConfig(dtype="float32"))
-    precision: Literal["auto", "bfloat16", "float32"] = "auto"
     validation_steps: int = 20
 
     def __post_init__(self) -> None:

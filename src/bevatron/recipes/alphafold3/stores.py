@@ -5,9 +5,10 @@ A store of complexes is a folder that holds a store of entries, ``poses.arrow`` 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,23 +21,14 @@ from bevatron.data.proteins.poses import prepare_poses
 from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.readers.proteins import open_components, read_structure
 from bevatron.data.readers.proteins.components import INSTALLED
-from bevatron.data.readers.proteins.folders import StructureFiles
 from bevatron.data.samples import Field
-from bevatron.data.store.prepare import prepare
 from bevatron.data.store.store import Store
-from bevatron.errors import DataError, reason_of
 from bevatron.recipes.proteins import (
-    begin,
+    Featurizer,
+    StoreKind,
     find_structures,
-    lines_of_rejects,
-    list_rejects,
-    nothing,
-    open_prepared,
-    prepare_searches,
     stores_of,
     text_bytes,
-    unusable,
-    write_clusters,
 )
 from bevatron.typing import Arrays
 
@@ -58,8 +50,8 @@ POSES = "poses.arrow"
 
 
 @dataclass(frozen=True)
-class ComplexFeaturizer:
-    """From the path of a structure to an entry; a file that cannot be used becomes its reason.
+class ComplexFeaturizer(Featurizer):
+    """From the path of a structure to an entry.
 
     Attributes
     ----------
@@ -68,29 +60,17 @@ class ComplexFeaturizer:
     max_tokens : entries of more are left out; None for no limit
     keep_all : keep the structures and chains too that AlphaFold3 is not trained on, see
         `bevatron.data.proteins.filters`
-    strict : an unusable file is an error
     """
+
+    fields = FIELDS
 
     components: str
     assembly: str = "1"
     max_tokens: int | None = None
     keep_all: bool = False
-    strict: bool = False
 
-    def __call__(self, raw: Arrays) -> Arrays:
+    def entry(self, path: str) -> Arrays:
         """Read and featurize one file."""
-        path = np.asarray(raw["path"]).tobytes().decode()
-        source = np.array([int(raw["number"]), 0], dtype=np.int64)
-        try:
-            entry = self._entry(path)
-        except DataError as error:
-            if self.strict:
-                raise
-            reason = reason_of(error, path)
-            return {**nothing(FIELDS), "reason": text_bytes(reason), "source": source}
-        return {**entry, "reason": text_bytes(""), "source": source}
-
-    def _entry(self, path: str) -> Arrays:
         structure = read_structure(path)
         if structure.assemblies:
             structure = structure.assembly(self.assembly)
@@ -100,78 +80,7 @@ class ComplexFeaturizer:
             structure, removed = filter_chains(structure)
         components = open_components(self.components)
         entry = featurize(structure, components, max_tokens=self.max_tokens)
-        return {**entry, **index_of(entry), "filtered": removed}
-
-
-def prepare_complexes(
-    files: Sequence[str | Path],
-    out: Path,
-    *,
-    components: str = INSTALLED,
-    assembly: str = "1",
-    max_tokens: int | None = None,
-    keep_all: bool = False,
-    strict: bool = False,
-    clusters: Path | None = None,
-    samples_per_shard: int | None = None,
-    workers: int | None = None,
-    overwrite: bool = False,
-    progress: bool | None = None,
-) -> list[str]:
-    """Turn folders of structures and alignments into a store of complexes; a kill loses nothing.
-
-    Raises DataError or StoreError if there is no structure, with ``strict`` if one is unusable, or
-    ``out`` holds something else.
-
-    Parameters
-    ----------
-    files : structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth
-    components, assembly, max_tokens, keep_all, strict : see `ComplexFeaturizer`
-    clusters : a file of clusters of proteins, see `bevatron.recipes.proteins.write_clusters`
-    samples_per_shard, workers, overwrite, progress : as in `bevatron.data.store.prepare.prepare`
-
-    Returns
-    -------
-    Lines for the user: what was found and what was left out.
-    """
-    found = find_structures(files)
-    begin(out, overwrite=overwrite)
-    dictionary = open_components(components)  # indexed once, before the workers ask for it
-    settings = {
-        "kind": KIND, "features": FEATURES_VERSION, "components": str(components),
-        "dictionary": dictionary.key, "assembly": assembly, "max_tokens": max_tokens,
-        "keep_all": keep_all, "unit": "file",
-    }  # fmt: skip
-    store = prepare(
-        StructureFiles(found.structures),
-        ComplexFeaturizer(str(components), assembly, max_tokens, keep_all, strict),
-        out,
-        FIELDS,
-        settings,
-        samples_per_shard=samples_per_shard,
-        workers=workers,
-        overwrite=overwrite,
-        progress=progress,
-        summarise=summarise,
-    )
-    codes = {code for entry in store if len(entry["restype"]) for code in _codes(entry)}
-    proteins, rna = named_chains(store)
-    lines, damaged = prepare_searches(
-        found,
-        store,
-        proteins,
-        strict=strict,
-        workers=workers,
-        overwrite=overwrite,
-        progress=progress,
-        rna=rna,
-    )
-    prepare_poses(out / POSES, dictionary, codes, workers=_workers(workers), progress=progress)
-    rows = [*unusable(store), *damaged]
-    list_rejects(store, rows)
-    named = {} if clusters is None else named_keys(store)
-    warnings = write_clusters(protein_sequences(store), store.path, clusters, named)
-    return [*warnings, *summary_lines(store, lines, found.others, rows)]
+        return {**entry, **index_of(entry), "filtered": removed, "reason": text_bytes("")}
 
 
 def named_chains(store: Store) -> tuple[list[NamedChain], list[bytes]]:
@@ -206,13 +115,6 @@ def named_keys(store: Store) -> dict[str, int]:
     return found
 
 
-def prepared(paths: Sequence[Path], out: Path, components: str) -> tuple[Path, ...]:
-    """Return the stores among paths and one, in ``out``, of everything else that they hold."""
-    return stores_of(
-        paths, out, lambda files, to: prepare_complexes(files, to, components=components)
-    )
-
-
 def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
     """Count what the entries of a shard hold."""
     usable = [sample for sample in samples if len(sample["restype"])]
@@ -231,35 +133,68 @@ def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
     }
 
 
-def open_complexes(path: str | Path) -> Store:
-    """Open the entries of a store of complexes.
-
-    Raises DataError if it is a store of something else, of features of another version, or one
-    whose preparation was stopped; StoreError if there is no finished store.
-    """
-    return open_prepared(path, KIND, FEATURES_VERSION, "alphafold3")
-
-
-def summary_lines(
-    store: Store, searches: Sequence[str], others: int, rejects: Sequence[tuple[str, str]]
-) -> list[str]:
-    """Say in a few lines what was found and what was left out."""
-    summary = store.manifest["summary"]
+def _told(summary: Mapping[str, Any]) -> list[str]:
     chains = ", ".join(f"{n} {kind}" for kind, n in sorted(summary["chains"].items()))
-    lines = [
-        f"{summary['usable']} of {summary['files']} structures are usable",
-        f"{summary['tokens']:,} tokens, {summary['atoms']:,} atoms; chains: {chains}",
-        *searches,
-        f"files of other kinds, passed over: {others}",
-    ]
+    lines = [f"{summary['tokens']:,} tokens, {summary['atoms']:,} atoms; chains: {chains}"]
     if removed := [f"{number} {name}" for name, number in summary["filtered"].items() if number]:
         lines.append(f"chains left out as in AlphaFold3's training: {', '.join(removed)}")
     if summary["left_out"]:
         codes = ", ".join(sorted(summary["left_out"]))
         lines.append(f"components that the dictionary lacks, left out: {codes}")
-    lines += lines_of_rejects(store, rejects)
-    lines.append(f"train with: bevatron train alphafold3 --data {store.path} --output RUN")
     return lines
+
+
+COMPLEXES = StoreKind(
+    name=KIND,
+    system="alphafold3",
+    version=FEATURES_VERSION,
+    summarise=summarise,
+    chains=named_chains,
+    sequences=protein_sequences,
+    keys=named_keys,
+    told=_told,
+)
+
+open_complexes = COMPLEXES.open
+
+
+def prepare_complexes(
+    files: Sequence[str | Path],
+    out: Path,
+    *,
+    components: str = INSTALLED,
+    assembly: str = "1",
+    max_tokens: int | None = None,
+    keep_all: bool = False,
+    strict: bool = False,
+    **options: Any,
+) -> list[str]:
+    """Turn folders of structures and alignments into a store; options as of `StoreKind.prepare`.
+
+    Parameters
+    ----------
+    components, assembly, max_tokens, keep_all, strict : see `ComplexFeaturizer`
+    """
+    found = find_structures(files)
+    dictionary = open_components(components)  # indexed once, before the workers ask for it
+    featurize = ComplexFeaturizer(str(components), assembly, max_tokens, keep_all, strict=strict)
+
+    def make_poses(store: Store) -> None:
+        codes = {code for entry in store if len(entry["restype"]) for code in _codes(entry)}
+        asked, progress = options.get("workers"), options.get("progress")
+        prepare_poses(out / POSES, dictionary, codes, workers=_workers(asked), progress=progress)
+
+    settings = {"dictionary": dictionary.key}
+    return COMPLEXES.prepare(found, out, featurize, settings, finish=make_poses, **options)
+
+
+def prepared(
+    paths: Sequence[Path], out: Path, components: str, *, kept: bool = True
+) -> tuple[Path, ...]:
+    """Return the stores among paths and one, in ``out``, of everything else that they hold."""
+    return stores_of(
+        paths, out, lambda files, to: prepare_complexes(files, to, components=components), kept=kept
+    )
 
 
 def _workers(asked: int | None) -> int:

@@ -9,13 +9,17 @@ import tyro
 from bevatron.data.readers.molecule_options import MoleculeOptions
 from bevatron.output import Result, say
 from bevatron.recipes.arguments import (
+    Capacity,
     Columns,
+    Device,
     Files,
     Model,
+    NewStore,
     Out,
     PrepareOptions,
     Preparing,
     Source,
+    TableFile,
     positional,
 )
 
@@ -34,7 +38,7 @@ def recognises(path: Path) -> bool:
 
 def prepare(
     files: Files,
-    out: Path,
+    out: NewStore,
     feature_set: str = "set1",
     columns: Columns = MoleculeOptions(),  # noqa: B008  frozen
     options: Preparing = PrepareOptions(),  # noqa: B008  frozen
@@ -47,14 +51,10 @@ def prepare(
     ----------
     files
         .csv, .tsv, .smi (also .gz), .parquet, .sdf, OGB's PCQM4Mv2 folder.
-    out
-        Folder of the store.
     feature_set
         set1, set2, set3, original, ying21 or ying21_periodic.
     columns
         Columns of SMILES and targets, and where 3D structures are.
-    options
-        How the store is written.
 
     Examples
     --------
@@ -68,40 +68,30 @@ def prepare(
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a trained model is run.
+    """How the model is run.
 
     Attributes
     ----------
     mode
         Inputs of the model: 2d, 3d where there are positions, or both.
-    device
-        cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
         Precision; bfloat16 is used in matmuls only.
-    capacity
-        Maximum number of atoms per batch.
     workers
         Processes that compute features; all usable cores by default.
     """
 
     mode: Literal["2d", "3d", "both"] = "2d"
-    device: str = "auto"
+    device: Device = "auto"
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    capacity: int = 4096
+    capacity: Capacity = 4096
     workers: int | None = None
 
     def predictor(self, *models: Path) -> "MoleculePredictor":
         """Load the models."""
         from bevatron.recipes.gpspp.predictor import MoleculePredictor
 
-        return MoleculePredictor(
-            models,
-            device=self.device,
-            precision=self.dtype,
-            mode=self.mode,
-            capacity=self.capacity,
-            workers=self.workers,
-        )
+        given = {"precision" if name == "dtype" else name: v for name, v in vars(self).items()}
+        return MoleculePredictor(models, **given)
 
 
 Options = Annotated[ModelOptions, tyro.conf.arg(name="")]
@@ -113,24 +103,18 @@ def evaluate(
     committee: tuple[Path, ...] = (),
     columns: Columns = MoleculeOptions(),  # noqa: B008  frozen
     options: Options = ModelOptions(),
-    out: Path | None = None,
+    out: TableFile = None,
 ) -> Result:
     """Print the errors of a model on labelled molecules.
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     files
         Tables, SDF, OGB's folder or prepared stores.
     committee
         More models: the mean of all is compared with the labels.
     columns
         Columns of SMILES and labels; targets are the model's unless named, in its order.
-    options
-        How the model is run.
-    out
-        Also write the table to this JSON file.
 
     Examples
     --------
@@ -160,8 +144,6 @@ def predict(
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     source
         Molecules: .csv, .tsv, .smi (also .gz), .parquet, .sdf, OGB's folder, a prepared store.
     out
@@ -178,8 +160,6 @@ def predict(
         Part of OGB's data to predict.
     prefix
         Prefix of the names of the results.
-    options
-        How the model is run.
 
     Examples
     --------
@@ -220,8 +200,6 @@ def embed(
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     source
         Molecules: .csv, .tsv, .smi (also .gz), .parquet, .sdf, OGB's folder, a prepared store.
     out
@@ -230,8 +208,6 @@ def embed(
         Also nodes [N, C] of the heavy atoms, and their offsets atom_ptr [n + 1].
     columns
         Where SMILES and 3D structures are.
-    options
-        How the model is run.
 
     Examples
     --------

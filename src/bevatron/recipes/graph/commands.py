@@ -1,22 +1,39 @@
 """The commands for graphs: typed arguments, each calls one function."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from bevatron.output import Result, say
-from bevatron.recipes.arguments import Files, Model, Out, Source
+from bevatron.recipes.arguments import (
+    Device,
+    Dtype,
+    Files,
+    Model,
+    Out,
+    Source,
+    TableFile,
+    option,
+)
+
+Features = Annotated[
+    Path | None, option(".npy file of features for an edge list, one row per vertex.")
+]
+Partition = Annotated[
+    Literal["auto", "2d", "feature", "rows"],
+    option("How the processes of torchrun cut a graph, as in training."),
+]
 
 
 def evaluate(
     model: Model,
     files: Files,
-    features: Path | None = None,
+    features: Features = None,
     labels: Path | None = None,
     splits: Path | None = None,
-    device: str = "auto",
-    dtype: Literal["float64", "float32"] = "float32",
-    partition: Literal["auto", "2d", "feature", "rows"] = "auto",
-    out: Path | None = None,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    partition: Partition = "auto",
+    out: TableFile = None,
 ) -> Result:
     """Print loss, accuracy and ROC-AUC of a node classifier on labelled vertices, by split.
 
@@ -24,24 +41,12 @@ def evaluate(
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     files
         Graphs: npz, edge lists, .pt of PyTorch Geometric, folders of OGB.
-    features
-        .npy file of features for an edge list, one row per vertex.
     labels
         .npy file of labels, likewise.
     splits
         .npz file with train, valid, test as masks or indices of vertices.
-    device
-        cpu, cuda, cuda:N, or auto (a GPU if there is one).
-    dtype
-        Precision.
-    partition
-        How the processes of torchrun cut a graph, as in training.
-    out
-        Also write the table to this JSON file.
 
     Examples
     --------
@@ -50,17 +55,10 @@ def evaluate(
     """
     from bevatron.recipes.graph.evaluate import evaluate_graphs, print_metrics
 
-    files_of_edge_list = {"features": features, "labels": labels, "splits": splits}
     table = evaluate_graphs(
-        model,
-        files,
-        **files_of_edge_list,
-        device=device,
-        dtype=dtype,
-        partition=partition,
-        out=out,
-        tell=say,
-    )
+        *(model, files), features=features, labels=labels, splits=splits,
+        device=device, dtype=dtype, partition=partition, out=out, tell=say,
+    )  # fmt: skip
     return Result(table, lambda: print_metrics(table))
 
 
@@ -68,29 +66,19 @@ def predict(
     model: Model,
     source: Source,
     out: Out,
-    features: Path | None = None,
-    device: str = "auto",
-    dtype: Literal["float64", "float32"] = "float32",
-    partition: Literal["auto", "2d", "feature", "rows"] = "auto",
+    features: Features = None,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    partition: Partition = "auto",
 ) -> Result:
     """Write class and probabilities of every vertex, in the order of the file.
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     source
         A graph; read with the options of the model's training data.
     out
         NAME.csv (vertex, class, p0, p1, ...) or NAME.npz.
-    features
-        .npy file of features for an edge list, one row per vertex.
-    device
-        cpu, cuda, cuda:N, or auto (a GPU if there is one).
-    dtype
-        Precision.
-    partition
-        How the processes of torchrun cut the graph, as in training.
 
     Examples
     --------

@@ -1,27 +1,52 @@
 """The commands for structures and potentials: typed arguments, each calls one function."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from bevatron.data.readers.labels import LabelOptions
 from bevatron.output import Result, say
 from bevatron.recipes.arguments import (
+    Capacity,
+    Device,
+    Dtype,
     Files,
     Labels,
     Model,
+    NewStore,
     Out,
     PrepareOptions,
     Preparing,
     Source,
+    TableFile,
     positional,
 )
 
 
+@dataclass(frozen=True)
+class PotentialOptions:
+    """How the potential is run.
+
+    Attributes
+    ----------
+    head
+        Readout for all structures; by default the one that a structure names, or else the default
+        head of the model.
+    """
+
+    head: str | None = None
+    device: Device = "auto"
+    dtype: Dtype = "float64"
+
+
+Potential = Annotated[PotentialOptions, tyro.conf.arg(name="")]
+
+
 def prepare(
     files: Files,
-    out: Path,
+    out: NewStore,
     cutoff: float | None = None,
     labels: Labels = LabelOptions(),  # noqa: B008  frozen
     options: Preparing = PrepareOptions(),  # noqa: B008  frozen
@@ -34,14 +59,10 @@ def prepare(
     ----------
     files
         Extended XYZ (also .gz), anything that ASE reads, ASE databases, .aselmdb.
-    out
-        Folder of the store.
     cutoff
         Neighbour cutoff in Å, that of the model to be trained.
     labels
         Names of the labels in the files.
-    options
-        How the store is written.
 
     Examples
     --------
@@ -57,33 +78,18 @@ def evaluate(
     model: Model,
     files: Files,
     labels: Labels = LabelOptions(),  # noqa: B008  frozen
-    head: str | None = None,
-    device: str = "auto",
-    dtype: Literal["float64", "float32"] = "float64",
-    capacity: int = 1024,
-    out: Path | None = None,
+    potential: Potential = PotentialOptions(),
+    capacity: Capacity = 1024,
+    out: TableFile = None,
 ) -> Result:
     """Print the errors of a potential on labelled structures: total, by group, file and element.
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     files
         Files of structures or prepared stores.
     labels
         Names of the labels in the files.
-    head
-        Readout for all structures; by default the one that a structure names, or else the default
-        head of the model.
-    device
-        cpu, cuda, cuda:N, or auto (a GPU if there is one).
-    dtype
-        Precision.
-    capacity
-        Maximum number of atoms per batch.
-    out
-        Also write the tables to this JSON file.
 
     Examples
     --------
@@ -93,14 +99,7 @@ def evaluate(
     from bevatron.recipes.mace.evaluate import evaluate_files, print_tables
 
     found = evaluate_files(
-        model,
-        files,
-        labels=labels,
-        head=head,
-        device=device,
-        dtype=dtype,
-        capacity=capacity,
-        out=out,
+        model, files, labels=labels, capacity=capacity, out=out, **vars(potential)
     )
     return Result(found.errors(), lambda: print_tables(found))
 
@@ -111,17 +110,13 @@ def predict(
     out: Out,
     committee: tuple[Path, ...] = (),
     prefix: str = "predicted_",
-    head: str | None = None,
-    device: str = "auto",
-    dtype: Literal["float64", "float32"] = "float64",
-    capacity: int = 1024,
+    potential: Potential = PotentialOptions(),
+    capacity: Capacity = 1024,
 ) -> Result:
     """Write energies, forces and stress of structures, next to what the file already holds.
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     source
         Structures in any format that ASE reads.
     out
@@ -130,15 +125,6 @@ def predict(
         More models: the mean and the standard deviation of all are written.
     prefix
         Prefix of the names of the results.
-    head
-        Readout for all structures; by default the one that a structure names, or else the default
-        head of the model.
-    device
-        cpu, cuda, cuda:N, or auto (a GPU if there is one).
-    dtype
-        Precision.
-    capacity
-        Maximum number of atoms per batch.
 
     Examples
     --------
@@ -147,16 +133,8 @@ def predict(
     """
     from bevatron.recipes.mace.predict import predict_file
 
-    done = predict_file(
-        [model, *committee],
-        source,
-        out,
-        prefix=prefix,
-        head=head,
-        device=device,
-        dtype=dtype,
-        capacity=capacity,
-    )
+    models = [model, *committee]
+    done = predict_file(models, source, out, prefix=prefix, capacity=capacity, **vars(potential))
     values = {"structures": done, "out": out}
     return Result(values, lambda: say(f"{done:,} structures are in {out}"))
 
@@ -168,16 +146,12 @@ def relax(
     fmax: float = 0.05,
     steps: int = 500,
     cell: bool = False,
-    head: str | None = None,
-    device: str = "auto",
-    dtype: Literal["float64", "float32"] = "float64",
+    potential: Potential = PotentialOptions(),
 ) -> Result:
     """Relax many structures at once to minima of their energy (FIRE).
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     source
         Structures in any format that ASE reads.
     out
@@ -188,13 +162,6 @@ def relax(
         Maximum number of steps.
     cell
         Relax the cells too.
-    head
-        Readout for all structures; by default the one that a structure names, or else the default
-        head of the model.
-    device
-        cpu, cuda, cuda:N, or auto (a GPU if there is one).
-    dtype
-        Precision.
 
     Examples
     --------
@@ -203,9 +170,7 @@ def relax(
     """
     from bevatron.recipes.mace.predict import relax_file
 
-    result = relax_file(
-        model, source, out, fmax, steps, cell, head=head, device=device, dtype=dtype
-    )
+    result = relax_file(model, source, out, fmax, steps, cell, **vars(potential))
     converged, number = int(result.converged.sum()), len(result.structures)
     return Result(
         {"structures": number, "converged": converged, "out": out},
@@ -253,8 +218,6 @@ def convert_to_mace_torch(model: Model, out: Out) -> None:
 
     Parameters
     ----------
-    model
-        A run or a model folder.
     out
         ``NAME.model``, which needs mace-torch; or ``NAME.pt``, a state dict, with the
         configuration next to it in ``NAME.json``, which does not.

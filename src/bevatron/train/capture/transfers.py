@@ -78,12 +78,12 @@ class NumberFeed:
             for _ in range(2)
         ]
 
-    def send(self, values: Sequence[float] | FloatArray) -> None:
+    def send(self, values: Sequence[float] | FloatArray | Tensor) -> None:
         """Replace the numbers for all work launched from now on."""
         host, copied = self._hosts[0]
         self._hosts.reverse()
         copied.wait()
-        host.numpy()[...] = values
+        host.copy_(torch.as_tensor(values, dtype=torch.float64))
         self.values.copy_(host, non_blocking=True)
         copied.mark()
 

@@ -1,5 +1,6 @@
 """Activations that are computed again: same gradients, fewer of them kept, no random state."""
 
+import weakref
 from functools import partial
 
 import pytest
@@ -15,7 +16,7 @@ class Block(nn.Module):
         super().__init__()
         self.policy = policy
         self.pair, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.calls = 0
+        self.calls, self.result = 0, None
 
     def update(self, x):
         self.calls += 1
@@ -23,7 +24,9 @@ class Block(nn.Module):
 
     def forward(self, x, shift):
         x = x + checkpointed(self.policy, "pair_block", self.update)(x)
-        return x + checkpointed(self.policy, "transition", self.other)(x).tanh() + shift
+        x = x + checkpointed(self.policy, "transition", self.other)(x).tanh() + shift
+        self.result = weakref.ref(x)
+        return x
 
 
 def gradients(policy):
@@ -32,25 +35,29 @@ def gradients(policy):
     x = torch.randn(4, 8, requires_grad=True)
     y = run_stack(policy, [partial(block, shift=torch.ones(8)) for block in blocks], x)
     before = [block.calls for block in blocks]
+    alive = sum(block.result() is not None for block in blocks)
     y.square().sum().backward()
-    return [x.grad, *(p.grad for p in blocks.parameters())], before, [b.calls for b in blocks]
+    found = [x.grad, *(p.grad for p in blocks.parameters())]
+    return found, before, [block.calls for block in blocks], alive
 
 
 @pytest.mark.parametrize(
-    ("kind", "segment", "again"),
+    ("kind", "segment", "calls", "kept"),
     [
-        ("none", 1, False),
-        ("pair", 1, True),
-        ("all", 1, True),
-        ("segments", 2, True),
-        ("paper", 1, True),
+        ("none", 1, [1] * 5, 5),
+        ("pair", 1, [2] * 5, 5),
+        ("all", 1, [2] * 5, 5),
+        # The last block of a group is the first that the backward pass comes to.
+        ("segments", 2, [3, 2, 3, 2, 2], 3),
+        ("paper", 1, [2] * 5, 5),
     ],
 )
-def test_policies_change_what_is_computed_again_and_no_gradient(kind, segment, again):
-    expected, _, _ = gradients(Checkpointing())
-    found, before, after = gradients(Checkpointing(kind, segment))
+def test_policies_change_what_is_computed_again_and_no_gradient(kind, segment, calls, kept):
+    expected, *_ = gradients(Checkpointing())
+    found, before, after, alive = gradients(Checkpointing(kind, segment))
     assert before == [1] * 5
-    assert after == [2 if again else 1] * 5
+    assert after == calls
+    assert alive == kept
     for got, want in zip(found, expected, strict=True):
         assert torch.equal(got, want)
 

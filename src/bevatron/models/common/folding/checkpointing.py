@@ -7,10 +7,10 @@ random state is saved: the blocks' dropout is a function of their inputs.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from bevatron.errors import ConfigError
@@ -19,8 +19,9 @@ Kind = Literal["none", "pair", "all", "segments", "paper"]
 """Policies.
 
 ``none`` keeps all activations; ``pair`` computes pair blocks again, which hold most of them;
-``all`` every block of every stack; ``segments`` groups of several blocks; ``paper`` every sub-layer
-of a block by itself, as MegaFold's appendix C lists them.
+``all`` every block of every stack; ``segments`` groups of several blocks, and in a group each block
+once more: of a stack of B blocks in groups of k it keeps B / k + k inputs instead of B; ``paper``
+every sub-layer of a block by itself, as MegaFold's appendix C lists them.
 """
 
 SUB_LAYERS = frozenset(
@@ -67,7 +68,7 @@ class Checkpointing:
     """
 
     kind: Kind = "none"
-    segment: int = 4
+    segment: int = 8
 
     def __post_init__(self) -> None:
         if self.segment < 1:
@@ -95,7 +96,7 @@ def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: 
     Parameters
     ----------
     policy
-        ``all`` computes each block again, ``segments`` each group of them.
+        ``all`` computes each block again, ``segments`` each group of them and then its blocks.
     blocks
         In order, each bound to what it reads besides the state.
     state
@@ -109,9 +110,11 @@ def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: 
 
     if policy.kind not in {"all", "segments"}:
         return run(blocks, state)
-    step = policy.segment if policy.kind == "segments" else 1
-    for first in range(0, len(blocks), step):
-        state = _again(run)(blocks[first : first + step], state)
+    blocks = [_again(block) for block in blocks]
+    if policy.kind == "all":
+        return run(blocks, state)
+    for first in range(0, len(blocks), policy.segment):
+        state = _again(run)(blocks[first : first + policy.segment], state)
     return state
 
 
@@ -119,7 +122,13 @@ def _again(fn: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not torch.is_grad_enabled():
             return fn(*args, **kwargs)
-        bound = partial(fn, *args, **kwargs)
-        return cast("R", checkpoint(bound, use_reentrant=False, preserve_rng_state=False))
+        # One by one: what a closure or a tuple holds, an outer group of blocks could not let go.
+        given, kinds = tree_flatten((args, kwargs))
+
+        def bound(*given: Any) -> R:
+            args, kwargs = tree_unflatten(given, kinds)
+            return fn(*args, **kwargs)
+
+        return cast("R", checkpoint(bound, *given, use_reentrant=False, preserve_rng_state=False))
 
     return call

@@ -1,0 +1,41 @@
+"""What the commands of both protein systems take, with what their help says of it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from bevatron.recipes.arguments import option, positional
+
+
+def recognises(path: Path) -> bool:
+    """Whether a path looks like structures or alignments, or a folder of them."""
+    from bevatron.data.readers.proteins.folders import is_protein_file
+
+    return is_protein_file(path)
+
+
+ProteinFiles = Annotated[
+    tuple[Path, ...],
+    tyro.conf.Positional,
+    positional(
+        "FILE ...",
+        "Structures (.cif, .bcif, .pdb), alignments (.a3m, .sto) and template hits (.hhr, .m8), or "
+        "folders of them. Alignments may also be OpenFold's alignment_db.index, hits hmmsearch's "
+        ".sto; all may be .gz, .bz2, .xz or .zst, in tars, and in folders at any depth. An "
+        "alignment belongs to every chain of its first sequence; templates are taken from the "
+        "structures.",
+    ),
+]
+Strict = Annotated[bool, option("Stop at the first file that cannot be used.")]
+Clusters = Annotated[
+    Path | None,
+    option(
+        "File of clusters of proteins, which are drawn alike: a line of members, such as 4HHB_A, "
+        "for each, or mmseqs2's pairs. Without it, clusters at 40 % identity are made."
+    ),
+]
+Searches = Annotated[
+    tuple[Path, ...],
+    option("Files or folders of alignments, template hits and their structures, as for prepare."),
+]
