@@ -30,6 +30,7 @@ from bevatron.train.run import Run
 from bevatron.train.settings import (
     BatchConfig,
     CheckpointConfig,
+    LoaderConfig,
     OptimConfig,
     ScheduleConfig,
     Settings,
@@ -61,6 +62,7 @@ def trained(arguments: argparse.Namespace, beside: bool | None) -> dict[str, Any
         optim=OptimConfig(lr=1e-4, ema=0.99),
         schedule=ScheduleConfig(kind="constant"),
         batch=BatchConfig(capacity=arguments.atoms),
+        loader=LoaderConfig(workers=4),
         checkpoint=CheckpointConfig(every_epochs=None, best=False),
         train=TrainConfig(
             epochs=arguments.epochs,
@@ -130,7 +132,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--preset", default="default")
-    parser.add_argument("--structures", nargs=2, type=int, default=[3000, 60])
+    parser.add_argument("--structures", nargs=2, type=int, default=[2000, 400])
     parser.add_argument("--atoms", type=int, default=1024)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--tolerance", type=float, default=1e-2)

@@ -1,12 +1,7 @@
-"""What a rank does in the tests of the recipe; ``torchrun graph_recipe_rank.py FOLDER``: `use`."""
-
-import os
-import sys
-from pathlib import Path
+"""What a rank does in the tests of the recipe."""
 
 from bevatron import cli
 from bevatron.errors import BevatronError
-from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes.graph.run import GraphRun, build
 from bevatron.train.loop import fit
 
@@ -69,13 +64,12 @@ def use(folder):
     """Evaluate and predict as on the command line, each by all ranks."""
     run, out = str(folder / "run"), folder / "cut"
     common = ["--device", "cpu", "--dtype", "float64"]
-    with open_mesh("cpu", 60):
-        for name in ("plain.npz", "packed.pt"):
-            table, classes = str(out / f"{name}.json"), str(out / f"{name}.csv")
-            words = ["evaluate", run, str(folder / name), "--out", table, *common]
-            assert cli.main(words) == 0
-            words = ["predict", run, str(folder / name), classes, *common]
-            assert cli.main(words) == 0
+    for name in ("plain.npz", "packed.pt"):
+        table, classes = str(out / f"{name}.json"), str(out / f"{name}.csv")
+        words = ["evaluate", run, str(folder / name), "--out", table, *common]
+        assert cli.main(words) == 0
+        words = ["predict", run, str(folder / name), classes, *common]
+        assert cli.main(words) == 0
 
 
 def refuse(folder):
@@ -90,10 +84,3 @@ def refuse(folder):
         except BevatronError as error:
             said.append(str(error))
     return said
-
-
-if __name__ == "__main__":
-    use(Path(sys.argv[1]))
-    # As the command line does: gloo's threads may abort a process that is being taken down.
-    sys.stdout.flush()
-    os._exit(0)

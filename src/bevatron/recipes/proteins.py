@@ -235,17 +235,22 @@ class StoreKind:
 
 
 def stores_of(
-    paths: Sequence[Path], out: Path, prepare: Callable[[list[Path], Path], list[str]]
+    paths: Sequence[Path],
+    out: Path,
+    prepare: Callable[[list[Path], Path], list[str]],
+    *,
+    kept: bool,
 ) -> tuple[Path, ...]:
     """Return the stores among paths and one, in ``out``, of everything else that they hold.
 
-    ``prepare`` makes it and returns lines for the user, the last of which says how to train.
+    ``prepare`` makes it and returns lines for the user, the last of which says how to train. Those
+    that name files beside ``out`` are not for one that is not kept.
     """
     stores = tuple(path for path in paths if (path / MANIFEST).is_file())
     others = [path for path in paths if path not in stores]
     if not others:
         return stores
-    say(*prepare(others, out)[:-1])
+    say(*(line for line in prepare(others, out)[:-1] if kept or str(out) not in line))
     return (*stores, out)
 
 
@@ -488,7 +493,7 @@ def lines_of_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> list[s
     """Name the first files that were left out, and where all are listed."""
     lines = [f"left out: {file}: {reason}" for file, reason in rejects[:MOST_SHOWN]]
     if rejects:
-        lines.append(f"files left out: {len(rejects)}, listed in {rejects_file(store)}")
+        lines += [f"files left out: {len(rejects)}", f"all are listed in {rejects_file(store)}"]
     return lines
 
 

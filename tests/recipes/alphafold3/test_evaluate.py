@@ -154,7 +154,15 @@ def test_what_is_no_store_is_refused(tiny_model, tmp_path):
     assert torch.is_grad_enabled()
 
 
-def test_structures_that_are_no_store_are_prepared_for_the_while(tiny_model, shared, components):
-    file = shared / "data/complexes/mmcif/1fix.cif.gz"
-    table = evaluate_stores(tiny_model, [file], steps=1, device="cpu", components=components)
-    assert [(row["name"], row["store"]) for row in table["complexes"]] == [(file.name, str(file))]
+def test_structures_that_are_no_store_are_prepared_for_the_while(
+    tiny_model, shared, components, tmp_path, capsys
+):
+    file, bad = shared / "data/complexes/mmcif/1fix.cif.gz", tmp_path / "bad.cif"
+    bad.write_bytes(b"nothing")
+    table = evaluate_stores(tiny_model, [file, bad], steps=1, device="cpu", components=components)
+    said = capsys.readouterr().out
+    assert "bad.cif" in said
+    assert "files left out: 1\n" in said
+    assert "listed in" not in said, "the list is removed with the store"
+    (row,) = table["complexes"]
+    assert (row["name"], row["store"]) == (file.name, f"{file}, {bad}")

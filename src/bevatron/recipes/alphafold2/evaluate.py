@@ -55,7 +55,7 @@ def evaluate_stores(
         raise ConfigError("evaluate: expected at least one store of chains or folder")
     predictor = model if isinstance(model, ChainPredictor) else ChainPredictor(model, device)
     with TemporaryDirectory(prefix="bevatron-") as scratch:
-        stores = prepared(files, Path(scratch) / "prepared")
+        stores = prepared(files, Path(scratch) / "prepared", kept=False)
         values = _evaluated(predictor, stores, most, pictures)
     if out is not None:
         write_json_atomically(out, values)

@@ -59,7 +59,7 @@ def evaluate_stores(
         raise ConfigError("evaluate: expected at least one store of complexes or folder")
     rows = []
     with TemporaryDirectory(prefix="bevatron-") as scratch:
-        stores = prepared(files, Path(scratch) / "prepared", components)
+        stores = prepared(files, Path(scratch) / "prepared", components, kept=False)
         datasets = [_whole(store, most) for store in stores]
         given = ", ".join(str(file) for file in files if file not in stores)
         if not isinstance(model, ComplexPredictor):

@@ -66,9 +66,11 @@ Values = npt.ArrayLike
 def png(figure: Figure, dpi: int = 130) -> bytes:
     """Render a figure in the house style."""
     stream = io.BytesIO()
-    # Ticks are created while drawing, with the settings of that moment.
+    figure.set_dpi(dpi)
+    # Ticks are created while drawing, with the settings of that moment. `Figure.savefig` would draw
+    # a figure with a layout twice.
     with mpl.rc_context(STYLE):
-        figure.savefig(stream, format="png", dpi=dpi)
+        FigureCanvasAgg(figure).print_png(stream)
     return stream.getvalue()
 
 
