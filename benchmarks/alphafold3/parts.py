@@ -7,7 +7,8 @@ A block is timed forward and backward with all gradients, as a replayed CUDA gra
 the published sizes in bfloat16 with dropout. Every arm is compared with the plain operators in
 float32: the error is that of the worst gradient, relative to its largest number. The stack is its
 48 blocks forward; the diffusion is a forward pass of 48 noisy copies that keeps what the backward
-pass needs, and what it conditions on.
+pass needs, and what it conditions on. Where Boltz's package can be imported its block of the
+same sizes can be an arm, in a call of its own: one is compiled at a time.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.alphafold3.arms import Crops, compiled_blocks
+from benchmarks.common import arms
 from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.arms import drawn, free, or_out_of_memory
 from benchmarks.common.report import hardware, versions, write_result
@@ -38,7 +40,10 @@ from bevatron.models.alphafold3.pair import pair_drops
 from bevatron.models.alphafold3.pairformer import Pairformer, PairformerBlock
 from bevatron.models.common.folding import Checkpointing
 
-ARMS = {"bevatron": "auto", "eager": "reference", "torch.compile": "reference"}
+OURS, COMPILED, BOLTZ = "bevatron", "torch.compile", "Boltz-2"
+ARMS = {OURS: "auto", "eager": "reference", COMPILED: "reference"}
+PEERS = (BOLTZ, f"{BOLTZ}, {COMPILED}")
+BLOCK = "Pairformer block, forward and backward"
 OUT_OF_MEMORY = "out of memory"
 ZERO = 1e-5
 """Of the largest gradient."""
@@ -107,7 +112,7 @@ def block_of(config: AlphaFold3Config, N: int, device: torch.device) -> Work:
         with kernels.use("reference"):
             return run(wide, None if drops is None else drops.float())
 
-    return Work("Pairformer block, forward and backward", block, lambda: run(short, drops), exact)
+    return Work(BLOCK, block, lambda: run(short, drops), exact)
 
 
 def stack_of(config: AlphaFold3Config, N: int, device: torch.device) -> Work:
@@ -128,6 +133,33 @@ def stack_of(config: AlphaFold3Config, N: int, device: torch.device) -> Work:
     return Work(f"Pairformer of {len(stack.blocks)} blocks, forward", stack, call)
 
 
+def boltz_of(config: AlphaFold3Config, N: int, device: torch.device) -> Work:
+    """Make Boltz-2's block of the same sizes under autocast, as it trains."""
+    from boltz.model.layers.pairformer import PairformerLayer
+
+    torch.manual_seed(N)
+    widths, sizes = config.widths, config.pairformer
+    with device:
+        layer = PairformerLayer(
+            widths.single, widths.pair, sizes.num_heads, sizes.pair.dropout,
+            sizes.pair.head_width, sizes.pair.num_heads, v2=True,
+        )  # fmt: skip
+        s = torch.randn(1, N, widths.single, requires_grad=True)
+        z = torch.randn(1, N, N, widths.pair, dtype=torch.bfloat16, requires_grad=True)
+        tokens, pairs = torch.ones(1, N), torch.ones(1, N, N)
+        ds, dz = torch.randn_like(s), torch.randn(z.shape)
+    drawn(layer)
+    wanted = [s, z, *layer.parameters()]
+
+    def call() -> Gradients:
+        with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
+            outputs = layer(s, z, tokens, pairs)
+        cotangents = [ds.to(outputs[0].dtype), dz.to(outputs[1].dtype)]
+        return torch.autograd.grad(outputs, wanted, cotangents)
+
+    return Work(BLOCK, layer, call)
+
+
 class Prepared:
     """An arm of a part that has run: compiled, and compared with float32.
 
@@ -143,9 +175,12 @@ class Prepared:
 
     def __init__(self, arm: str, work: Work, exact: Gradients | None) -> None:
         self.call, self.row, self._compiled = work.call, {"arm": arm}, ExitStack()
-        if arm == "torch.compile":
+        self._kernels = ARMS.get(arm, "reference")
+        if arm == COMPILED:
             self._compiled.enter_context(compiled_blocks(work.modules))
-        with kernels.use(ARMS[arm]):
+        elif arm.endswith(COMPILED):
+            self._compiled.enter_context(arms.compiled_blocks([work.modules]))
+        with kernels.use(self._kernels):
             found = or_out_of_memory(self.call)
         if found is not None and exact is not None:
             self.row["error"] = worst(found, exact)
@@ -160,7 +195,7 @@ class Prepared:
                 self.row["replayed ms"] = median_ms(captured(self.call), 7, flush=True)
             return True
 
-        with self._compiled, kernels.use(ARMS[self.row["arm"]]):
+        with self._compiled, kernels.use(self._kernels):
             if or_out_of_memory(measure) is None:
                 self.row["replayed ms"] = OUT_OF_MEMORY
         free()
@@ -208,8 +243,9 @@ def main() -> None:
     )
     parser.add_argument("store", type=Path, nargs="?", help="of complexes; the largest is cropped")
     parser.add_argument("--lengths", nargs="*", type=int, default=[256, 384, 512, 768])
-    parser.add_argument("--stack", nargs="*", type=int, default=[512], help="also of diffusion")
-    parser.add_argument("--compile", nargs="*", type=int, default=[256, 384, 512, 768])
+    parser.add_argument("--stack", nargs="*", type=int, default=[512])
+    parser.add_argument("--diffusion", nargs="*", type=int, default=[512])
+    parser.add_argument("--arms", nargs="*", choices=[*ARMS, *PEERS], default=[*ARMS])
     parser.add_argument("--copies", type=int, default=48)
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--preset", default="alphafold3")
@@ -224,48 +260,54 @@ def measure_all(given: argparse.Namespace) -> None:
     """Measure all parts."""
     config, device = AlphaFold3Config.preset(given.preset), torch.device(given.device)
     torch.backends.cuda.matmul.allow_tf32 = False
+    given.out.mkdir(parents=True, exist_ok=True)
     parts: list[tuple[int, Callable[[], Work]]]
     parts = [(N, partial(block_of, config, N, device)) for N in given.lengths]
-    for N in given.stack:
-        parts.append((N, partial(stack_of, config, N, device)))
+    parts += [(N, partial(stack_of, config, N, device)) for N in given.stack]
+    for N in given.diffusion:
         crops = Crops(given.store, N, rows=given.rows)
         parts.append((N, partial(diffusion_of, config, crops, given.copies, device)))
-    given.out.mkdir(parents=True, exist_ok=True)
     for place, (N, make) in enumerate(parts):
-        measure(N, make, place, given)
+        peer = partial(boltz_of, config, N, device)
+        blocks = place < len(given.lengths)
+        names = [name for name in given.arms if blocks or name in ARMS]
+        makers = {name: peer if name in PEERS else make for name in names}
+        measure(N, makers, place, given)
 
 
-def measure(N: int, make: Callable[[], Work], place: int, given: argparse.Namespace) -> None:
+def measure(
+    N: int, makers: Mapping[str, Callable[[], Work]], place: int, given: argparse.Namespace
+) -> None:
     """Get all arms of a part ready, then time each, in another order each time; keep the rows."""
-    names = ["bevatron", "eager", *(["torch.compile"] if N in given.compile else [])]
-    works = [make() for _ in names]
-    work = works[0]
+    works = {name: make() for name, make in makers.items()}
+    work = next(iter(works.values()))
     exact = work.exact() if work.exact is not None else None
-    arms = [Prepared(*arm, exact) for arm in zip(names, works, strict=True)]
+    found = [Prepared(name, one, exact if one.exact else None) for name, one in works.items()]
     del exact
     free()
     print(f"{work.name}, N = {N}: ready", flush=True)
     while given.after is not None and not given.after.exists():
         time.sleep(0.2)
-    for arm in arms if place % 2 == 0 else arms[::-1]:
-        arm.timed()
-    ours = arms[0].row
-    rows = [{"part": work.name, "N": N, **arm.row} for arm in arms]
-    for row in rows:
-        for key in ("replayed ms", "launched ms", "peak MiB"):
-            if isinstance(row.get(key), float) and isinstance(ours.get(key), float):
-                row[f"x our {key.split()[0]}"] = row[key] / ours[key]
-        print(row, flush=True)
-    found = {"hardware": hardware(given.device), "versions": versions(), "rows": rows}
-    name = work.name.split(",")[0].replace(" ", "-")
-    (given.out / f"parts-{N:04d}-{name}.json").write_text(json.dumps(found))
+    for arm in found if place % 2 == 0 else found[::-1]:
+        print(arm.timed(), flush=True)
+    rows = [{"part": work.name, "N": N, **arm.row} for arm in found]
+    kept = {"hardware": hardware(given.device), "versions": versions(), "rows": rows}
+    name = "-".join([work.name.split(",")[0], *makers]).replace(" ", "-").replace(",", "")
+    (given.out / f"parts-{N:04d}-{name}.json").write_text(json.dumps(kept))
 
 
 def collect(folder: Path, results: Path) -> None:
     """Join the rows and write the result."""
     found = read_all(folder, "parts-*.json")
     rows = [row for one in found for row in one["rows"]]
-    rows.sort(key=lambda row: (row["part"], row["N"]))
+    order = [*ARMS, *PEERS]
+    rows.sort(key=lambda row: (row["part"], row["N"], order.index(row["arm"])))
+    ours = {(row["part"], row["N"]): row for row in rows if row["arm"] == OURS}
+    for row in rows:
+        same = ours.get((row["part"], row["N"]), {})
+        for key in ("replayed ms", "launched ms", "peak MiB"):
+            if isinstance(row.get(key), float) and isinstance(same.get(key), float):
+                row[f"x our {key.split()[0]}"] = row[key] / same[key]
     write_result(
         "alphafold3/parts", rows, NOTES, device="cuda", folder=results, measured_on=found[0]
     )

@@ -103,10 +103,14 @@ def measured(
         if not lead:
             seconds[0], waited[0] = seconds[0] - waited[0], 0.0  # its workers began meanwhile
         row["steps"], row["s/step"] = len(seconds), float(np.mean(seconds))
-        row["deviation s"] = float(np.std(seconds))
+        row["median s"], row["deviation s"] = float(np.median(seconds)), float(np.std(seconds))
+        row["each s"] = [round(one, 4) for one in seconds]
         row["waited %"] = 100 * sum(waited) / sum(seconds)
-        if on_gpu and crops.tokens in given.traced:
-            row["kernels"] = rows_of(profiled(lambda: training.steps([0]), 1))
+        traced = on_gpu and crops.tokens in given.traced
+        trace = profiled(lambda: training.steps([0]), 1) if traced else None
+        print(f"{arm.name}, N = {crops.tokens}: measured", flush=True)
+        if trace is not None:
+            row["kernels"] = rows_of(trace)
         return True
 
     if on_gpu:
@@ -189,14 +193,16 @@ def collect(folder: Path, results: Path) -> None:
     first = found[0]
     rows = [one["row"] for one in found]
     kernels = {(row["N"], row["arm"]): row.pop("kernels", []) for row in rows}
+    each = {f"{row['arm']}, N = {row['N']}": row.pop("each s", []) for row in rows}
     device = "cpu" if first["measured on"]["hardware"].startswith("cpu") else "cuda"
 
-    def write(name: str, rows: list[dict[str, Any]], notes: str) -> None:
+    def write(name: str, rows: list[dict[str, Any]], notes: str, **extra: Any) -> None:
+        measured_on = first["measured on"]
         write_result(
-            name, rows, notes, device=device, folder=results, measured_on=first["measured on"]
+            name, rows, notes, device=device, folder=results, measured_on=measured_on, extra=extra
         )
 
-    write("alphafold3/train_step", compared(rows), first["notes"])
+    write("alphafold3/train_step", compared(rows), first["notes"], seconds=each)
     traced = [{"N": N, "arm": arm, **one} for (N, arm), of in kernels.items() for one in of]
     if traced:
         traced.sort(key=lambda row: (row["N"], [*ARMS, *LADDER].index(row["arm"])))

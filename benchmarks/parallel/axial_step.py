@@ -1,15 +1,16 @@
 """Times captured training steps of which several GPUs of a host compute one sample, or one each.
 
-    torchrun --nproc-per-node 2 -m benchmarks.parallel.axial_step alphafold3 STORE [--apart]
+    torchrun --nproc-per-node 2 -m benchmarks.parallel.axial_step alphafold3 STORE
     python -m benchmarks.parallel.axial_step alphafold3 STORE
     python -m benchmarks.parallel.axial_step alphafold3 STORE --plan 2
     python -m benchmarks.parallel.axial_step --collect axial-rows
 
 Any number of GPUs; one process without torchrun is the yardstick of all other rows with the same
 sample. Samples and weights are those of `benchmarks.alphafold2.train_step` and
-`benchmarks.alphafold3.train_step`. With ``--apart`` every GPU has a sample of its own and gradients
-are summed beside the backward pass, or behind it. ``--plan`` counts on a CPU, on tensors without
-memory, the bytes that the first of so many GPUs will send.
+`benchmarks.alphafold3.train_step`. With ``--sharing apart`` every GPU has a sample of its own and
+gradients are summed beside the backward pass, or behind it. ``--steps 0`` takes one launched step:
+for the longest crops. ``--plan`` counts on a CPU, on tensors without memory, the bytes that the
+first of so many GPUs will send.
 """
 
 import argparse
@@ -72,25 +73,39 @@ class Measurement:
     ----------
     given
         Arguments.
-    mesh, sharing
-        All ranks, and how they divide samples.
+    mesh
+        All ranks.
+
+    Attributes
+    ----------
+    sharing
+        How they divide samples.
     """
 
-    def __init__(self, given: argparse.Namespace, mesh: Mesh, sharing: Sharing) -> None:
-        self.given, self.mesh, self.sharing = given, mesh, sharing
+    def __init__(self, given: argparse.Namespace, mesh: Mesh) -> None:
+        self.given, self.mesh = given, mesh
+        self.sharing: Sharing = SamplesApart()
         given.device = str(mesh.device)
         self._model: Any = None
 
     def cases(self) -> Iterable[tuple[Case, Arm]]:
-        """Name every case, and how it is trained."""
-        given = self.given
+        """Name every case, and how it is trained; divide its samples while it is."""
+        given, mesh = self.given, self.mesh
         sizes = given.lengths if given.system == "alphafold3" else [given.crop]
-        each = len(sizes) if len(given.policies) == 1 else 1
-        for size, policy in zip(sizes, given.policies * each, strict=True):
-            for passes in given.passes:
-                mean = passes or (1 + CYCLES) / 2
-                case = {"system": given.system, "N": size, "passes": mean, "policy": policy}
-                yield case, Arm("bevatron", policy=policy, workers=given.workers)
+        lists = (given.policies, given.sharing)
+        each = [x * len(sizes) if len(x) == 1 else x for x in lists]
+        for size, policy, sharing in zip(sizes, *each, strict=True):
+            together = sharing == "together" and mesh.world > 1
+            self.sharing = SamplesInGroups(mesh.world) if together else SamplesApart()
+            with self.sharing.joined(mesh):
+                for passes in given.passes:
+                    mean = passes or (1 + CYCLES) / 2
+                    case = {"system": given.system, "N": size, "passes": mean, "policy": policy}
+                    captured = given.steps > 0
+                    yield (
+                        case,
+                        Arm("bevatron", policy=policy, workers=given.workers, captured=captured),
+                    )
 
     def training(self, case: Case, arm: Arm) -> Training:
         """Make the training of a case; all of one system share a model."""
@@ -128,6 +143,11 @@ class Measurement:
             trained.append(training)
             first = training.steps(first_round).results[0]
             row["loss"], row["gradient norm"] = first.loss, first.grad_norm
+            if not arm.captured:
+                row["s/step"], row["steps"] = time.perf_counter() - began, 1
+                if on_gpu:
+                    row["reserved GiB"] = torch.cuda.max_memory_reserved() / GIB
+                return True
             with count_traffic() as traffic:
                 again = training.steps(first_round).results[0]
             pair = (again.loss, again.grad_norm), (first.loss, first.grad_norm)
@@ -188,10 +208,8 @@ def exchange(training: Training, mesh: Mesh) -> tuple[dict[str, float], list[tra
 def measure_all(given: argparse.Namespace) -> None:
     """Measure all cases and keep the row of each."""
     with open_mesh(given.device, timeout_seconds=300) as mesh:
-        apart = given.apart or mesh.world == 1
-        sharing = SamplesApart() if apart else SamplesInGroups(mesh.world)
-        with sharing.joined(mesh), sums_behind() if given.behind else nullcontext():
-            measurement = Measurement(given, mesh, sharing)
+        measurement = Measurement(given, mesh)
+        with sums_behind() if given.behind else nullcontext():
             for case, arm in measurement.cases():
                 row, kernels = measurement.row(case, arm)
                 if mesh.is_main:
@@ -213,9 +231,9 @@ def sums_behind() -> Iterator[None]:
 
 def plan_all(given: argparse.Namespace) -> None:
     """Plan what the first of so many GPUs sends in each case, and keep a file of each."""
-    mesh, sharing = Mesh(), SamplesInGroups(given.plan)
-    measurement = Measurement(given, mesh, sharing)
+    measurement = Measurement(given, Mesh())
     for case, arm in measurement.cases():
+        measurement.sharing = SamplesInGroups(given.plan)
         training = measurement.training(case, replace(arm, captured=False))
         task, rounds = training.run.task, 1 if alone(case) else CYCLES
         task.activations = torch.bfloat16
@@ -318,9 +336,11 @@ def main() -> None:
     )
     parser.add_argument("system", nargs="?", choices=["alphafold2", "alphafold3"])
     parser.add_argument("store", nargs="?", type=Path, help="made by `bevatron prepare`")
-    parser.add_argument("--apart", action="store_true", help="every GPU has samples of its own")
     parser.add_argument("--lengths", nargs="*", type=int, default=[384, 768], help="of alphafold3")
     parser.add_argument("--policies", nargs="*", default=["none"], help="for each length, or all")
+    parser.add_argument(
+        "--sharing", nargs="*", choices=["together", "apart"], default=["together"], help="the same"
+    )
     parser.add_argument(
         "--passes", nargs="*", type=int, default=[1], help="of alphafold2 0: 1 to 4 in turn"
     )

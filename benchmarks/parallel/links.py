@@ -121,7 +121,7 @@ def main() -> None:
             on = {"hardware": hardware(mesh.device.type), "versions": versions()}
             found = {"measured on": on, "together": given.together, "rows": rows}
             given.out.mkdir(parents=True, exist_ok=True)
-            (given.out / f"links-{nccl}.json").write_text(json.dumps(found))
+            (given.out / f"links-{mesh.world}-{nccl}.json").write_text(json.dumps(found))
 
 
 def collect(folder: Path, results: Path) -> None:

@@ -54,7 +54,7 @@ def from_dict(cls: type[T], values: Any, path: str = "") -> T:
     for key, value in values.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in fields and key not in old:
-            raise ConfigError(f"{where}: unknown key{_suggestion(str(key), fields)}")
+            raise unknown_key(where, fields)
         arguments[key] = _convert(old.get(key, hints[key]), value, where)
     for name, field in fields.items():
         required = (
@@ -163,9 +163,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _suggestion(key: str, known: Mapping[str, Any]) -> str:
-    close = get_close_matches(key, known, n=1)
-    return f" (did you mean '{close[0]}'?)" if close else f" (known: {', '.join(sorted(known))})"
+def unknown_key(path: str, known: Mapping[str, Any]) -> ConfigError:
+    """Return the error of a key that is not among the known ones; it suggests a similar one."""
+    close = get_close_matches(path.rpartition(".")[2], known, n=1)
+    other = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(sorted(known))}"
+    return ConfigError(f"{path}: unknown key ({other})")
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

@@ -28,7 +28,7 @@ def converted(*words):
 
 
 @pytest.mark.parametrize("command", MODELS)
-def test_a_model_goes_there_and_back(tmp_path, command):
+def test_a_model_goes_there_and_back_but_not_over_another(tmp_path, capsys, command):
     system, name = MODELS[command]
     model = small(system)
     system.save_model(model, tmp_path / "ours")
@@ -40,6 +40,8 @@ def test_a_model_goes_there_and_back(tmp_path, command):
     found = loaded.state_dict()
     for name, value in model.state_dict().items():
         assert torch.equal(found[name], value), name
+    assert converted(system.KIND, file, back, "--preset", "small") == 2
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_the_files_are_as_others_read_them(tmp_path):

@@ -210,7 +210,8 @@ def dispatch(operator: str, tensor: Tensor) -> Callable[..., Any]:
         return load(operator, _decide(operator, tensor.device, tensor.dtype)[0])
     device = device_of(tensor)
     # The variable decides whether kernels run on a CPU, and tests change it.
-    key = (operator, device, tensor.dtype, os.environ.get("TRITON_INTERPRET"))
+    interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET")
+    key = (operator, device, tensor.dtype, interpreted)
     found = _chosen.get(key)
     if found is None:
         found = _chosen[key] = _choose(operator, device, tensor.dtype)

@@ -5,12 +5,14 @@ All ranks must call the same functions in the same order. Messages are JSON, nev
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
 from bevatron.parallel.mesh import Mesh
+
+Name = TypeVar("Name", str, tuple[str, str])
 
 
 def sum_over_ranks(values: Tensor, mesh: Mesh) -> Tensor:
@@ -20,7 +22,7 @@ def sum_over_ranks(values: Tensor, mesh: Mesh) -> Tensor:
     return values
 
 
-def sum_scalars(values: Mapping[str, float], mesh: Mesh) -> dict[str, float]:
+def sum_scalars(values: Mapping[Name, float], mesh: Mesh) -> dict[Name, float]:
     """Add up named scalars over all ranks in one float64 reduction.
 
     Parameters
@@ -38,6 +40,8 @@ def sum_scalars(values: Mapping[str, float], mesh: Mesh) -> dict[str, float]:
     >>> sum_scalars({"graphs": 4}, Mesh())
     {'graphs': 4.0}
     """
+    if mesh.world == 1:
+        return {name: float(value) for name, value in values.items()}
     names = sorted(values)
     vector = torch.tensor([values[name] for name in names], dtype=torch.float64)
     total = dict(zip(names, sum_over_ranks(vector, mesh).tolist(), strict=True))

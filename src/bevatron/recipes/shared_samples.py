@@ -1,6 +1,5 @@
 """``parallel.axial: auto``: how many GPUs compute a sample together, and what is computed again."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,22 +7,32 @@ from typing import Any
 import torch
 
 from bevatron.models.common.folding import Checkpointing
-from bevatron.parallel.mesh import choose_device, parse_device, ranks_from_environment
+from bevatron.parallel.collectives import gather_json
+from bevatron.parallel.mesh import Mesh, open_mesh, parse_device
 from bevatron.train.description import Planned, memory_of_stage
 from bevatron.train.memory_plan import MemoryPlan
 from bevatron.train.run import Run, SamplesApart, SamplesInGroups
+from bevatron.train.settings import TrainConfig
 
 USABLE = 0.92
 """Share of a GPU's memory for a step; the rest is for CUDA, NCCL and gaps between tensors."""
 GIB = 2**30
 
 
-def gpu_memory(device: str) -> int | None:
-    """Return the bytes of this process's GPU, None if it has none or computes on the CPU."""
-    if parse_device(device, "train.device").type != "cuda" or not torch.cuda.is_available():
+def gpu_memory(config: TrainConfig) -> int | None:
+    """Return the bytes of the smallest GPU of a run's processes, None if they compute on the CPU.
+
+    All must call it together: what they choose by it has to be the same.
+    """
+    if parse_device(config.device, "train.device").type != "cuda" or not torch.cuda.is_available():
         return None
-    own = choose_device(device, ranks_from_environment(os.environ)[2])
-    return int(torch.cuda.get_device_properties(own).total_memory)
+    with open_mesh(config.device, config.timeout_minutes * 60) as mesh:
+        return smallest(torch.cuda.get_device_properties(mesh.device).total_memory, mesh)
+
+
+def smallest(own: int, mesh: Mesh) -> int:
+    """Return the smallest of a number of all ranks."""
+    return min(map(int, gather_json(own, mesh)))
 
 
 def divided(run: Run, sizes: Sequence[int], memory: int) -> Run:
@@ -38,7 +47,7 @@ def divided(run: Run, sizes: Sequence[int], memory: int) -> Run:
     ----------
     run : in stages; its model's policy is set
     sizes : numbers of GPUs a sample, the smallest first
-    memory : bytes of a GPU
+    memory : bytes of the smallest GPU
 
     Returns
     -------

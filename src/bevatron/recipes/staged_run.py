@@ -154,7 +154,7 @@ def staged_run(
         on_end=WriteReport(report, model, data.report) if config.report else None,
         **options,
     )
-    memory = gpu_memory(config.train.device) if config.parallel.axial == "auto" else None
+    memory = gpu_memory(config.train) if config.parallel.axial == "auto" else None
     if memory is not None:
         run = divided(run, config.processes_per_sample, memory)
         parallel = ParallelConfig(run.sharing.repeats)

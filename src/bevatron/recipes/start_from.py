@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bevatron.errors import CheckpointError
@@ -41,13 +43,15 @@ def with_weights_of(path: Path, model: Model, system: System) -> Model:
 
 
 def contents(path: Path) -> Mapping[str, Any]:
-    """Read a file of torch, in which only tensors are unpickled.
+    """Read a file of torch, in which only tensors are unpickled, or of safetensors.
 
     Raises CheckpointError if it cannot be read, or holds nothing by name.
     """
     try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"cannot be read ({str(error).splitlines()[0]})") from None
     except Exception:  # noqa: BLE001  bytes that are no pickle are read as any opcodes of one
         raise CheckpointError(
@@ -72,6 +76,12 @@ def write_tensors(path: Path, values: Mapping[str, Any]) -> str:
     with atomic_write(path, CheckpointError) as stream:
         torch.save(dict(values), stream)
     return f"written to {path}"
+
+
+def refuse_existing(out: Path) -> None:
+    """Refuse to write a model folder where something is already, with a CheckpointError."""
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise CheckpointError(f"{out}: exists already; choose another folder")
 
 
 def said_of(model: nn.Module, name: str, out: Path) -> str:

@@ -128,9 +128,6 @@ class Beside(Protocol):
         stopped : whether to stop, asked again and again on all ranks
         """
 
-    def dismiss(self, result: FitResult) -> None:
-        """End what is under way: the run is over or has stopped."""
-
 
 class InThread:
     """Validation in a thread of the one process that trains.
@@ -185,9 +182,8 @@ class InThread:
             raise self._found
         return self._found
 
-    def dismiss(self, result: FitResult | None = None) -> None:
+    def close(self) -> None:
         """End the thread: one within CUDA when the interpreter ends would abort the process."""
-        del result
         self._over = True
         if self._thread is not None:
             self._thread.join()
@@ -314,7 +310,8 @@ def _largest_first(run: Run, planned: Sequence[IndexedBatch]) -> list[IndexedBat
 def _loaded(run: Run, planned: Sequence[IndexedBatch], mesh: Mesh) -> list[LoadedBatch[Any]]:
     """Load this rank's part of the validation set."""
     assert run.valid is not None
-    loader = LoaderConfig(workers=0, sample_timeout=run.settings.loader.sample_timeout)
+    given = run.settings.loader
+    loader = LoaderConfig(workers=0, sample_timeout=given.sample_timeout, pin=given.pin)
     with make_loader(run.valid, planned, run.task.collate, loader, mesh) as loaded:
         return list(loaded)
 

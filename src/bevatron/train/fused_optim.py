@@ -274,7 +274,7 @@ class FusedAdamEMA(NotCompiled):
         first = rates[0] or 1.0
         shared = (first, self.largest_loss, *shares)
         if shared != self._sent_shared:
-            self._controls.send(torch.tensor(shared, dtype=torch.float64))
+            self._controls.send(shared)
             self._sent_shared = shared
         every = self._every or len(self._touched) == len(self.parameters)
         touched = None if every else frozenset(self._touched)
@@ -298,7 +298,7 @@ class FusedAdamEMA(NotCompiled):
         if touched is not None:
             moves = [i for i, parameter in enumerate(self.parameters) if parameter in touched]
             numbers[2].zero_()[moves] = 1.0
-        self._feed.send(numbers.flatten())
+        self._feed.send(numbers.flatten().numpy())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -10,7 +10,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -122,10 +122,9 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
         if division is not None:
             made.beside = OnRanks(division)
         elif config.evaluate_beside:
-            made.beside = InThread(run, state.model, mesh)
-            stack.callback(made.beside.dismiss)
+            made.beside = stack.enter_context(closing(InThread(run, state.model, mesh)))
         result = made.walk()
-        if made.beside is not None:
+        if isinstance(made.beside, OnRanks):
             made.beside.dismiss(result)
         return result
 

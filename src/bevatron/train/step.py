@@ -185,26 +185,17 @@ def step_totals(
 
     Ranks that share a sample all count it in the normalisers, since each has its loss.
     """
-    values = {f"note {name}": v for name, v in notes.items()}
+    values = {("note", name): v for name, v in notes.items()}
     for batch in batches:
-        found = {f"count {name}": float(v) for name, v in run.task.normalisers(batch).items()}
-        found |= {f"size {name}": v for name, v in batch.sizes.items()}
-        for name, value in found.items():
-            values[name] = values.get(name, 0.0) + value
-    totals = sum_scalars(values, mesh)
-
-    def group(kind: str) -> dict[str, float]:
-        return {
-            name.removeprefix(kind): value
-            for name, value in totals.items()
-            if name.startswith(kind)
-        }
-
-    return (
-        group("count "),
-        {name: int(v) // run.sharing.repeats for name, v in group("size ").items()},
-        group("note "),
-    )
+        found = {("count", name): float(v) for name, v in run.task.normalisers(batch).items()}
+        found |= {("size", name): v for name, v in batch.sizes.items()}
+        for key, value in found.items():
+            values[key] = values.get(key, 0.0) + value
+    groups: dict[str, dict[str, float]] = {"count": {}, "size": {}, "note": {}}
+    for (kind, name), value in sum_scalars(values, mesh).items():
+        groups[kind][name] = value
+    sizes = {name: int(value) // run.sharing.repeats for name, value in groups["size"].items()}
+    return groups["count"], sizes, groups["note"]
 
 
 def note_loss(progress: Progress, loss: float) -> None:

@@ -91,7 +91,6 @@ def test_violations_of_each_kind(golden, batch, outputs):
     close(found.angle_at_n, golden[f"{between}angles_c_n_ca_loss_mean"])
     close(found.clashes, golden[f"{between}clashes_per_atom_loss_sum"])
     close(found.within, golden[f"{within}per_atom_loss_sum"])
-    close(found.residues, golden["out__violation__total_per_residue_violations_mask"])
 
 
 def test_lddt_of_each_residue(golden, batch, outputs):

@@ -8,7 +8,7 @@ from tiny_model import TINY, random_features, random_weights
 
 from bevatron.config import from_dict, to_dict
 from bevatron.errors import ConfigError, DataError
-from bevatron.models.alphafold2 import AlphaFold2, AlphaFold2Config, EvoformerConfig
+from bevatron.models.alphafold2 import AlphaFold2, AlphaFold2Config, EvoformerConfig, build
 from bevatron.models.common.folding import Checkpointing
 
 RESULTS = ("positions", "final_atom_positions", "lddt_logits", "distogram_logits", "tm_logits")
@@ -192,4 +192,6 @@ def test_sizes_that_make_no_sense_are_refused():
     with pytest.raises(ConfigError, match="num_heads"):
         EvoformerConfig(num_heads=0)
     with pytest.raises(ConfigError, match="there is no 'large'"):
-        AlphaFold2Config.preset("large")
+        build("large")
+    with pytest.raises(ConfigError, match="width: unknown key"):
+        build("small", width=3)

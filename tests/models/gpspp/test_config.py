@@ -113,6 +113,8 @@ def test_contradictions_are_refused(changes, sentence):
         GPSPlusPlusConfig(**changes)
 
 
-def test_an_unknown_preset_is_refused():
+def test_unknown_presets_and_entries_are_refused():
     with pytest.raises(ConfigError, match="there is no 'gpspp-5'"):
         build("gpspp-5")
+    with pytest.raises(ConfigError, match=r"num_layer: unknown key \(did you mean 'num_layers'"):
+        build("gpspp-4", num_layer=1)

@@ -197,6 +197,13 @@ def test_auto_shares_samples_and_computes_again_only_as_memory_makes_it(
     assert run.notes[-1].endswith("may not suffice") == (gib == 1)
 
 
+def test_processes_with_gpus_of_different_memory_choose_by_the_smallest(tmp_path):
+    def work(mesh):
+        return shared_samples.smallest((3 - mesh.rank) * 2**30, mesh)
+
+    assert run_ranks(2, work, tmp_path) == [2 * 2**30] * 2
+
+
 def test_auto_says_so_if_no_memory_can_be_planned(config, monkeypatch):
     def plan(run, number, *, gpu):
         del run, number, gpu

@@ -55,7 +55,7 @@ def test_what_cannot_be_converted_is_told(checkpoint, converted, tmp_path, refus
     state, config = checkpoint
     out = tmp_path / "out"
     assert "--config FILE.json" in refused("convert", "mace-torch", state, out)
-    assert "is not a state dict of tensors" in refused(
+    assert "a whole model is converted without --config" in refused(
         "convert", "mace-torch", config, out, "--config", config
     )
     assert "cannot be read as JSON" in refused(

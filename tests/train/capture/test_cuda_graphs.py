@@ -17,6 +17,7 @@ from bevatron import kernels
 from bevatron.errors import ConfigError, DivergenceError
 from bevatron.models.mace import LossConfig, MaceTask
 from bevatron.parallel.mesh import Mesh
+from bevatron.train.capture import transfers
 from bevatron.train.capture.cuda_graphs import GraphPool, NotCapturableError
 from bevatron.train.capture.step import CapturedStep, obstacle
 from bevatron.train.loop import fit
@@ -54,12 +55,15 @@ ONE = {"one_element": True}
 
 @pytest.mark.parametrize(("dtype", "rel"), [("float64", 1e-10), ("float32", 1e-5)])
 @pytest.mark.parametrize("implementation", ["reference", "auto"])
-def test_captured_steps_equal_launched_ones(tmp_path, dtype, rel, implementation):
+def test_captured_steps_equal_launched_ones(tmp_path, monkeypatch, dtype, rel, implementation):
     settings = {"train": {"dtype": dtype}, **(ONE if implementation == "reference" else {})}
     with kernels.use(implementation):
         expected = stepped(tmp_path, "plain", MESH, **settings)
         found = stepped(tmp_path, "captured", MESH, **settings)
+        monkeypatch.setattr(transfers, "SMALL_BATCH", 0)  # batches come on a stream of their own
+        beside = stepped(tmp_path, "captured", MESH, **settings)
     assert_same_steps(found, expected, rel)
+    assert_same_steps(beside, expected, rel)
 
 
 @pytest.mark.parametrize("kind", ["weighted", "universal"])

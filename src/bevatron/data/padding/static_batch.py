@@ -100,8 +100,10 @@ class StaticBatch:
                 continue
             if ragged.dim:
                 values = np.moveaxis(values, ragged.dim, 0)
-            np.copyto(target[: len(values)], values, casting="same_kind")
-            target[len(values) :] = rest
+            number = len(values)
+            np.copyto(target[:number], values, casting="same_kind")
+            if number < len(target):
+                target[number:] = rest
 
     def copy_from(self, other: "StaticBatch") -> None:
         """Copy everything in one piece, without waiting if the other is page-locked."""

@@ -43,6 +43,7 @@ STRUCTURE_FIELDS: tuple[Field, ...] = RAW_STRUCTURE_FIELDS + EDGE_FIELDS
 PADDING_LENGTH = 100.0
 """Length of padding edges in Å. Any length above zero would do; beyond every model's cutoff their
 messages are zero, so nothing can overflow."""
+_PADDING_SHIFT, _PADDING_CELL = np.array([1.0, 0.0, 0.0]), PADDING_LENGTH * np.eye(3)
 
 
 def unlabelled_structure(
@@ -146,8 +147,8 @@ class StructureBatch(AtomBatch):
         receiver = self.num_atoms + self._spread(shape, shape.edges - self.num_edges)
         return {
             "edges": receiver[:, None],
-            "edge_shifts": np.array([1.0, 0.0, 0.0]),
-            "cell": PADDING_LENGTH * np.eye(3),
+            "edge_shifts": _PADDING_SHIFT,
+            "cell": _PADDING_CELL,
             # An element of the batch is one that the model knows.
             "atomic_numbers": self.atomic_numbers[:1].numpy(),
             "graph": self.num_graphs,

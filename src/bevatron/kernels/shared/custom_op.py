@@ -90,7 +90,7 @@ class CustomOp:
         self._places_of_tensors = [self.parameters.index(name) for name in self._tensors()]
         self.op.register_fake(_fake(self.parameters, fake))
         self._function = bodies[f"bevatron::{name}"] = run
-        self._apply = _function_class(name, run, _keep_nothing, _only_once(name)).apply
+        self._apply = _recorded(name, run, _keep_nothing, _only_once(name))
 
     def __call__(self, *arguments: Any) -> Any:
         """Compute the results, which autograd records if an argument requires gradients."""
@@ -168,8 +168,7 @@ class CustomOp:
     ) -> None:
         """Register gradients as `torch.library.register_autograd` does, where names do not do."""
         self.op.register_autograd(backward, setup_context=setup_context)
-        kind = _function_class(self.__name__, self._function, setup_context, backward)
-        self._apply = kind.apply
+        self._apply = _recorded(self.__name__, self._function, setup_context, backward)
 
     def _tensors(self) -> list[str]:
         parameters = self.signature.parameters.values()
@@ -352,13 +351,13 @@ def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _function_class(
+def _recorded(
     name: str,
     function: Callable[..., Any],
     save: Callable[..., None],
     formula: Callable[..., Any],
-) -> type[torch.autograd.Function]:
-    """Build the function that autograd records where the dispatcher is not asked."""
+) -> Callable[..., Any]:
+    """Return the function that autograd records where the dispatcher is not asked."""
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         outputs = function(*inputs)
@@ -372,7 +371,10 @@ def _function_class(
         return found
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type(f"bevatron::{name}", (torch.autograd.Function,), methods)
+    kind = type(f"bevatron::{name}", (torch.autograd.Function,), methods)
+    # Function.apply would only look at each argument for transformations, as `is_watched` has done.
+    apply: Callable[..., Any] = super(torch.autograd.Function, kind).apply  # type: ignore[misc]
+    return apply
 
 
 def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.models.common.folding import Checkpointing
-from bevatron.models.common.hyper_parameters import check_ranges, preset_values
+from bevatron.models.common.hyper_parameters import check_ranges, from_preset
 
 
 @dataclass(frozen=True)
@@ -223,14 +223,14 @@ class AlphaFold2Config:
         Raises
         ------
         ConfigError
-            If there is no such preset.
+            If there is no such preset, or no such entry.
 
         Examples
         --------
         >>> AlphaFold2Config.preset("small").evoformer.num_blocks
         4
         """
-        return cls(**preset_values(PRESETS, name) | changes)
+        return from_preset(cls, PRESETS, name, changes)
 
 
 _small_triangles = TriangleConfig(hidden=32, num_heads=2, head_width=16, transition_factor=2)

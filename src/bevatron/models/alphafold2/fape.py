@@ -20,27 +20,6 @@ UNIT = 10.0
 _EPS = 1e-4
 
 
-def fape(
-    frames: Rigid,
-    reference_frames: Rigid,
-    frames_mask: Float[Tensor, "*batch F"],
-    points: Float[Tensor, "*batch P 3"],
-    reference_points: Float[Tensor, "*batch P 3"],
-    points_mask: Float[Tensor, "*batch P"],
-    clamp: float | None = CLAMP,
-) -> Float[Tensor, "*batch"]:
-    r"""Mean error of points seen from frames, in units of 10 Å.
-
-    .. math::
-        \frac{1}{10 F P} \sum_{ij} \min\Big(\sqrt{\|T_i^{-1} x_j - T_i^{*-1} x^*_j\|^2 + 10^{-4}},
-        \mathrm{clamp}\Big)
-
-    over the frames and points that the masks keep; algorithm 28.
-    """
-    error = local_errors(frames, reference_frames, points, reference_points)
-    return _masked_mean(error, frames_mask, points_mask, clamp)
-
-
 def local_errors(
     frames: Rigid, reference_frames: Rigid, points: Tensor, reference_points: Tensor
 ) -> Float[Tensor, "*batch R P"]:
@@ -72,8 +51,14 @@ def _coordinate(frames: Rigid, points: Tensor, axis: int) -> Tensor:
 
 
 def _masked_mean(
-    error: Tensor, frames_mask: Tensor, points_mask: Tensor, clamp: float | None
+    error: Tensor, frames_mask: Tensor, points_mask: Tensor, clamp: float | None = CLAMP
 ) -> Tensor:
+    r"""Mean error of points seen from frames that the masks keep, in units of 10 Å.
+
+    .. math::
+        \frac{1}{10 F P} \sum_{ij} \min\Big(\sqrt{\|T_i^{-1} x_j - T_i^{*-1} x^*_j\|^2 + 10^{-4}},
+        \mathrm{clamp}\Big)
+    """
     if clamp is not None:
         error = error.clamp(max=clamp)
     weighted = error / UNIT * own(frames_mask, -1)[..., :, None] * points_mask[..., None, :]
@@ -97,7 +82,7 @@ def backbone_fape(
     reference = rigid_of_matrix(batch["backbone_rigid_tensor"])
     mask = batch["backbone_rigid_mask"]
     error = local_errors(predicted, reference, predicted.translation, reference.translation)
-    clamped = _masked_mean(error, mask, mask, CLAMP).mean(0)
+    clamped = _masked_mean(error, mask, mask).mean(0)
     if "use_clamped_fape" not in batch:
         return clamped
     share = batch["use_clamped_fape"]
@@ -122,11 +107,11 @@ def sidechain_fape(
     true_frames = torch.where(
         swapped, batch["rigidgroups_alt_gt_frames"], batch["rigidgroups_gt_frames"]
     )
-    return fape(
+    error = local_errors(
         rigid_of_matrix(frames.flatten(-4, -3)),
         rigid_of_matrix(true_frames.flatten(-4, -3)),
-        batch["rigidgroups_gt_exists"].flatten(-2),
         position.flatten(-3, -2),
         reference.position.flatten(-3, -2),
-        reference.resolved.flatten(-2),
     )
+    exists = batch["rigidgroups_gt_exists"].flatten(-2)
+    return _masked_mean(error, exists, reference.resolved.flatten(-2))

@@ -7,10 +7,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bevatron.models.alphafold2.config import AlphaFold2Config
+from bevatron.models.alphafold2.features import MSA_CLASSES
 from bevatron.models.common.folding import LayerNorm, Linear
 from bevatron.parallel.axial import transposed
 
-LDDT_BINS, DISTOGRAM_BINS, MSA_CLASSES, NUM_ATOM37, ERROR_BINS = 50, 64, 23, 37, 64
+LDDT_BINS, DISTOGRAM_BINS, NUM_ATOM37, ERROR_BINS = 50, 64, 37, 64
 
 
 class LDDTHead(nn.Module):

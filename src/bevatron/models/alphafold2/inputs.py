@@ -15,9 +15,7 @@ from torch import Tensor
 from bevatron.data.proteins.atoms14 import pseudo_beta
 from bevatron.data.proteins.chain_geometry import reference_geometry, residue_tables
 from bevatron.data.proteins.torsions import exchanged
-
-MSA_CLASSES = 23
-"""Residue types, the gap and the mask."""
+from bevatron.models.alphafold2.features import MSA_CLASSES
 
 
 def model_inputs(sample: Mapping[str, Tensor], cycle: int) -> dict[str, Tensor]:

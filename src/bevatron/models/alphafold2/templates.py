@@ -11,17 +11,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bevatron.kernels.shared.dtypes import wide
-from bevatron.models.alphafold2.config import TemplateConfig, TriangleConfig
+from bevatron.models.alphafold2.config import TemplateConfig
 from bevatron.models.alphafold2.drops import Drops
-from bevatron.models.alphafold2.evoformer import NO_DROPOUT, PAIR_UPDATES, Masks
+from bevatron.models.alphafold2.evoformer import NO_DROPOUT, PAIR_UPDATES, Masks, PairStack
 from bevatron.models.alphafold2.features import template_angle_features, template_pair_features
 from bevatron.models.common.folding import (
     Checkpointing,
     LayerNorm,
     Linear,
-    Transition,
-    TriangleAttention,
-    TriangleMultiplication,
     add_dropped,
     run_stack,
 )
@@ -60,31 +57,22 @@ class TemplatePairEmbedder(nn.Module):
         return pair
 
 
-class TemplatePairBlock(nn.Module):
+class TemplatePairBlock(PairStack):
     """One block of the pair stack; lines 2 to 6 of algorithm 16, attention before products."""
-
-    def __init__(self, c_t: int, config: TriangleConfig) -> None:
-        super().__init__()
-        heads = (config.num_heads, config.head_width)
-        self.tri_att_start = TriangleAttention(c_t, *heads, starting=True, bias=True)
-        self.tri_att_end = TriangleAttention(c_t, *heads, starting=False, bias=True)
-        self.tri_mul_out = TriangleMultiplication(c_t, config.hidden, outgoing=True, bias=True)
-        self.tri_mul_in = TriangleMultiplication(c_t, config.hidden, outgoing=False, bias=True)
-        self.pair_transition = Transition(c_t, config.transition_factor, gated=False)
 
     def forward(
         self,
-        t: Float[Tensor, "*batch R N C"],
+        z: Float[Tensor, "*batch R N C"],
         mask: Bool[Tensor, "*batch N N"],
         drops: Masks = NO_DROPOUT,
     ) -> Float[Tensor, "*batch R N C"]:
         """Return the new pair representation of each template."""
-        t = add_dropped(t, self.tri_att_start(t, mask), drops[0])
-        t = add_dropped(t, self.tri_att_end(t, mask), drops[1], "columns")
-        t = add_dropped(t, self.tri_mul_out(t, mask), drops[2])
-        t = add_dropped(t, self.tri_mul_in(t, mask), drops[3])
-        update: Tensor = self.pair_transition(t)
-        return t + update
+        z = add_dropped(z, self.tri_att_start(z, mask), drops[0])
+        z = add_dropped(z, self.tri_att_end(z, mask), drops[1], "columns")
+        z = add_dropped(z, self.tri_mul_out(z, mask), drops[2])
+        z = add_dropped(z, self.tri_mul_in(z, mask), drops[3])
+        update: Tensor = self.pair_transition(z)
+        return z + update
 
 
 class TemplatePairStack(nn.Module):

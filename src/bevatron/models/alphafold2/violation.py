@@ -42,7 +42,6 @@ class Violations(NamedTuple):
         Means over the peptide bonds: C-N in Å, cosines of CA-C-N and C-N-CA.
     clashes, within : [..., N, 14]
         Sums over the partners of each atom in other residues, and in its own, Å.
-    residues : [..., N], 1 where a residue takes part in any violation
     """
 
     bond: Float[Tensor, "*batch"]
@@ -50,7 +49,6 @@ class Violations(NamedTuple):
     angle_at_n: Float[Tensor, "*batch"]
     clashes: Float[Tensor, "*batch N 14"]
     within: Float[Tensor, "*batch N 14"]
-    residues: Float[Tensor, "*batch N"]
 
 
 def violations(position: Float[Tensor, "*batch N 14 3"], batch: Mapping[str, Tensor]) -> Violations:
@@ -62,11 +60,11 @@ def violations(position: Float[Tensor, "*batch N 14 3"], batch: Mapping[str, Ten
     batch : ``aatype``, ``residue_index`` and ``atom14_atom_exists``
     """
     exists = batch["atom14_atom_exists"].to(position.dtype)
-    (bond, angle_at_c, angle_at_n), bonded = _peptide_bonds(position, exists, batch)
-    clashes, clashing = _clashes(position, exists, batch)
-    within, strained = _within(position, exists, batch["aatype"])
-    hit = torch.maximum(bonded, torch.maximum(clashing, strained))
-    return Violations(bond, angle_at_c, angle_at_n, clashes, within, hit)
+    bond, angle_at_c, angle_at_n = _peptide_bonds(position, exists, batch)
+    clashes = _clashes(position, exists, batch)
+    return Violations(
+        bond, angle_at_c, angle_at_n, clashes, _within(position, exists, batch["aatype"])
+    )
 
 
 def violation_loss(
@@ -80,10 +78,8 @@ def violation_loss(
     return found.bond + found.angle_at_c + found.angle_at_n + clash
 
 
-def _peptide_bonds(
-    position: Tensor, exists: Tensor, batch: Mapping[str, Tensor]
-) -> tuple[list[Tensor], Tensor]:
-    """Equations 44 and 45: means of the three errors, and residues at a bad bond."""
+def _peptide_bonds(position: Tensor, exists: Tensor, batch: Mapping[str, Tensor]) -> list[Tensor]:
+    """Equations 44 and 45: means of the three errors."""
     ca, c = position[..., :-1, CA, :], position[..., :-1, C, :]
     next_n, next_ca = position[..., 1:, N, :], position[..., 1:, CA, :]
     index = batch["residue_index"]
@@ -105,19 +101,15 @@ def _peptide_bonds(
         (at_c, COS_CA_C_N[0], PEPTIDE_BOND[1], joined * exists[..., :-1, CA]),
         (at_n, *COS_C_N_CA, joined * exists[..., 1:, CA]),
     ]
-    means, hit = [], torch.zeros_like(joined)
+    means = []
     for value, target, spread, mask in errors:
         excess = torch.sqrt(_EPS + (value - target).square()) - DEVIATIONS * spread
         means.append((mask * excess.relu()).sum(-1) / (mask.sum(-1) + _EPS))
-        hit = torch.maximum(hit, mask * (excess > 0))
-    pad = torch.nn.functional.pad
-    return means, torch.maximum(pad(hit, (0, 1)), pad(hit, (1, 0)))
+    return means
 
 
-def _clashes(
-    position: Tensor, exists: Tensor, batch: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Equation 46 between residues: overlap of each atom with all others, and residues with any."""
+def _clashes(position: Tensor, exists: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """Equation 46 between residues: overlap of each atom with all others."""
     index = batch["residue_index"]
     first, second = own(index, -1)[..., :, None], index[..., None, :]
     counts = (
@@ -130,8 +122,7 @@ def _clashes(
     reach = own(radius, -2)[..., :, None, :, None] + radius[..., None, :, None, :] - OVERLAP
     overlap = counts * (reach - distances(position)).relu()
     of_first = all_of(overlap.sum((-3, -1)), -2, index.shape[-1])
-    each = all_together(overlap.sum((-4, -2))) + of_first
-    return each, (each.amax(-1) > 0).to(exists.dtype)
+    return all_together(overlap.sum((-4, -2))) + of_first
 
 
 def _not_bonded(neighbours: Tensor) -> Tensor:
@@ -143,8 +134,8 @@ def _not_bonded(neighbours: Tensor) -> Tensor:
     return ~(sulfur[:, None] & sulfur) & ~(neighbours[..., None, None] & peptide)
 
 
-def _within(position: Tensor, exists: Tensor, aatype: Tensor) -> tuple[Tensor, Tensor]:
-    """Equation 46 within residues: distances outside their bounds, and residues with any."""
+def _within(position: Tensor, exists: Tensor, aatype: Tensor) -> Tensor:
+    """Equation 46 within residues: distances outside their bounds."""
     lower, upper = (x[aatype].to(position.dtype) for x in _bounds(position.device))
     gap = position[..., :, None, :] - position[..., None, :, :]
     distance = torch.sqrt(_LENGTH_EPS + gap.square().sum(-1))
@@ -152,8 +143,7 @@ def _within(position: Tensor, exists: Tensor, aatype: Tensor) -> tuple[Tensor, T
     pairs = pairs * (1 - torch.eye(14, dtype=exists.dtype, device=exists.device))
     excess = pairs * ((lower - distance).relu() + (distance - upper).relu())
     # Each pair counts twice, as in AlphaFold2.
-    each = excess.sum(-1) + excess.sum(-2)
-    return each, (each.amax(-1) > 0).to(exists.dtype)
+    return excess.sum(-1) + excess.sum(-2)
 
 
 @computed_once

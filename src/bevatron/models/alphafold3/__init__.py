@@ -13,39 +13,12 @@ KIND = "alphafold3"
 """Kind of this model in model folders."""
 
 
-def build(
-    name: str = "alphafold3", dtype: torch.dtype | None = None, **changes: object
-) -> AlphaFold3:
-    """Build a model with new weights.
-
-    Parameters
-    ----------
-    name
-        ``alphafold3`` (368 million parameters), ``megafold`` or ``small``.
-    dtype
-        Floating-point type.
-    **changes
-        Entries of `AlphaFold3Config` to be changed.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such preset.
-
-    Examples
-    --------
-    >>> build("small", cycles=2).config.cycles
-    2
-    """
-    return _of(AlphaFold3Config.preset(name, **changes), dtype)
-
-
 def _of(config: AlphaFold3Config, dtype: torch.dtype | None) -> AlphaFold3:
     return AlphaFold3(config).to(dtype)
 
 
 _folder = ModelKind(KIND, AlphaFold3Config, _of)
-save_model, load_model = _folder.save, _folder.load
+build, save_model, load_model = _folder.build, _folder.save, _folder.load
 
 __all__ = [
     "KIND",

@@ -23,7 +23,7 @@ from bevatron.models.alphafold3.config_trunk import (
 )
 from bevatron.models.common.folding import Checkpointing
 from bevatron.models.common.folding.metrics import DISTOGRAM_EDGES
-from bevatron.models.common.hyper_parameters import preset_values
+from bevatron.models.common.hyper_parameters import from_preset
 
 TOKEN_FEATURES = 32 + 32 + 1
 """Channels of the input embedding besides those of the atoms: class, profile, mean deletions."""
@@ -98,9 +98,9 @@ class AlphaFold3Config:
         Raises
         ------
         ConfigError
-            If there is no such preset.
+            If there is no such preset, or no such entry.
         """
-        return cls(**preset_values(PRESETS, name) | changes)
+        return from_preset(cls, PRESETS, name, changes)
 
 
 _SMALL_PAIR = PairConfig(hidden=32, num_heads=4, head_width=8, transition=2)

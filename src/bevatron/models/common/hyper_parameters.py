@@ -1,9 +1,13 @@
 """Checks and presets that the configurations of several models share."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+from bevatron.config import unknown_key
 from bevatron.errors import ConfigError
+
+C = TypeVar("C")
 
 
 def check_ranges(config: object, ranges: Iterable[tuple[str, float, float]]) -> None:
@@ -25,3 +29,17 @@ def preset_values(presets: Mapping[str, Mapping[str, Any]], name: str) -> dict[s
     if name not in presets:
         raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(presets)})")
     return dict(presets[name])
+
+
+def from_preset(
+    config: type[C], presets: Mapping[str, Mapping[str, Any]], name: str, changes: Mapping[str, Any]
+) -> C:
+    """Build a configuration from the preset of a name, with changes.
+
+    Raises ConfigError if there is no such preset, or a change is of no entry of the configuration.
+    """
+    known = {field.name: field for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    for key in changes:
+        if key not in known:
+            raise unknown_key(key, known)
+    return config(**{**preset_values(presets, name), **changes})

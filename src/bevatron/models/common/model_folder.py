@@ -7,7 +7,7 @@ holds the checksum of the weights, which are read only if they match it and are 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -30,7 +30,15 @@ FORMAT = 1
 WEIGHTS_FILE = "weights.safetensors"
 
 
-Config = TypeVar("Config")
+class Configuration(Protocol):
+    """The frozen dataclass that defines a model apart from its weights."""
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """Return a configuration by its name, with changes."""
+
+
+Config = TypeVar("Config", bound=Configuration)
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -188,6 +196,27 @@ class ModelKind(Generic[Config, Model]):
     ) -> None:
         self.kind, self.config, self.model = kind, config, model
         self.absent = dict(absent or {})
+
+    def build(
+        self, name: str | None = None, dtype: torch.dtype | None = None, **changes: object
+    ) -> Model:
+        """Build a model with new weights.
+
+        Parameters
+        ----------
+        name
+            A preset of the configuration; by default the one that is named as the kind.
+        dtype
+            Floating-point type.
+        **changes
+            Entries of the configuration to be changed.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such preset or entry.
+        """
+        return self.model(self.config.preset(name or self.kind, **changes), dtype)
 
     def save(self, model: Model, path: Path | str) -> None:
         """Write a model into a folder (``model.json``, ``weights.safetensors``)."""

@@ -14,7 +14,7 @@ from bevatron.models.gpspp.corruption import CorruptionConfig, Inputs, Mode, cor
 from bevatron.models.gpspp.features import Featurizer, featurize
 from bevatron.models.gpspp.losses import LossConfig
 from bevatron.models.gpspp.metrics import PropertyMetrics
-from bevatron.models.gpspp.model import OUTPUTS, GPSPlusPlus, build
+from bevatron.models.gpspp.model import OUTPUTS, GPSPlusPlus
 from bevatron.models.gpspp.task import GPSPlusPlusTask
 
 KIND = "gpspp"
@@ -22,7 +22,7 @@ KIND = "gpspp"
 
 # Models that record no version of their features are older than the second.
 _folder = ModelKind(KIND, GPSPlusPlusConfig, GPSPlusPlus, absent={"features_version": 1})
-save_model, load_model = _folder.save, _folder.load
+build, save_model, load_model = _folder.build, _folder.save, _folder.load
 
 __all__ = [
     "FROM_DATA",

@@ -8,7 +8,7 @@ from tyro.conf import Suppress
 
 from bevatron.data.samples import FEATURES_VERSION, FeatureSet, feature_set
 from bevatron.errors import ConfigError
-from bevatron.models.common.hyper_parameters import check_ranges, preset_values
+from bevatron.models.common.hyper_parameters import check_ranges, from_preset
 
 TargetKind = Literal["regression", "binary", "multiclass"]
 """Kind of a target: a number, 0 or 1, or the number of a class from 0."""
@@ -334,9 +334,9 @@ class GPSPlusPlusConfig:
         Raises
         ------
         ConfigError
-            If there is no such preset.
+            If there is no such preset, or no such entry.
         """
-        return cls(**preset_values(PRESETS, name) | changes)
+        return from_preset(cls, PRESETS, name, changes)
 
 
 FROM_DATA = ("targets", "features_version", "trained_on")

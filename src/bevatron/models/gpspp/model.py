@@ -182,28 +182,3 @@ def _check_outputs(compute: Collection[str], config: GPSPlusPlusConfig) -> None:
         switch, present = switches.get(name, ("", True))
         if not present:
             raise ConfigError(f"compute: '{name}' needs a model with {switch}")
-
-
-def build(name: str, dtype: torch.dtype | None = None, **changes: object) -> GPSPlusPlus:
-    """Build a published model with new weights.
-
-    Parameters
-    ----------
-    name
-        ``gpspp-16``, ``gpspp-8``, ``gpspp-4``, or one of them with ``-mpnn`` for no attention.
-    dtype
-        Floating-point type.
-    **changes
-        Entries of `GPSPlusPlusConfig` to be changed.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such preset.
-
-    Examples
-    --------
-    >>> build("gpspp-4", num_layers=1).config.num_layers
-    1
-    """
-    return GPSPlusPlus(GPSPlusPlusConfig.preset(name, **changes), dtype)

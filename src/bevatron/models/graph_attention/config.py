@@ -133,15 +133,15 @@ class GraphAttentionConfig:
         return dataclasses.replace(self, inputs=inputs, outputs=outputs, labels=labels)
 
     @classmethod
-    def preset(cls, name: str) -> Self:
-        """Return the configuration of a published recipe, see `PRESETS`.
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """Return the configuration of a published recipe, see `PRESETS`, with changes.
 
         Raises
         ------
         ConfigError
             If there is none of that name.
         """
-        return cls(**preset_values(PRESETS, name))
+        return cls(**preset_values(PRESETS, name) | changes)
 
 
 _AGNN: dict[str, Any] = {

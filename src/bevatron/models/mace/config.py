@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from tyro.conf import Suppress
 
 from bevatron.errors import ConfigError
-from bevatron.models.common.hyper_parameters import check_ranges, preset_values
+from bevatron.models.common.hyper_parameters import check_ranges, from_preset
 
 InteractionKind = Literal["agnostic", "residual", "density", "density_residual"]
 """The interaction blocks, by divisor of the message and place of the element-dependent skip.
@@ -172,9 +172,9 @@ class MaceConfig:
         Raises
         ------
         ConfigError
-            If there is no such preset.
+            If there is no such preset, or no such entry.
         """
-        return cls(**preset_values(PRESETS, name) | changes)
+        return from_preset(cls, PRESETS, name, changes)
 
     def with_data(
         self,

@@ -147,11 +147,10 @@ class LossConfig:
 
 def label_counts(batch: StructureBatch) -> dict[str, Tensor]:
     """Count the labels that each term averages over: energies, force and stress components."""
-    num_atoms = (batch.graph_ptr[1:] - batch.graph_ptr[:-1]).double()
-    stress = 9.0 * batch.has_stress.sum().double()
+    stress = 9.0 * batch.has_stress.sum(dtype=torch.float64)
     return {
-        "energy": batch.has_energy.sum().double(),
-        "forces": 3.0 * (num_atoms * batch.has_forces).sum(),
+        "energy": batch.has_energy.sum(dtype=torch.float64),
+        "forces": 3.0 * (batch.graph_ptr.diff() * batch.has_forces).sum(dtype=torch.float64),
         "stress": stress,
         "virials": stress,
     }

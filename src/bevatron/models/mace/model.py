@@ -245,7 +245,7 @@ class MACE(nn.Module):
         DataError
             Naming them.
         """
-        present = set(batch.atomic_numbers.unique().tolist())
+        present = set(batch.atomic_numbers.tolist())
         unknown = sorted(present - set(self.config.atomic_numbers))
         if unknown:
             known = ", ".join(chemical_symbols[z] for z in self.config.atomic_numbers)

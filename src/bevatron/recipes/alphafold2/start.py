@@ -25,6 +25,7 @@ from bevatron.recipes.kinds import newest_model
 from bevatron.recipes.start_from import (
     contents,
     named,
+    refuse_existing,
     said_of,
     tensors,
     with_weights_of,
@@ -73,8 +74,9 @@ def started_from(path: Path, config: AlphaFold2Config) -> Started:
 def to_folder(file: Path, out: Path, preset: str | None) -> str:
     """Write the weights in a file of OpenFold, MLPerf HPC or DeepMind into a model folder.
 
-    Raises CheckpointError as `started_from`.
+    Raises CheckpointError as `started_from`, or if ``out`` exists.
     """
+    refuse_existing(out)
     with named(str(file)):
         found = _read(file)
         names = " ".join(found if _is_deepminds(found) else tensors(_weights(found)))

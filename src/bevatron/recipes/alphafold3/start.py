@@ -15,6 +15,7 @@ from bevatron.recipes.kinds import newest_model
 from bevatron.recipes.start_from import (
     contents,
     named,
+    refuse_existing,
     said_of,
     tensors,
     with_weights_of,
@@ -40,8 +41,9 @@ def started_from(path: Path, config: AlphaFold3Config) -> AlphaFold3:
 def to_folder(file: Path, out: Path, preset: str) -> str:
     """Write the weights in a checkpoint of Protenix into a model folder.
 
-    Raises CheckpointError as `started_from`.
+    Raises CheckpointError as `started_from`, or if ``out`` exists.
     """
+    refuse_existing(out)
     config = AlphaFold3Config.preset(preset)
     with named(str(file)):
         model = _in_file(file, config)

@@ -18,6 +18,7 @@ from bevatron.models.mace import (
 )
 from bevatron.models.mace.mace_torch_file import refuse_other_content
 from bevatron.recipes.mace.potential import trained_model
+from bevatron.recipes.start_from import contents, refuse_existing, tensors
 
 
 def from_mace_torch_file(
@@ -37,8 +38,7 @@ def from_mace_torch_file(
     """
     if not file.is_file():
         raise CheckpointError(f"{file}: the file does not exist")
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise CheckpointError(f"{out}: exists already; choose another folder")
+    refuse_existing(out)
     if config is None and file.suffix in {".pt", ".safetensors"} and not trust:
         raise ConfigError(
             f"{file}: a state dict has no configuration; give mace-torch's "
@@ -87,26 +87,12 @@ def to_mace_torch_file(model: Path, out: Path) -> str:
 
 
 def _read_state_dict(file: Path) -> dict[str, Tensor]:
-    """Read named tensors; unpickles only tensors."""
     try:
-        if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(file)
-        state: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # torch raises many types of errors for other files and for objects other than tensors.
-        raise CheckpointError(_no_state_dict(file)) from error
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise CheckpointError(_no_state_dict(file))
-    return state
-
-
-def _no_state_dict(file: Path) -> str:
-    return (
-        f"{file}: is not a state dict of tensors; a whole model is converted without --config, "
-        "with --trust"
-    )
+        return dict(tensors(contents(file)))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{file}: {error}; a whole model is converted without --config, with --trust"
+        ) from None
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -262,9 +262,8 @@ class CapturedStep:
         read = graphs.update()
 
         def result() -> StepResult:
-            parts, total, terms, norm, fine = read()
+            losses, total, terms, norm, fine = read()
             if not fine:
-                losses = parts[: len(batches), 0].tolist()
                 raise divergence(run, state.progress, batches, losses, total, norm, mesh)
             return StepResult(total, terms, norm, sizes, totalled)
 
@@ -326,5 +325,5 @@ class CapturedStep:
             if isinstance(key, BatchShape) and isinstance(batch, Paddable):
                 batch = pad(batch, key)
             self._graphs.begin(constants, batch, counts, self._say)
-        self._graphs.counts.send(torch.tensor([*counts.values()], dtype=torch.float64))
+        self._graphs.counts.send([*counts.values()])
         return self._graphs

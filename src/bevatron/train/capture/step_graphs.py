@@ -27,9 +27,9 @@ from bevatron.train.precision import autocast_context, dtype_of
 from bevatron.train.run import Run
 from bevatron.train.state import TrainState
 
-Figures = tuple[Tensor, float, dict[str, float], float, bool]
-"""Loss and terms of each batch of this rank [B, 1 + T]; of the whole step the loss, its terms, the
-gradient's norm, and whether the weights were changed."""
+Figures = tuple[list[float], float, dict[str, float], float, bool]
+"""The loss of each batch of this rank; of the whole step the loss, its terms, the gradient's norm,
+and whether the weights were changed."""
 
 Key = BatchShape | tuple[int, ...]
 """What a graph is for: batches padded to a shape, or the unchanging batch of just these samples."""
@@ -324,10 +324,10 @@ class StepGraphs:
         read = self._readings[0].launch()
 
         def figures() -> Figures:
-            values, width = read(), len(self._totals)
-            parts = values[: self.rows * width].view(self.rows, width)
-            total, *terms, norm, fine = values[self.rows * width :].tolist()
-            return parts, total, dict(zip(self._names, terms, strict=True)), norm, bool(fine)
+            values, width = read().tolist(), 1 + len(self._names)
+            losses = values[: self.rows * width : width]
+            total, *terms, norm, fine = values[self.rows * width :]
+            return losses, total, dict(zip(self._names, terms, strict=True)), norm, bool(fine)
 
         return figures
 

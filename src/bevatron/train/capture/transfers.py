@@ -1,16 +1,21 @@
 """Asynchronous copies between host and device through buffers at fixed addresses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from bevatron.data.padding import BatchShape, Paddable, StaticBatch
+from bevatron.typing import FloatArray
+
+SMALL_BATCH = 2**17
+"""Bytes up to which a batch is copied between two steps: the GPU then waits for some microseconds,
+while a copy beside a step takes the host ten times as long to order."""
 
 
 class Moment:
-    """A point in the device's work that the host can wait for; on a CPU it is always reached."""
+    """A point in the device's work that one can wait for; on a CPU it is always reached."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event() if device.type == "cuda" else None
@@ -24,6 +29,11 @@ class Moment:
         """Wait until the device has reached it."""
         if self._event is not None:
             self._event.synchronize()
+
+    def hold(self, stream: torch.cuda.Stream) -> None:
+        """Let what a stream gets from now on wait for it."""
+        if self._event is not None:
+            stream.wait_event(self._event)
 
 
 class Reading:
@@ -68,12 +78,12 @@ class NumberFeed:
             for _ in range(2)
         ]
 
-    def send(self, values: Tensor) -> None:
+    def send(self, values: Sequence[float] | FloatArray) -> None:
         """Replace the numbers for all work launched from now on."""
         host, copied = self._hosts[0]
         self._hosts.reverse()
         copied.wait()
-        host.copy_(values)
+        host.numpy()[...] = values
         self.values.copy_(host, non_blocking=True)
         copied.mark()
 
@@ -106,9 +116,9 @@ class StandingFeed:
 class BatchFeed:
     """The padded batch that a captured graph reads, filled from the host while the device works.
 
-    Two batches on the host take turns. On a GPU the copy goes to a second buffer, on a stream of
-    its own, while the last step still reads the batch; only a copy within the device comes between
-    two steps.
+    Two batches on the host take turns. On a GPU the copy of a large one goes to a second buffer, on
+    a stream of its own, while the last step still reads the batch; only a copy within the device
+    comes between two steps.
 
     Parameters
     ----------
@@ -132,10 +142,12 @@ class BatchFeed:
         self._hosts = [
             (StaticBatch(shape, dtype, pin=on_gpu, like=like), Moment(device)) for _ in range(2)
         ]
-        self._staging = StaticBatch(shape, dtype, device, like=like) if on_gpu else None
-        self._stream = torch.cuda.Stream(device) if on_gpu else None
+        beside = on_gpu and self._static.block.numel() > SMALL_BATCH
+        self._staging = StaticBatch(shape, dtype, device, like=like) if beside else None
+        self._stream = torch.cuda.Stream(device) if beside else None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # zeroes what it writes to
+        self._taken = Moment(device)
 
     def send(self, batch: Paddable) -> None:
         """Replace the batch for all work launched from now on."""
@@ -145,13 +157,12 @@ class BatchFeed:
         host.fill(batch)
         if self._staging is None or self._stream is None:
             self._static.copy_from(host)
+            copied.mark()
             return
-        present = torch.cuda.current_stream()
+        self._taken.hold(self._stream)
         with torch.cuda.stream(self._stream):
             self._staging.copy_from(host)
             copied.mark()
-        present.wait_stream(self._stream)
+        copied.hold(torch.cuda.current_stream())
         self._static.copy_from(self._staging)
-        taken = torch.cuda.Event()
-        taken.record(present)
-        self._stream.wait_event(taken)
+        self._taken.mark()

@@ -6,10 +6,7 @@ from torch import Tensor
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
 
-__all__ = ["layer_norm", "only_up_to_32_bit"]
-
-only_up_to_32_bit = support.up_to_float32
-"""The name that `support.up_to_float32` had."""
+__all__ = ["layer_norm"]
 
 _operator = registry.operator("layer_norm", __name__, takes=support.up_to_float32)
 
@@ -70,13 +67,14 @@ def layer_norm(
     >>> layer_norm(torch.tensor([[1.0, 3.0, 5.0, 7.0]]), eps=0.0)
     tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
     """
-    if x.ndim == 0 or x.shape[-1] == 0:
+    width = x.shape[-1:]
+    if x.ndim == 0 or width[0] == 0:
         raise ValueError(f"layer_norm: x has shape {tuple(x.shape)}, expected [..., C] with C > 0")
     for name, vector in (("weight", weight), ("bias", bias)):
-        if vector is not None and vector.shape != x.shape[-1:]:
+        if vector is not None and vector.shape != width:
             raise ValueError(
                 f"layer_norm: {name} has shape {tuple(vector.shape)}, expected "
-                f"({x.shape[-1]},) to go with x {tuple(x.shape)}"
+                f"{tuple(width)} to go with x {tuple(x.shape)}"
             )
     scale, shift = _like("scale", scale, x), _like("shift", shift, x)
     run = _operator.dispatch(x)

@@ -1,6 +1,6 @@
 """Layer normalisation in Triton: two custom operators and their launches."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,22 +26,14 @@ PROGRAMS_PER_SM = 2
 """Of the backward kernel: each leaves a partial sum of the weights' gradients."""
 
 
-def layer_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    eps: float,
-    sigmoid: bool,
-) -> Tensor:
+def layer_norm(x: Tensor, *vectors_and_eps: Any) -> Tensor:
     """Compute the same as the reference; see `bevatron.kernels.pair.layer_norm`."""
     if x.shape[-1] > LARGEST_WIDTH:
         raise KernelError(
             f"layer_norm: rows of {x.shape[-1]} channels do not fit the registers of the Triton "
             f"kernel, which takes up to {LARGEST_WIDTH}; use('reference') takes any"
         )
-    y: Tensor = normalise(x, weight, bias, scale, shift, eps, sigmoid)[0]
+    y: Tensor = normalise(x, *vectors_and_eps)[0]
     return y
 
 

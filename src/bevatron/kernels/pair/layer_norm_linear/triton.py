@@ -5,6 +5,8 @@ time: its normalised rows come from the LayerNorm's kernel and go into the devic
 while they are in its cache; the backward pass makes them again.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from bevatron.kernels.pair.layer_norm.triton import NormedRows, new_outputs
@@ -14,16 +16,9 @@ from bevatron.kernels.shared.chunked_linear import Linear, chunk_of, chunks
 from bevatron.kernels.shared.custom_op import custom_op
 
 
-def layer_norm_linear(
-    x: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-) -> Tensor:
+def layer_norm_linear(x: Tensor, *weights_and_eps: Any) -> Tensor:
     """Compute the same as the reference; see `bevatron.kernels.pair.layer_norm_linear`."""
-    y: Tensor = project(x, norm_weight, norm_bias, weight, bias, eps)[0]
+    y: Tensor = project(x, *weights_and_eps)[0]
     return y
 
 

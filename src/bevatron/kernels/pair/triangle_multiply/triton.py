@@ -122,43 +122,23 @@ def multiply(
     ``joint_bias`` is [4 H], of a, its gates, b and its gates, ``out_bias`` [2 C], of result and
     gate.
     """
-    return _multiply(
+    given = (
         *(z, mask, norm_in_weight, norm_in_bias, a_weight, a_gate_weight, b_weight, b_gate_weight),
         *(joint_bias, norm_out_weight, norm_out_bias, out_weight, gate_weight, out_bias),
-        eps=eps,
-        keeps=keeps,
-        contraction=_Products(),
-        outgoing=outgoing,
-    )[0]
+    )
+    return _multiply(*given, eps=eps, keeps=keeps, contraction=_Products(), outgoing=outgoing)[0]
 
 
 def _multiply(
-    z: Tensor,
-    mask: Tensor | None,
-    norm_in_weight: Tensor,
-    norm_in_bias: Tensor,
-    a_weight: Tensor,
-    a_gate_weight: Tensor,
-    b_weight: Tensor,
-    b_gate_weight: Tensor,
-    joint_bias: Tensor | None,
-    norm_out_weight: Tensor,
-    norm_out_bias: Tensor,
-    out_weight: Tensor,
-    gate_weight: Tensor,
-    out_bias: Tensor | None,
-    *,
-    eps: float,
-    keeps: bool,
-    contraction: Contraction,
-    outgoing: bool,
+    *given: Any, eps: float, keeps: bool, contraction: Contraction, outgoing: bool
 ) -> tuple[Five, Sequence[Tensor]]:
-    """Return what `multiply` does, and what the contraction keeps."""
+    """Take the tensors of `multiply`; return what it does, and what the contraction keeps."""
+    z, mask, *norm_in, a_weight, a_gate, b_weight, b_gate, joint_bias = given[:9]
+    *norm_out, out_weight, gate_weight, out_bias = given[9:]
     found = _new_outputs(z, a_weight, out_weight, gate_weight, keeps)
     y, x, ab, statistics, rounded = found
-    norms = (norm_in_weight, norm_in_bias), (norm_out_weight, norm_out_bias)
-    run = Multiplication(z, mask, norms[0], joint_bias, norms[1], out_bias, rounded, eps)
-    run.round_weights(a_weight, a_gate_weight, b_weight, b_gate_weight, out_weight, gate_weight)
+    run = Multiplication(z, mask, norm_in, joint_bias, norm_out, out_bias, rounded, eps)
+    run.round_weights(a_weight, a_gate, b_weight, b_gate, out_weight, gate_weight)
     # Without rows too: a contraction may meet those of other processes.
     pair, of_rows = run.pair, statistics.unbind()
     made = ab if keeps else pair.planes(z, 2 * pair.H)
@@ -220,49 +200,27 @@ def multiply_backward(
 
     Those of the weights of a, its gates, b and its gates are one, [4 H, C].
     """
-    return _multiply_backward(
-        *(dy, z, mask, norm_in_weight, norm_in_bias, a_weight, joint_bias, norm_out_weight),
+    given = (
+        *(z, mask, norm_in_weight, norm_in_bias, a_weight, joint_bias, norm_out_weight),
         *(norm_out_bias, out_weight, gate_weight, out_bias, x, ab, statistics, rounded),
-        eps=eps,
-        contraction=_Products(),
-        outgoing=outgoing,
     )
+    return _multiply_backward(dy, *given, eps=eps, contraction=_Products(), outgoing=outgoing)
 
 
 def _multiply_backward(
-    dy: Tensor,
-    z: Tensor,
-    mask: Tensor | None,
-    norm_in_weight: Tensor,
-    norm_in_bias: Tensor,
-    a_weight: Tensor,
-    joint_bias: Tensor | None,
-    norm_out_weight: Tensor,
-    norm_out_bias: Tensor,
-    out_weight: Tensor,
-    gate_weight: Tensor,
-    out_bias: Tensor | None,
-    x: Tensor,
-    ab: Tensor,
-    statistics: Tensor,
-    rounded: Tensor,
-    *kept: Tensor,
-    eps: float,
-    contraction: Contraction,
-    outgoing: bool,
+    dy: Tensor, *given: Any, eps: float, contraction: Contraction, outgoing: bool
 ) -> Ten:
-    """Return the gradients of `multiply_backward`.
+    """Take the tensors of `multiply_backward` and what the contraction kept; return gradients.
 
     Four tensors of the contraction's size take turns: the gradient of x lies in the last until
     those of a and b, in the first and third, have been made from it, and then those of values and
     gates lie in all four. The first two are spare until a contraction writes, which may receive
     into the third before that.
     """
-    norms = (norm_in_weight, norm_in_bias), (norm_out_weight, norm_out_bias)
-    found = _new_gradients(
-        *(z, *norms[0], a_weight, joint_bias, *norms[1], out_weight, gate_weight, out_bias)
-    )
-    run = Multiplication(z, mask, norms[0], joint_bias, norms[1], out_bias, rounded, eps)
+    z, mask, *norm_in, _, joint_bias = given[:6]
+    *norm_out, _, _, out_bias, x, ab, statistics, rounded = given[6:15]
+    found = _new_gradients(z, *given[2:11])
+    run = Multiplication(z, mask, norm_in, joint_bias, norm_out, out_bias, rounded, eps)
     pair, of_rows, dz = run.pair, statistics.unbind(), found[0]
     C, H = pair.C, pair.H
     d = pair.planes(z, 4 * H)
@@ -275,7 +233,7 @@ def _multiply_backward(
     def weigh_output() -> None:
         shares.append(run.weigh_output(x, of_rows, dz, spare, found[7:]))
 
-    contraction.contract_backward(dx, a, b, kept, da, db, outgoing, weigh_output)
+    contraction.contract_backward(dx, a, b, given[15:], da, db, outgoing, weigh_output)
     del spare
     run.project_backward(d, of_rows[:2], dz, shares[0], found[1:3], *found[3:5], found[5:7])
     return found
