@@ -15,59 +15,63 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bevatron.kernels.pair.gated import interleaved
 from bevatron.kernels.shared.launch import num_sms
-from bevatron.kernels.shared.tiles import Tiles
+from bevatron.kernels.shared.tiles import Tiles, TileTable
 from bevatron.kernels.shared.triton_math import GROUPED_ROWS, logistic, place
 
-TILES = Tiles(128, 128, 8, 3, depth=64, shared_memory=209 * 1024)
+TILES = TileTable(
+    forward=Tiles(128, 64, 4, 3, depth=64, per_sm=2, shared_memory=113 * 1024),
+    backward=Tiles(128, 128, 8, 3, depth=64, shared_memory=209 * 1024),
+)
 
 
-def fits(x: Tensor, gate: Tensor) -> bool:
-    """Whether `hidden_rows` takes rows and weights like these, and has blocks for a device."""
+def fits(which: str, x: Tensor, gate: Tensor) -> bool:
+    """Whether a pass takes rows and weights like these, and has blocks for a device."""
+    tiles = TILES[which]
     return (
-        len(gate) % TILES.columns == 0
-        and TILES.fits(x, gate)
-        and _blocks(x, gate) >= num_sms(x.device)
+        len(gate) % tiles.columns == 0
+        and tiles.fits(x, gate)
+        and _blocks(tiles, x, gate) >= tiles.per_sm * num_sms(x.device)
     )
 
 
 def hidden_rows(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     """Compute ``silu(x gate^T) * (x up^T)`` [n, H] of rows [n, C] and weights [H, C]."""
     hidden = x.new_empty((len(x), len(gate)))
-    _launch(x, gate, up, hidden, None)
+    _launch("forward", x, gate, up, hidden, hidden)
     return hidden
 
 
 def hidden_gradients(x: Tensor, gate: Tensor, up: Tensor, dhidden: Tensor) -> Tensor:
     """Return the gradients of gates, then values, [n, 2 H]; turn ``dhidden`` into hidden rows."""
     dwide = x.new_empty((len(x), 2 * len(gate)))
-    _launch(x, gate, up, dhidden, dwide)
+    _launch("backward", x, gate, up, dhidden, dwide)
     return dwide
 
 
-def _launch(x: Tensor, gate: Tensor, up: Tensor, hidden: Tensor, dwide: Tensor | None) -> None:
-    weights = interleaved(gate, up, TILES.columns)
-    hidden_kernel[(min(_blocks(x, gate), num_sms(x.device)),)](
-        TensorDescriptor.from_tensor(x, [TILES.rows, TILES.depth]),
-        TensorDescriptor.from_tensor(weights, [2 * TILES.columns, TILES.depth]),
-        *(
-            TensorDescriptor.from_tensor(to, [TILES.rows, TILES.columns])
-            for to in (hidden, hidden if dwide is None else dwide)
-        ),
+def _launch(which: str, x: Tensor, gate: Tensor, up: Tensor, hidden: Tensor, dwide: Tensor) -> None:
+    tiles = TILES[which]
+    weights = interleaved(gate, up, tiles.columns)
+    programs = min(_blocks(tiles, x, gate), tiles.per_sm * num_sms(x.device))
+    hidden_kernel[(programs,)](
+        TensorDescriptor.from_tensor(x, [tiles.rows, tiles.depth]),
+        TensorDescriptor.from_tensor(weights, [2 * tiles.columns, tiles.depth]),
+        TensorDescriptor.from_tensor(hidden, [tiles.rows, tiles.columns]),
+        TensorDescriptor.from_tensor(dwide, [tiles.rows, tiles.columns]),
         len(x),
         C=x.shape[1],
         H=len(gate),
-        BLOCK=TILES.rows,
-        BLOCK_H=TILES.columns,
-        BLOCK_C=TILES.depth,
+        BLOCK=tiles.rows,
+        BLOCK_H=tiles.columns,
+        BLOCK_C=tiles.depth,
         ROWS=GROUPED_ROWS,
-        STAGES=TILES.stages,
-        BACKWARD=dwide is not None,
-        num_warps=TILES.warps,
+        STAGES=tiles.stages,
+        BACKWARD=which == "backward",
+        num_warps=tiles.warps,
     )
 
 
-def _blocks(x: Tensor, gate: Tensor) -> int:
-    return -(-len(x) // TILES.rows) * (len(gate) // TILES.columns)
+def _blocks(tiles: Tiles, x: Tensor, gate: Tensor) -> int:
+    return -(-len(x) // tiles.rows) * (len(gate) // tiles.columns)
 
 
 @triton.jit
