@@ -76,6 +76,17 @@ def test_of_short_epochs_some_are_printed_the_last_one_too_and_all_logged(clock,
     assert (tmp_path / "log.txt").read_text().count("  epoch ") == 9
 
 
+def test_the_epoch_before_a_line_is_printed_before_it(clock, capsys):
+    console = Console(None)
+    for epoch in range(2):
+        console.begin_epoch(epoch, 9, 0, 1)
+        console.epoch(record(epoch))
+    console.say("a warning")
+    console.end()
+    printed = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+    assert printed == ["1/9", "2/9", "warning"]
+
+
 def test_a_long_validation_says_how_far_it_is(clock, capsys):
     console = Console(None)
     for batch in console.validating(iter("abcdefgh"), 8):

@@ -57,6 +57,7 @@ class Console:
         """Print a line and add it to the log."""
         if not self._active:
             return
+        self._print_held()
         self._print(text)
         self._log(text)
 
@@ -168,11 +169,15 @@ class Console:
         self._print(line)
         self._held, self._printed_at, self._next_epoch = "", now, now + EPOCH_SECONDS
 
-    def end(self) -> None:
-        """Remove the bar; print the last epoch."""
+    def _print_held(self) -> None:
+        """Print the last epoch, if it was not: what comes after it is not printed before it."""
         if self._held:
             self._print(self._held)
             self._held = ""
+
+    def end(self) -> None:
+        """Remove the bar; print the last epoch."""
+        self._print_held()
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

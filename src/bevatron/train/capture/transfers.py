@@ -14,6 +14,18 @@ SMALL_BATCH = 2**17
 while a copy beside a step takes the host ten times as long to order."""
 
 
+_streams: dict[tuple[int, int], torch.cuda.Stream] = {}
+
+
+def _present() -> torch.cuda.Stream:
+    """Return the current stream; torch needs as long as for a copy to make what stands for it."""
+    device = torch._C._cuda_getDevice()  # noqa: SLF001
+    key = device, torch._C._cuda_getCurrentRawStream(device)  # noqa: SLF001
+    if key not in _streams:
+        _streams[key] = torch.cuda.current_stream()
+    return _streams[key]
+
+
 class Moment:
     """A point in the device's work that one can wait for; on a CPU it is always reached."""
 
@@ -23,7 +35,7 @@ class Moment:
     def mark(self) -> None:
         """Set it after everything launched so far."""
         if self._event is not None:
-            self._event.record()
+            self._event.record(_present())
 
     def wait(self) -> None:
         """Wait until the device has reached it."""
@@ -163,6 +175,6 @@ class BatchFeed:
         with torch.cuda.stream(self._stream):
             self._staging.copy_from(host)
             copied.mark()
-        copied.hold(torch.cuda.current_stream())
+        copied.hold(_present())
         self._static.copy_from(self._staging)
         self._taken.mark()
