@@ -1,7 +1,7 @@
 """Sizes of an AlphaFold2, frozen and checked, and the published ones by name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from bevatron.data.proteins.chain_samples import ChainSizes
@@ -276,3 +276,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 FINE_TUNING_SIZES = ChainSizes(residues=384, msa_rows=508, extra_rows=5120)
 """Of samples in fine-tuning; the defaults are those of initial training."""
+
+
+def whole_chains(longest: int) -> ChainSizes:
+    """Return the sizes of predictions: nothing is cropped, rows are as many as in fine-tuning."""
+    return replace(FINE_TUNING_SIZES, residues=longest, best_templates=True)

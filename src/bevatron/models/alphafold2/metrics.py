@@ -1,6 +1,7 @@
 """How near predicted chains are to known ones, as sums that add up over batches and ranks."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from bevatron.data.proteins.chain_batch import ChainBatch
 from bevatron.data.proteins.chain_geometry import reference_geometry
 from bevatron.data.proteins.constants import CA
-from bevatron.models.alphafold2.losses import distogram_loss
+from bevatron.models.alphafold2.losses import LossWeights, distogram_loss
 from bevatron.models.common.folding.metrics import (
     ca_lddt,
     contact_precision,
@@ -20,15 +21,9 @@ from bevatron.models.common.folding.metrics import (
 )
 from bevatron.parallel.axial import own_rows
 
-TERMS = (
-    "fape", "supervised_chi", "distogram", "masked_msa", "plddt", "experimentally_resolved",
-    "violation", "tm",
-)  # fmt: skip
-"""Of the loss."""
-
 NAMES = (
-    "loss", *(f"loss_{name}" for name in TERMS), "lddt_ca", "lddt", "tm_score", "rmsd",
-    "plddt", "distogram", "contact_precision",
+    "loss", *(f"loss_{term.name}" for term in fields(LossWeights)), "lddt_ca", "lddt", "tm_score",
+    "rmsd", "plddt", "distogram", "contact_precision",
 )  # fmt: skip
 
 

@@ -8,8 +8,9 @@ import numpy.typing as npt
 import torch
 
 from bevatron.data.proteins.chain_batch import collate_chain
-from bevatron.data.proteins.chain_samples import ChainSizes, fitted, sample_chain
+from bevatron.data.proteins.chain_samples import fitted, sample_chain
 from bevatron.data.proteins.clusters_of_rows import AlignmentRows
+from bevatron.models.alphafold2.config import whole_chains
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.alphafold2.task import CYCLES, AlphaFold2Task
 from bevatron.models.common.folding.metrics import (
@@ -19,9 +20,6 @@ from bevatron.models.common.folding.metrics import (
     ptm,
 )
 from bevatron.typing import Array, Arrays
-
-ROWS, EXTRA_ROWS = 508, 5120
-"""Rows of the alignment of a prediction, as in fine-tuning."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,7 @@ def predict(
         Type of alignment and pair; None for that of the weights.
     """
     length = len(chain["aatype"])
-    sizes = ChainSizes(length, ROWS, EXTRA_ROWS, best_templates=True)
-    sizes = fitted(sizes, rows, chain.get("template_aatype"))
+    sizes = fitted(whole_chains(length), rows, chain.get("template_aatype"))
     sample = sample_chain(chain, rows, seed, sizes, CYCLES)
     batch = collate_chain([sample], np.zeros(1, dtype=np.int64), [1.0])
     task = AlphaFold2Task(CYCLES, activations=activations)

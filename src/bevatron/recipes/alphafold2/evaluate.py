@@ -10,11 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from bevatron.data.proteins.chain_batch import ChainBatch, collate_chain
-from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.data.store.progress import progress
 from bevatron.errors import ConfigError
 from bevatron.files import write_json_atomically
-from bevatron.models.alphafold2.predict import EXTRA_ROWS, ROWS
+from bevatron.models.alphafold2.config import whole_chains
 from bevatron.models.alphafold2.task import CYCLES
 from bevatron.output import print_table
 from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
@@ -69,7 +68,7 @@ def _evaluated(
     for path in stores:
         table = chain_table(open_chains(path))
         chosen = np.flatnonzero(table.usable)[:most]
-        sizes = ChainSizes(int(table.length.max(initial=1)), ROWS, EXTRA_ROWS, best_templates=True)
+        sizes = whole_chains(int(table.length.max(initial=1)))
         data = ChainDataset(path, table.units[chosen], table.length[chosen], sizes, CYCLES)
         with progress("evaluate", len(data), unit="chains") as advance:
             for index in range(len(data)):

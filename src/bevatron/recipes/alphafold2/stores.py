@@ -91,18 +91,13 @@ def _columns(chains: Sequence[Arrays]) -> dict[str, Array]:
     return {
         "chain_length": np.array([len(chain["aatype"]) for chain in chains], dtype=np.int32),
         "chain_key": np.array(
-            [chain_key("protein", sequence_of(chain["query"])) for chain in chains], dtype=np.uint64
+            [_key(chain["query"].tobytes()) for chain in chains], dtype=np.uint64
         ),
         "most_of_one": np.array([t.max() / t.sum() for t in types], dtype=np.float32),
         "resolved": np.array(
             [chain["all_atom_mask"][:, CA].sum() for chain in chains], dtype=np.int32
         ),
     }
-
-
-def sequence_of(query: Array) -> str:
-    """Return the letters of classes of the alphabet."""
-    return "".join(CLASSES[number] for number in query.tolist())
 
 
 def named_chains(store: Store) -> list[NamedChain]:
@@ -127,29 +122,23 @@ def labels_of(entry: Arrays) -> list[str]:
     return text.split("\n") if len(entry["chain_length"]) else []
 
 
-def queries_of(entry: Arrays) -> list[Array]:
-    """Return the classes of the residues of each chain of an entry."""
-    ends = np.cumsum(entry["chain_length"])[:-1]
-    return np.split(entry["query"], ends) if len(entry["chain_length"]) else []
-
-
 def clustered_sequences(store: Store) -> dict[int, str]:
     """Return the distinct sequences of a store by chain key; peptides are left out."""
-    found: dict[int, str] = {}
-    for entry in store:
-        for key, part in zip(entry["chain_key"].tolist(), queries_of(entry), strict=True):
-            if len(part) >= SHORTEST_CLUSTERED and key not in found:
-                found[key] = sequence_of(part)
-    return found
+    classes = dict.fromkeys(chain.classes for chain in named_chains(store))
+    return {_key(each): _letters(each) for each in classes if len(each) >= SHORTEST_CLUSTERED}
 
 
 def named_keys(store: Store) -> dict[str, int]:
     """Return the chain keys by ``code_chain``."""
-    return {
-        f"{entry_code(source)}_{label}": key
-        for entry, source in zip(store, store.manifest["sources"], strict=True)
-        for key, label in zip(entry["chain_key"].tolist(), labels_of(entry), strict=True)
-    }
+    return {f"{each.entry}_{each.names[0]}": _key(each.classes) for each in named_chains(store)}
+
+
+def _key(classes: bytes) -> int:
+    return chain_key("protein", _letters(classes))
+
+
+def _letters(classes: bytes) -> str:
+    return "".join(CLASSES[number] for number in classes)
 
 
 def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
