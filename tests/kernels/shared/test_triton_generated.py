@@ -28,6 +28,9 @@ def kernel(x_ptr, N: tl.constexpr):
 @pytest.fixture(autouse=True)
 def _compiled(monkeypatch):
     """Not interpreted: where a kernel is compiled its text counts."""
+    monkeypatch.setenv(
+        "TRITON_INTERPRET", "0"
+    )  # first, so that last it is as before: Triton sets it
     monkeypatch.setattr("triton.knobs.runtime.interpret", False)
 
 
