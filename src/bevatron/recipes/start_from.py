@@ -23,7 +23,7 @@ NO_WEIGHTS = "holds no weights by name"
 
 @contextmanager
 def named(where: str) -> Iterator[None]:
-    """Put where the weights come from in front of what is wrong with them."""
+    """Prefix an error with the origin of the weights."""
     try:
         yield
     except CheckpointError as error:
@@ -63,7 +63,7 @@ def contents(path: Path) -> Mapping[str, Any]:
 
 
 def tensors(found: object) -> Mapping[str, Tensor]:
-    """Return what is tensors by name; CheckpointError if it is something else."""
+    """Return the tensors by name; CheckpointError if there is anything else."""
     if isinstance(found, Mapping) and all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
     ):

@@ -101,7 +101,7 @@ def read_vertices(
 
 @contextmanager
 def _explained_memory(name: str) -> Iterator[None]:
-    """Turn a lack of memory into one sentence."""
+    """Report a lack of memory in one sentence."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
