@@ -52,7 +52,8 @@ def contents(path: Path) -> Mapping[str, Any]:
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"cannot be read ({str(error).splitlines()[0]})") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"cannot be read ({reason})") from None
     except Exception:  # noqa: BLE001  bytes that are no pickle are read as any opcodes of one
         raise CheckpointError(
             "cannot be read (no file of torch, or with more than tensors and plain values)"

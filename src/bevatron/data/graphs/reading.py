@@ -149,8 +149,8 @@ def _raw(path: Path) -> RawGraph:
         return read_edge_list(path)
     known = ", ".join(sorted(TEXT))
     raise DataError(
-        f"{path}: is no graph file that is known; expected .npz, .pt, an edge list ({known}, also "
-        ".gz) or a folder of OGB"
+        f"{path}: is not a known kind of graph file; expected .npz, .pt, an edge list ({known}, "
+        "also .gz) or a folder of OGB"
     )
 
 
