@@ -48,7 +48,7 @@ def collect(folder: Path, results: Path) -> None:
     for kind in ("classes", "kernels"):
         longest = sorted(rank[kind].items(), key=lambda item: -item[1]["ms"])[:LONGEST]
         rows += [
-            {"of": kind, "name": short(name, 60), "ms": spent["ms"], "launches": spent["count"]}
+            {"of": kind, "name": short(name), "ms": spent["ms"], "launches": spent["count"]}
             for name, spent in longest
         ]
     rows += [
