@@ -32,6 +32,7 @@ from benchmarks.alphafold2.train_step import FullChains
 from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.report import add_picture, hardware, versions, write_result
 
+from bevatron.data.dataset import column
 from bevatron.data.packing.draws import Draws
 from bevatron.data.proteins.chain_batch import ChainBatch, collate_chain
 from bevatron.data.proteins.chain_samples import ChainSizes
@@ -41,7 +42,6 @@ from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
 from bevatron.recipes.alphafold2.predictor import ChainPredictor
 from bevatron.recipes.alphafold2.run import CYCLES, AlphaFold2Run, build
 from bevatron.recipes.alphafold2.stores import open_chains
-from bevatron.recipes.proteins import column
 from bevatron.train.logger import METRICS, read_journal
 from bevatron.train.loop import fit
 from bevatron.train.report import plots

@@ -317,7 +317,8 @@ NOTES = (
     "bfloat16 activations, float32 weights, published sizes, dropout 0.25. replayed ms: a captured "
     "CUDA graph, L2 flushed; launched ms: from Python, the device waits for the host. peak MiB: "
     "beyond weights and inputs. error: largest of a gradient's errors against float32, relative to "
-    "its largest number."
+    "its largest number. Boltz-2: its package's own block of the same sizes, dropout of its own, "
+    "under autocast as it trains, so with a pair in float32; torch.compile: static shapes."
 )
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -73,6 +74,9 @@ class Arm:
 class Steps:
     """What some steps took, each: seconds from the end of the one before, loader included.
 
+    Those of captured steps on a GPU lie between their ends there. The host sees them late: a launch
+    returns only once most of a graph has been handed over.
+
     Attributes
     ----------
     results : loss, its terms and the gradient's norm
@@ -123,6 +127,7 @@ class Training:
         samples = (number * group.world + group.rank for number in numbers)
         batches = [(np.array([sample]), np.ones(1)) for sample in samples]
         found, waiting = Steps(), list[LaunchedStep]()
+        ends: list[torch.cuda.Event] = []
         run = self.run
         # As in the trainer: a captured step is read when the next is launched.
         ahead = self.arm.captured and self.device.type == "cuda"
@@ -143,10 +148,16 @@ class Training:
                     break
                 found.waited.append(loaded.waited_seconds)
                 waiting.append(self.launch(loaded.batch, number))
+                if ahead:
+                    ends.append(torch.cuda.Event(enable_timing=True))
+                    ends[-1].record()
                 while len(waiting) > ahead:
                     settle()
             while waiting:
                 settle()
+        if ahead:
+            torch.cuda.synchronize()
+            found.seconds[1:] = [a.elapsed_time(b) / 1e3 for a, b in pairwise(ends)]
         return found
 
     def launch(self, batch: Any, number: int) -> LaunchedStep:

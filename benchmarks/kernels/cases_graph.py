@@ -66,7 +66,7 @@ def table(rows: list[Row]) -> list[Row]:
 def tiles(text: str) -> contextlib.ExitStack:
     """Give all graph operators one tile: numbers x channels x warps, such as ``1024x32x1``."""
     from bevatron.kernels.graph.dot_attention import triton_launch as dot
-    from bevatron.kernels.graph.graph_attention import triton_launch as gat
+    from bevatron.kernels.graph.graph_attention import triton as gat
     from bevatron.kernels.graph.spmm import triton as sums
 
     stack = contextlib.ExitStack()

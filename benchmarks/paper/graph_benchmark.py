@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,8 +32,7 @@ from bevatron.data.graphs.generators import Kronecker, Uniform, block_entries
 from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_text_atomically
 from bevatron.kernels.graph.csr import Csr
-from bevatron.kernels.graph.dot_attention import dot_attention
-from bevatron.kernels.graph.graph_attention import graph_attention
+from bevatron.models.graph_attention.matrix import Matrix, dot_attention, graph_attention
 from bevatron.output import say
 from bevatron.parallel.graph_partition import DistributedGraph
 from bevatron.parallel.mesh import Mesh, open_mesh, ranks_from_environment
@@ -42,11 +41,14 @@ Model = Literal["VA", "AGNN", "GAT"]
 Dataset = Literal["kronecker", "uniform", "file"]
 Precision = Literal["float32", "float64", "bfloat16"]
 Scheme = Literal["auto", "two_dimensional", "feature_parallel", "rows", "one_and_half_d"]
+Sweep = Literal["strong", "weak"]
 Row = dict[str, Any]
 
 MODELS: tuple[Model, ...] = ("VA", "AGNN", "GAT")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 RESAMPLES = 10_000
+SLOPE = 0.2
+"""Of the LeakyReLU in GAT's scores."""
 
 
 @dataclass(frozen=True)
@@ -94,31 +96,6 @@ class GraphCase:
             raise ConfigError(f"vertices: expected 2 or more, got {self.vertices}")
 
 
-class Attending(Protocol):
-    """A graph that can be attended over: on this device or over all ranks."""
-
-    def graph_attention(self, x: Tensor, row_score: Tensor, col_score: Tensor) -> Tensor:
-        """Attend as GAT does."""
-
-    def dot_attention(self, x: Tensor, *, normalize: bool = False) -> Tensor:
-        """Attend by dot products or cosines."""
-
-
-@dataclass(frozen=True)
-class LocalGraph:
-    """A graph on one device."""
-
-    csr: Csr
-
-    def graph_attention(self, x: Tensor, row_score: Tensor, col_score: Tensor) -> Tensor:
-        """Attend as GAT does."""
-        return graph_attention(self.csr, x, row_score, col_score)
-
-    def dot_attention(self, x: Tensor, *, normalize: bool = False) -> Tensor:
-        """Attend by dot products or cosines."""
-        return dot_attention(self.csr, x, normalize=normalize)
-
-
 class Stack(nn.Module):
     """Layers of one model, each as wide as the features, each followed by a ReLU."""
 
@@ -136,15 +113,16 @@ class Stack(nn.Module):
         self.rows = nn.ParameterList([drawn(k, 1) for _ in range(vectors)])
         self.columns = nn.ParameterList([drawn(k, 1) for _ in range(vectors)])
 
-    def forward(self, graph: Attending, x: Tensor) -> Tensor:
+    def forward(self, graph: Matrix, x: Tensor) -> Tensor:
         """Compute the features after the last layer, [N, k]."""
         for number, weight in enumerate(self.weights):
             if self.model == "GAT":
                 h = x @ weight.to(x.dtype)
                 row, column = (v[number].to(x.dtype) for v in (self.rows, self.columns))
-                x = F.relu(graph.graph_attention(h[:, None], h @ row, h @ column)[:, 0])
+                z = graph_attention(graph, h[:, None], h @ row, h @ column, SLOPE, 0.0)
+                x = F.relu(z[:, 0])
             else:
-                summed = graph.dot_attention(x[:, None], normalize=self.model == "AGNN")
+                summed = dot_attention(graph, x[:, None], normalize=self.model == "AGNN")
                 x = F.relu(summed[:, 0] @ weight.to(x.dtype))
         return x
 
@@ -186,7 +164,7 @@ def run_cases(
         _existing(out)
     rows: list[Row] = []
     with open_mesh(device) as mesh:
-        graph: Attending | None = None
+        graph: Matrix | None = None
         made: tuple[Any, ...] = ()
         for case in cases:
             key = _graph_key(case, mesh)
@@ -267,7 +245,7 @@ def _source(case: GraphCase) -> Kronecker | Uniform | EdgeSource:
     return Kronecker(case.vertices, case.edges, case.seed, round_down=not case.exact)
 
 
-def _graph(case: GraphCase, mesh: Mesh, tell: Callable[[str], None]) -> Attending:
+def _graph(case: GraphCase, mesh: Mesh, tell: Callable[[str], None]) -> Matrix:
     if mesh.world > 1:
         graph = DistributedGraph.build(
             _source(case),
@@ -282,7 +260,7 @@ def _graph(case: GraphCase, mesh: Mesh, tell: Callable[[str], None]) -> Attendin
             for line in lines:
                 tell(line)
         return graph
-    return LocalGraph(_local(case, mesh.device))
+    return _local(case, mesh.device)
 
 
 def _local(case: GraphCase, device: torch.device) -> Csr:
@@ -297,11 +275,10 @@ def _local(case: GraphCase, device: torch.device) -> Csr:
     return Csr.from_coo(row, col, (source.num_vertices, source.num_vertices))
 
 
-def _shape_of(graph: Attending) -> tuple[int, int, int, str]:
+def _shape_of(graph: Matrix) -> tuple[int, int, int, str]:
     """Return (all vertices, own vertices, all entries, scheme)."""
-    if isinstance(graph, LocalGraph):
-        return graph.csr.shape[0], graph.csr.shape[0], graph.csr.nnz, "one device"
-    assert isinstance(graph, DistributedGraph)
+    if isinstance(graph, Csr):
+        return graph.shape[0], graph.shape[0], graph.nnz, "one device"
     own = torch.tensor([graph.scheme.block.nnz], device=graph.mesh.device)
     counts = graph.everyone.all_gather(own).wait()
     whole = graph.scheme.name == "feature_parallel"
@@ -309,7 +286,7 @@ def _shape_of(graph: Attending) -> tuple[int, int, int, str]:
     return graph.num_vertices, len(graph.vertices), nnz, graph.scheme.name
 
 
-def _timed(case: GraphCase, graph: Attending, mesh: Mesh, repeat: int, warmup: int) -> Row:
+def _timed(case: GraphCase, graph: Matrix, mesh: Mesh, repeat: int, warmup: int) -> Row:
     total, own, nnz, scheme = _shape_of(graph)
     row: Row = {
         "model": case.model, "dataset": case.dataset, "vertices": total, "edges": case.edges,
@@ -348,7 +325,7 @@ def _timed(case: GraphCase, graph: Attending, mesh: Mesh, repeat: int, warmup: i
 
 
 def _once(
-    model: Stack, graph: Attending, x: Tensor, mesh: Mesh, *, inference: bool
+    model: Stack, graph: Matrix, x: Tensor, mesh: Mesh, *, inference: bool
 ) -> tuple[float, Tensor]:
     """Run once and return the seconds of the slowest rank."""
     model.zero_grad(set_to_none=True)
@@ -396,9 +373,7 @@ PAPER_WEAK = (0.01, 0.001, 0.0001)
 """Densities of the weak scaling; 131,072 vertices on one process, the root of p times as many."""
 
 
-def sweep_cases(
-    kind: Literal["strong", "weak"], base: GraphCase, ranks: int, shrink: int = 1
-) -> Iterator[GraphCase]:
+def sweep_cases(kind: Sweep, base: GraphCase, ranks: int, shrink: int = 1) -> Iterator[GraphCase]:
     """Yield the paper's configurations for this number of processes.
 
     Parameters
@@ -440,36 +415,9 @@ def sweep_cases(
             )
 
 
-def chosen_cases(
-    base: GraphCase,
-    models: Sequence[Model],
-    features: Sequence[int],
-    layers: Sequence[int],
-    inference: bool,
-    sweep: Literal["strong", "weak"] | None = None,
-    shrink: int = 1,
-) -> list[GraphCase]:
-    """List what is to be timed: all combinations, or a sweep of the paper.
-
-    Raises
-    ------
-    ConfigError
-        For values out of range.
-    """
-    if sweep is not None:
-        if base.dataset == "file":
-            raise ConfigError("sweep: its graphs are random; leave --dataset file out")
-        ranks = ranks_from_environment(os.environ)[1]
-        return list(sweep_cases(sweep, base, ranks, shrink))
-    return [
-        replace(base, model=m, features=k, layers=count, inference=inference)
-        for m, k, count in itertools.product(models, features, layers)
-    ]
-
-
 def time_attention(
-    model: tuple[Literal["VA", "AGNN", "GAT"], ...] = ("GAT",),
-    dataset: Literal["kronecker", "uniform", "file"] = "kronecker",
+    model: tuple[Model, ...] = ("GAT",),
+    dataset: Dataset = "kronecker",
     vertices: int = 1000,
     edges: int = 10000,
     features: tuple[int, ...] = (128,),
@@ -479,12 +427,10 @@ def time_attention(
     warmup: int = 2,
     seed: int = 42,
     file: Path | None = None,
-    type: Literal["float32", "float64", "bfloat16"] = "float32",  # noqa: A002  the artifact's name
-    sweep: Literal["strong", "weak"] | None = None,
+    type: Precision = "float32",  # noqa: A002  the artifact's name
+    sweep: Sweep | None = None,
     shrink: int = 1,
-    partition: Literal[
-        "auto", "two_dimensional", "feature_parallel", "rows", "one_and_half_d"
-    ] = "auto",
+    partition: Scheme = "auto",
     device: str = "auto",
     out: Path | None = None,
     plot: Path | None = None,
@@ -540,9 +486,17 @@ def time_attention(
         dtype=type,
         partition=partition,
     )
-    cases = chosen_cases(base, model, features, layers, inference, sweep, shrink)
     if plot is not None and out is None:
         raise ConfigError("plot: draws the rows of a CSV file; name it with --out")
+    if sweep is not None and dataset == "file":
+        raise ConfigError("sweep: its graphs are random; leave --dataset file out")
+    if sweep is not None:
+        cases = list(sweep_cases(sweep, base, ranks_from_environment(os.environ)[1], shrink))
+    else:
+        cases = [
+            replace(base, model=m, features=k, layers=count, inference=inference)
+            for m, k, count in itertools.product(model, features, layers)
+        ]
     run_cases(cases, repeat=repeat, warmup=warmup, device=device, out=out, tell=say)
     if plot is not None and out is not None:
         say(f"picture: {plot_times(out, plot)}")

@@ -61,6 +61,8 @@ NOTES = (
     "that torch took of a GPU, graphs included. x one GPU: samples a second, over the fastest "
     "policy there."
 )
+OF_TORCH = 0.96
+"""Share of a GPU's memory."""
 LEAD = 2
 """Rounds that are not counted: the host is a step ahead, and where one ends is not known of them.
 """
@@ -134,6 +136,8 @@ class Measurement:
         if on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+            # Kernels are loaded into what torch leaves, and would not ask for what it only keeps.
+            torch.cuda.set_per_process_memory_fraction(OF_TORCH)
         trained: list[Training] = []
         kernels: list[trace.KernelRow] = []
 

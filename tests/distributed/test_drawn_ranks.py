@@ -1,7 +1,6 @@
 """Drawn samples on two gloo processes: the draws of one process, exact resume, other ranks."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,6 @@ from graph_ranks import run_ranks
 from bevatron.train import fit
 
 EVERY_STEP = {"checkpoint": {"every_steps": 1, "keep": 99}}
-
-
-@pytest.fixture(autouse=True)
-def _quick_disk(monkeypatch):
-    """A kill leaves the page cache alone, so waiting for the disk would only cost time."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def trained(folder: Path, killed_in_step=None, **more) -> list:
@@ -42,12 +35,10 @@ def on_two(folder: Path, **more) -> dict[int, list[int]]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Runs that nothing has interrupted, on one process and on two."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        folder = tmp_path_factory.mktemp("whole")
-        draws = draws_by_step(trained(folder / "one" / "run"))
-        assert on_two(folder / "two") == draws
-        return folder, draws
+    folder = tmp_path_factory.mktemp("whole")
+    draws = draws_by_step(trained(folder / "one" / "run"))
+    assert on_two(folder / "two") == draws
+    return folder, draws
 
 
 def test_two_processes_have_the_draws_numbers_and_losses_of_one(whole):

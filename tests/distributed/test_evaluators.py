@@ -30,12 +30,6 @@ def _warm(tmp_path_factory):
     fit(tiny.make_run(tmp_path_factory.mktemp("warm"), count=4, train={"epochs": 1}))
 
 
-@pytest.fixture(autouse=True)
-def _quick_disk(monkeypatch):
-    """A kill leaves the page cache alone, so waiting for the disk would only cost time."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 def beside(evaluating: int | str) -> dict:
     if evaluating == THREAD:
         return {"evaluate_beside": True}

@@ -1,6 +1,5 @@
 """A run whose processes are killed at random times ends as one that nothing interrupts."""
 
-import os
 from functools import partial
 
 import pytest
@@ -26,13 +25,9 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick(tmp_path_factory):
-    """Let torch import here what every forked process would, and wait for no disk.
-
-    A kill leaves the page cache alone.
-    """
+    """Let torch import here what every forked process would."""
     with pytest.MonkeyPatch.context() as patch:
         fit(tiny.make_run(tmp_path_factory.mktemp("warm"), count=4, train={"epochs": 1}))
-        patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(failures, "GRACE_SECONDS", 2.0)
         patch.setattr(failures, "WATCH_SECONDS", 0.6)
         yield

@@ -28,13 +28,6 @@ from bevatron.train.checkpoint import list_checkpoints
 from bevatron.train.profiling.steps import profile_steps
 from bevatron.train.settings import ScheduleConfig, StageConfig
 
-
-@pytest.fixture(autouse=True)
-def _quick_disk(monkeypatch):
-    """A kill leaves the page cache alone, so waiting for the disk would only cost time."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 EVERY_STEP = {"checkpoint": {"every_steps": 1, "keep": 99}}
 
 

@@ -5,17 +5,10 @@ import os
 import signal
 import threading
 
-import pytest
 import tiny
 
 from bevatron import files
 from bevatron.train.loop import fit
-
-
-@pytest.fixture(autouse=True)
-def _quick_disk(monkeypatch):
-    """Nothing here asks for what a power failure leaves, so waiting for the disk is time lost."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 class Improving(tiny.TinyTask):

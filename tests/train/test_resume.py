@@ -23,12 +23,6 @@ from bevatron.train.state import random_state, restore_random_state
 SEVEN_STEPS = {"optim": {"accumulate": 2}, "checkpoint": {"every_steps": 3}}
 
 
-@pytest.fixture(autouse=True)
-def _quick_disk(monkeypatch):
-    """A kill leaves the page cache alone, so waiting for the disk would only cost time."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 def run_in_child(make, prepare=lambda: None, timeout=20.0) -> int:
     """Fit in a forked process, so that it can be killed; return its exit status."""
     if torch.cuda.is_available():

@@ -198,7 +198,7 @@ def run() -> None:
 
 
 def _dispatch(command: str, arguments: list[str], *, as_json: bool = False) -> Outcome:
-    """Call the function of a command, which is one or two arguments long."""
+    """Call the function of a command, whose name is one word or two."""
     from bevatron.recipes import systems
 
     known = list(dict.fromkeys([*COMMANDS, *(name for s in systems() for name in s.commands)]))

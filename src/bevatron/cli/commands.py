@@ -1,4 +1,4 @@
-"""The commands that belong to no single system: inspect, env, demo."""
+"""The commands that belong to no single system."""
 
 import textwrap
 from pathlib import Path

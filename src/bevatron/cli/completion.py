@@ -1,4 +1,4 @@
-"""Completion of commands and options in shells: one script from all of them, written by tyro."""
+"""Shell completion of all commands and options: one script, written by tyro."""
 
 import inspect
 import io
@@ -69,7 +69,7 @@ def _commands() -> Tree:
 
 
 def _merged(functions: Iterable[Callable[..., Any]]) -> Callable[..., Any]:
-    """Make a function with the parameters of all; of those of one name the first counts."""
+    """Make a function with the parameters of all; where names clash, the first wins."""
     parameters: dict[str, inspect.Parameter] = {}
     for function in functions:
         for name, each in inspect.signature(function, eval_str=True).parameters.items():
@@ -84,7 +84,7 @@ def _merged(functions: Iterable[Callable[..., Any]]) -> Callable[..., Any]:
 
 
 def _choice(tree: Tree) -> Any:
-    """Make the type that tyro parses as one of several subcommands."""
+    """Make the type that tyro parses as a choice of subcommands."""
     arms: list[Any] = []
     for name, below in tree.items():
         target = _choice(below) if isinstance(below, dict) else below

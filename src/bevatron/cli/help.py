@@ -91,9 +91,11 @@ def train_help(system: System, command: str, start: type) -> str:
         f"bevatron init {system.name} > first.yaml; bevatron train first.yaml",
     ]
     keys = starter_keys(system.starter_text()) if system.starter else []
+    meanings = {key.path: key.meaning for key in keys}
     first = [
-        Row("--data FILE ...", "files, or prepared stores"),
-        Row("--output RUN", "folder of the run: model, checkpoints, log, report"),
+        Row(typed, meanings[path])
+        for path, typed in (("data.train", "--data FILE ..."), ("output", "--output RUN"))
+        if path in meanings
     ]
     rest = [Row(_option(key), key.meaning) for key in keys if key.filled]
     return _page(

@@ -1,4 +1,4 @@
-"""Files in archives, read where they lie: tar, also compressed, and OpenFold's databases.
+"""Files in archives, read in place: tar, also compressed, and OpenFold's databases.
 
 A file in an archive has a path through it, ``pdb.tar/ab/1abc.cif.gz``, by which `open_compressed`
 reads it. Nothing is unpacked, and a name that leads out of the archive is refused. Of a compressed
@@ -23,7 +23,7 @@ _BLOCK = 512
 
 @dataclass(frozen=True)
 class Member:
-    """A file in an archive: its name, which of all it is, and where it begins if it lies there."""
+    """A file in an archive: its name, its number, and its offset if stored uncompressed."""
 
     name: str
     number: int
@@ -77,7 +77,7 @@ def open_archive(path: Path) -> Archive:
 
 
 def state_of(path: Path) -> tuple[int, int]:
-    """Return size and time of change of a file, or of the archive that it lies in.
+    """Return size and modification time of a file, or of the archive that holds it.
 
     What is kept of a file is kept under both, so that one that was replaced is read anew.
     """
@@ -130,7 +130,7 @@ def _entries(path: Path) -> Iterator[tarfile.TarInfo]:
 
 
 def _trick(entry: tarfile.TarInfo, stored: int) -> str:
-    """Say why an entry of an archive of ``stored`` bytes is refused; empty if it is not."""
+    """Return why an entry of an archive of ``stored`` bytes is refused; empty if it is not."""
     path = PurePosixPath(entry.name)
     if path.is_absolute() or ".." in path.parts or "\\" in entry.name:
         return "its name leads out of the archive; refused"
@@ -193,7 +193,7 @@ class _Stream:
         self._lock = threading.Lock()
 
     def read(self, number: int) -> bytes:
-        """Read an entry by its number; the last one is at hand, and one thread reads at a time."""
+        """Read an entry by its number; the last one is cached, and one thread reads at a time."""
         with self._lock:
             if self._tar is not None and number == self._next - 1:
                 return self._last

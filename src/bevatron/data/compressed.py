@@ -109,7 +109,7 @@ def read_whole(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def largest(stored: int) -> int:
-    """Return how many bytes so many compressed ones may be."""
+    """Return the most bytes that `stored` compressed bytes may decompress to."""
     return max(MAX_RATIO * stored, _UNSUSPECTED)
 
 

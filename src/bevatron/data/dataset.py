@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Sequence
-from typing import Protocol, SupportsIndex, runtime_checkable
+from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 
@@ -154,6 +154,17 @@ class Concatenated:
     def lengths(self, field: str) -> IntArray:
         """Return the number of rows of a ragged field in every sample, [n]."""
         return np.concatenate([dataset.lengths(field) for dataset in self.datasets])
+
+
+def column(dataset: Any, field: str) -> Any:
+    """Return a field of fixed shape of all samples, [n, ...]; of a store no other field is read."""
+    if isinstance(dataset, Subset):
+        return column(dataset.dataset, field)[dataset.indices]
+    if isinstance(dataset, Concatenated):
+        return np.concatenate([column(part, field) for part in dataset.datasets])
+    if hasattr(dataset, "flat"):
+        return np.concatenate([flat for flat, _ in dataset.flat(field)])
+    return np.stack([dataset[i][field] for i in range(len(dataset))])
 
 
 def split(num_samples: int, fractions: Sequence[float], seed: int) -> list[IntArray]:

@@ -34,6 +34,7 @@ from bevatron.recipes.mace.step_cost import (
     saturation,
     smallest_measured,
 )
+from bevatron.recipes.mace.stores import open_store
 from bevatron.train.precision import dtype_of
 from bevatron.train.report import plots
 
@@ -47,7 +48,7 @@ SATURATED = 0.9
 def store_rates(path: Path, reads: int = 5000) -> Rows:
     """Time opening a store and reading random samples, checksum included."""
     began = time.perf_counter()
-    store = Store.open(path)
+    store = open_store(path)
     opened = time.perf_counter() - began
     order = np.random.default_rng(0).integers(len(store), size=reads).tolist()
     for index in order[: reads // 5]:
@@ -72,7 +73,7 @@ def store_rates(path: Path, reads: int = 5000) -> Rows:
 
 def loader_rates(path: Path, capacity: int, workers: Sequence[int]) -> Rows:
     """Time the second epoch of batches for several numbers of worker processes."""
-    store = Store.open(path)
+    store = open_store(path)
     plan = _plan(store, capacity, 1, "balanced")
     rows = []
     for number in workers:
@@ -99,7 +100,7 @@ def loader_rates(path: Path, capacity: int, workers: Sequence[int]) -> Rows:
 
 def packing_figures(path: Path, capacity: int, ranks: int) -> Rows:
     """Compare the packing algorithms on the sizes of a store."""
-    store = Store.open(path)
+    store = open_store(path)
     rows = []
     for algorithm in get_args(Algorithm):
         began = time.perf_counter()
@@ -135,7 +136,7 @@ def step_meter(path: Path, model: str, device: str, dtype: Dtype) -> StepMeter:
 
     Raises ConfigError if there is neither a preset nor a folder of that name, or no such device.
     """
-    store = Store.open(path)
+    store = open_store(path)
     if model in PRESETS:
         cutoff = float(store.manifest["settings"]["cutoff"])
         config = MaceConfig.preset(model, r_max=cutoff)

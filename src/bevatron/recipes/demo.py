@@ -79,7 +79,7 @@ def run_demo(out: Path) -> int:
 
 
 def bundled(name: str, out: Path) -> Path:
-    """Copy a file of the bundled data into the demo's folder, where a user can look at it."""
+    """Copy a bundled file into the demo's folder, for the user to look at."""
     target = out / "data" / name
     target.parent.mkdir(parents=True, exist_ok=True)
     with as_file(files("bevatron.recipes") / "demo_data" / name) as source:

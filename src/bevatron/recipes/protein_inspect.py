@@ -7,10 +7,11 @@ from collections import Counter
 
 import numpy as np
 
+from bevatron.data.dataset import column
 from bevatron.data.proteins.alignments import Alignments
 from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Table, counted
-from bevatron.recipes.proteins import CLUSTERS, column, opened_searches, rejects_file
+from bevatron.recipes.proteins import CLUSTERS, opened_searches, rejects_file
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray

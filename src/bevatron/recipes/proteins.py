@@ -460,11 +460,6 @@ def rejects_file(store: Store) -> Path:
     return store.path.with_name(f"{store.path.name}-rejects.csv")
 
 
-def column(store: Store, field: str) -> Any:
-    """Return a field of all entries."""
-    return np.concatenate([np.array(flat) for flat, _ in store.flat(field)])
-
-
 def opened_searches(path: Path) -> tuple[Alignments | None, StoredTemplates | None]:
     """Open the alignments and the templates of a store, where it has them."""
     alignments, templates = path / ALIGNMENTS, path / TEMPLATES

@@ -24,6 +24,9 @@ from bevatron.train.settings import (
     TrainConfig,
 )
 
+LARGE_MODEL = 50_000_000
+"""Parameters above which a model takes minutes to plan and trains on GPUs only."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:

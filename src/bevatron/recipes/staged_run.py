@@ -14,7 +14,7 @@ from bevatron.config import from_dict, merged, to_dict
 from bevatron.errors import ConfigError
 from bevatron.parallel import axial
 from bevatron.parallel.mesh import parse_device, ranks_from_environment
-from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
+from bevatron.recipes.run_config import LARGE_MODEL, RunConfig, SaveModel, WriteReport
 from bevatron.recipes.shared_samples import divided, gpu_memory
 from bevatron.recipes.system import System
 from bevatron.task import Task
@@ -137,7 +137,11 @@ def staged_run(
 
     ``data.draws(sizes, seed)`` are the training samples of a stage.
     """
-    stages = []
+    stages, notes = [], list(data.report)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    if parameters > LARGE_MODEL and parse_device(config.train.device, "train.device").type == "cpu":
+        size = f"{parameters / 1e6:.0f} million parameters"
+        notes.append(f"a model of {size} is meant for GPUs; --preset small trains on a CPU")
     for name, stage in config.stages.items():
         draws = data.draws(stage.sizes, config.train.seed)
         stages.append(Stage(name, stage, draws, token_sizes(draws.lengths("tokens"))))
@@ -160,7 +164,7 @@ def staged_run(
         sharing=config.sharing,
         stages=stages,
         most_samples=LARGEST_BATCH,
-        notes=list(data.report),
+        notes=notes,
         on_end=WriteReport(report, model, data.report) if config.report else None,
         **options,
     )
@@ -173,5 +177,5 @@ def staged_run(
 
 
 def token_sizes(tokens: IntArray) -> dict[str, IntArray]:
-    """Return the counts that the cost of samples of so many tokens is made of."""
+    """Return the counts that the cost of samples with these numbers of tokens depends on."""
     return {"tokens": tokens, "tokens_squared": tokens**2, "tokens_cubed": tokens**3}

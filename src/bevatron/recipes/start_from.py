@@ -23,7 +23,7 @@ NO_WEIGHTS = "holds no weights by name"
 
 @contextmanager
 def named(where: str) -> Iterator[None]:
-    """Put where the weights come from in front of what is wrong with them."""
+    """Prefix an error with the origin of the weights."""
     try:
         yield
     except CheckpointError as error:
@@ -52,7 +52,8 @@ def contents(path: Path) -> Mapping[str, Any]:
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"cannot be read ({str(error).splitlines()[0]})") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"cannot be read ({reason})") from None
     except Exception:  # noqa: BLE001  bytes that are no pickle are read as any opcodes of one
         raise CheckpointError(
             "cannot be read (no file of torch, or with more than tensors and plain values)"
@@ -63,7 +64,7 @@ def contents(path: Path) -> Mapping[str, Any]:
 
 
 def tensors(found: object) -> Mapping[str, Tensor]:
-    """Return what is tensors by name; CheckpointError if it is something else."""
+    """Return the tensors by name; CheckpointError if there is anything else."""
     if isinstance(found, Mapping) and all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
     ):

@@ -63,7 +63,7 @@ class System:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def module(self, name: str) -> Any:
-        """Import a module by its name in the package; with a point in front, one beside it."""
+        """Import a module of the system's package, or with a leading dot one of its parent."""
         return importlib.import_module(f".{name}", self.package)
 
     def load(self, place: str) -> Any:

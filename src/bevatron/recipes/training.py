@@ -24,6 +24,7 @@ from bevatron.parallel.mesh import (
     start_gpu,
 )
 from bevatron.recipes import DEFAULT, SYSTEMS, recipe
+from bevatron.recipes.run_config import LARGE_MODEL
 from bevatron.recipes.starter import check_filled
 from bevatron.train.checkpoint import list_checkpoints, read_intact
 from bevatron.train.description import Planned, describe
@@ -34,9 +35,6 @@ from bevatron.train.run import FitResult, Run
 
 WORTH_A_FORK_SERVER = 4
 """CPUs from which on worker processes are expected, and one can import what they need meanwhile."""
-
-SLOW_TO_PLAN = 50_000_000
-"""Parameters of a model from which on planning its memory takes so long that it is said."""
 
 Resume = Literal["never", "auto", "must"]
 
@@ -178,7 +176,7 @@ def _describe(config: Any) -> None:
         with open_mesh(run.settings.train.device if torch.cuda.is_available() else "cpu") as mesh:
             if mesh.is_main:
                 parameters = sum(weight.numel() for weight in run.model.parameters())
-                if parameters > SLOW_TO_PLAN:
+                if parameters > LARGE_MODEL:
                     note(f"planning a step of {parameters / 1e6:.0f} million parameters: minutes")
                 training = mesh.world - run.settings.train.evaluation_ranks
                 _print_description(describe(run, training, gpu=gpu), run, training)

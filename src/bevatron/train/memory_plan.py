@@ -8,6 +8,7 @@ whose functions run with their launches left out.
 
 import copy
 import dataclasses
+import os
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +28,7 @@ from bevatron.errors import BevatronError
 from bevatron.kernels.shared.custom_op import bodies
 from bevatron.kernels.shared.launch import planned_for_gpu
 from bevatron.parallel.data_parallel import GradientSums
-from bevatron.parallel.mesh import Mesh
+from bevatron.parallel.mesh import Mesh, ranks_from_environment
 from bevatron.task import Batch, Numbered, StepNumbers, Unchanging
 from bevatron.train.capture.gradients import GradientBuckets
 from bevatron.train.capture.step import obstacle
@@ -312,9 +313,10 @@ class _Step:
         with autocast_context(self._config, torch.device("cpu")):
             loss = task.loss(model, batch, counts).total
         if self._captured and isinstance(optimizer, FusedAdamEMA):
-            before = optimizer.gradient.clone()
+            # A capture keeps the gradient of the batches before it, where a step has several.
+            alone = ranks_from_environment(os.environ)[1] == 1
+            before = None if alone and self._optim.accumulate == 1 else optimizer.gradient.clone()
             GradientBuckets(optimizer, Mesh()).differentiate(loss)
-            optimizer.gradient.copy_(before)
             del before, loss
         else:
             loss.backward()

@@ -202,10 +202,10 @@ def test_damaged_and_missing_files(tmp_path):
     with pytest.raises(DataError, match=r"none\.npz: there is no such file"):
         read_graph(tmp_path / "none.npz")
     (tmp_path / "graph.xyz").write_text("0 1")
-    with pytest.raises(DataError, match=r"graph\.xyz: is no graph file that is known"):
+    with pytest.raises(DataError, match=r"graph\.xyz: is not a known kind of graph file"):
         read_graph(tmp_path / "graph.xyz")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match="has not the layout of OGB"):
+    with pytest.raises(DataError, match="does not have the layout of OGB"):
         read_graph(tmp_path / "folder")
 
 

@@ -31,7 +31,6 @@ from bevatron.kernels.graph.csr import triton_merge  # noqa: E402
 from bevatron.kernels.graph.dot_attention import triton as dot_operator  # noqa: E402
 from bevatron.kernels.graph.dot_attention import triton_launch as dot_launch  # noqa: E402
 from bevatron.kernels.graph.graph_attention import triton as gat_operator  # noqa: E402
-from bevatron.kernels.graph.graph_attention import triton_launch as gat_launch  # noqa: E402
 from bevatron.kernels.graph.spmm import triton as spmm_launch  # noqa: E402
 from bevatron.kernels.shared import custom_op  # noqa: E402
 
@@ -80,11 +79,11 @@ def _rows_are_cut_and_steps_are_short(monkeypatch):
     """Take several parts for a row of the hub, and several steps for a part."""
     monkeypatch.setattr(work, "SMALLEST_CHUNK", 16)
     monkeypatch.setattr(work, "ROWS_PER_PART", 4.0)
-    for module in (dot_launch, gat_launch, triton_merge):
+    for module in (dot_launch, gat_operator, triton_merge):
         monkeypatch.setattr(module, "MERGED_AT_ONCE", 1)
     small = Tile(128, 32)
     with contextlib.ExitStack() as stack:
-        for module in (dot_launch, gat_launch, spmm_launch):
+        for module in (dot_launch, gat_operator, spmm_launch):
             stack.enter_context(module.TILES.replaced(**dict.fromkeys(module.TILES, small)))
         yield
 
@@ -152,7 +151,7 @@ def test_gat_in_double_precision():
 
 
 def test_gat_shares_out_channels():
-    with gat_launch.TILES.replaced(forward=Tile(64, 4), backward=Tile(64, 4), values=Tile(64, 4)):
+    with gat_operator.TILES.replaced(forward=Tile(64, 4), backward=Tile(64, 4), values=Tile(64, 4)):
         gat(*_first(matrix("random", values=True), 2, 10, torch.float32))
 
 
@@ -160,7 +159,7 @@ def test_gat_shares_out_channels():
 def test_gat_in_buckets_of_length(monkeypatch, numbers):
     monkeypatch.setattr(launch, "FEW_PARTS", 0)
     small = Tile(numbers, 4)
-    with gat_launch.TILES.replaced(forward=small, backward=small, values=small):
+    with gat_operator.TILES.replaced(forward=small, backward=small, values=small):
         hub = "a hub, rows of one, an empty row and column"
         gat(*_first(matrix(hub, values=True), 1, 4, torch.float32))
 
@@ -171,7 +170,7 @@ def test_gat_with_the_entries_of_a_row_dealt_out(monkeypatch, values):
         del width, tile, number_bytes
         return [launch.Bucket(0, numbers[1], rows=4, entries=2, dealt=True)] if numbers[1] else []
 
-    monkeypatch.setattr(gat_launch, "side_by_side", dealt)
+    monkeypatch.setattr(gat_operator, "side_by_side", dealt)
     hub = "a hub, rows of one, an empty row and column"
     gat(*_first(matrix(hub, values=values), 2, 5, torch.float32))
     gat(*_first(matrix("random", values=values), 1, 4, torch.float64), dropout=0.4)
@@ -233,7 +232,7 @@ def test_an_infinite_feature_is_where_the_reference_has_it_if_fetches_have_no_ma
     x, row_score, col_score = draw(24, 2, 4), draw(9, 2, seed=1), draw(24, 2, seed=2)
     x[int(full[0].nonzero()[0]), 1, 1] = -torch.inf
     x.requires_grad_(trains)
-    with gat_launch.TILES.replaced(forward=Tile(16, 4)), kernels.use("triton"):
+    with gat_operator.TILES.replaced(forward=Tile(16, 4)), kernels.use("triton"):
         found = graph_attention(csr, x, row_score, col_score)
     with kernels.use("reference"):
         wanted = graph_attention(csr, x, row_score, col_score)

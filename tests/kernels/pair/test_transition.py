@@ -131,9 +131,11 @@ def test_shares_of_the_weights_gradients_are_added(parts, gated):
 
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("width", "hidden"), [(64, 128), (64, 256), (128, 512), (128, 256)])
+@pytest.mark.parametrize(
+    ("width", "hidden"), [(64, 128), (64, 256), (128, 512), (128, 256), (256, 1024)]
+)
 def test_fused_kernels_are_right_at_full_size(dtype, width, hidden):
-    check(make((37, 41), width, hidden, *GATED, dtype=dtype))
+    check(make((37, 71), width, hidden, *GATED, dtype=dtype))
 
 
 SIZES = [(16, 64), (24, 48)] + ([(128, 512)] if GPU else [])

@@ -73,8 +73,9 @@ def check(inputs, **options):
 
 
 @pytest.fixture
-def small_blocks():
+def small_blocks(monkeypatch):
     """End blocks, and parts of rows, anywhere even in a small pair."""
+    monkeypatch.setattr("bevatron.kernels.pair.triangle_multiply.triton_launch.FEWEST_BLOCKS", 1)
     small = Tiles(32, 16, 4, 1, per_sm=64)
     with replaced(**dict.fromkeys(MEASURED, small)):
         yield

@@ -28,6 +28,8 @@ def kernel(x_ptr, N: tl.constexpr):
 @pytest.fixture(autouse=True)
 def _compiled(monkeypatch):
     """Not interpreted: where a kernel is compiled its text counts."""
+    # First, so that it is undone last: Triton sets the variable with the other.
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr("triton.knobs.runtime.interpret", False)
 
 

@@ -77,6 +77,13 @@ def test_no_rejects_leave_no_list(tmp_path):
     assert not rejects_file(store).exists()
 
 
+def test_commands_for_structures_refuse_a_store_of_molecules(store, tmp_path, capsys):
+    run = ["--output", str(tmp_path / "run")]
+    for command in (["bench", "cost"], ["bench", "loader"], ["train", "mace", *run, "--data"]):
+        assert main([*command, str(store.path)]) == 2
+        assert "not a store of structures" in capsys.readouterr().err
+
+
 def test_only_usable_rows_with_labels_are_trained_on(store):
     data = load_molecules(MoleculeDataConfig(train=(store.path,), valid_size=1), Path("unused"))
     assert sorted(names(data.train) + names(data.valid)) == ["CCO", "[He]", "c1ccccc1"]

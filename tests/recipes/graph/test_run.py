@@ -172,7 +172,7 @@ def test_several_graphs_are_packed_by_their_vertices(tmp_path):
         ({"write": {"x": None}}, DataError, "has no features; give them with data.features"),
         ({"write": {"y": None, "train": None, "val": None, "test": None}}, DataError,
          "has no labels; give them with data.labels"),
-        ({"write": {"train": None}}, DataError, "has no labelled vertices to train on"),
+        ({"write": {"train": None}}, DataError, "no labelled vertex is set aside to train on"),
         ({"batch": {"capacity": "auto"}, "data": {"valid": ["{file}"]}}, ConfigError,
          "batch.capacity: 'auto' is for structures; give a number of nodes"),
         ({"write": {"y": np.where(planted()["y"] == 2, 2_000_000, planted()["y"])}}, DataError,
@@ -341,7 +341,7 @@ def test_options_in_messages_are_written_as_they_are_typed(tmp_path, monkeypatch
         assert cli.main(["train", "graph", "--data", f"{name}.npz", "--output", "run"]) == 2
         said[name] = capsys.readouterr().err
     assert "set --data.read.duplicates merge or --data.read.duplicates sum" in said["twice"]
-    assert "give splits (--data.splits) or draw them (--data.read.random-split)" in said["blank"]
+    assert "(--data.splits FILE.npz) or draw one (--data.read.random-split 0.6" in said["blank"]
 
 
 @pytest.mark.shared

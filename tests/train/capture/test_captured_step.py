@@ -120,6 +120,22 @@ def test_a_step_of_one_batch_is_captured_once(tmp_path, monkeypatch, accumulate)
     assert made == [["step"], ["gradients", "_finish"]][accumulate - 1] * 2
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_a_capture_warms_up_with_leaves_no_gradient(tmp_path, monkeypatch, accumulate):
+    class Warming(step_graphs.GraphPool):
+        def capture(self, work, warm_up=None):
+            if warm_up is not None:
+                warm_up()
+            return work
+
+    expected = stepped(tmp_path, "captured", optim={**OPTIM, "accumulate": accumulate})
+    monkeypatch.setattr(step_graphs, "GraphPool", Warming)
+    # Of weight one, which only batches of drawn samples are otherwise.
+    monkeypatch.setattr(CapturedStep, "_smallest_batch", lambda step: tiny.batch_of(step.run, [0]))
+    found = stepped(tmp_path, "captured", optim={**OPTIM, "accumulate": accumulate})
+    assert_same_steps(found, expected, 0.0)
+
+
 def weights_of(state):
     model = [p.detach().clone() for p in state.model.parameters()]
     moments = [v.clone() for m in state.optimizer.state.values() for v in m.values()]

@@ -38,7 +38,7 @@ def read_ogb(folder: Path) -> RawGraph:
         return _read_binary(folder, raw)
     if not (raw / "edge.csv.gz").is_file():
         raise DataError(
-            f"{folder}: has not the layout of OGB, there is neither raw/edge.csv.gz nor "
+            f"{folder}: does not have the layout of OGB, there is neither raw/edge.csv.gz nor "
             "raw/data.npz"
         )
     edges = read_edge_list(raw / "edge.csv.gz")

@@ -101,7 +101,7 @@ def read_vertices(
 
 @contextmanager
 def _explained_memory(name: str) -> Iterator[None]:
-    """Turn a lack of memory into one sentence."""
+    """Report a lack of memory in one sentence."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -149,8 +149,8 @@ def _raw(path: Path) -> RawGraph:
         return read_edge_list(path)
     known = ", ".join(sorted(TEXT))
     raise DataError(
-        f"{path}: is no graph file that is known; expected .npz, .pt, an edge list ({known}, also "
-        ".gz) or a folder of OGB"
+        f"{path}: is not a known kind of graph file; expected .npz, .pt, an edge list ({known}, "
+        "also .gz) or a folder of OGB"
     )
 
 

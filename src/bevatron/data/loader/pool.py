@@ -299,11 +299,11 @@ class Pool:
                 self._changed.notify_all()
 
     def _is_done(self, position: int) -> bool:
-        """Whether a batch of the present plan has arrived, be it taken or not."""
+        """Whether a batch of the current plan has arrived, taken or not."""
         return position < self._oldest or position in self._delivered or position in self._ready
 
     def _replace(self, worker: Worker) -> None:
-        """Replace a dead process, once for the same batch, or for every sample it may leave out."""
+        """Replace a dead process: once per batch, or once per sample that may be left out."""
         slot = self._workers.index(worker)
         self._workers[slot] = None
         worker.connection.close()
@@ -332,7 +332,7 @@ class Pool:
                 _send(fresh, task)
 
     def _leaves_out(self, task: Task, worker: Worker, sample: int) -> bool:
-        """Leave out a sample that two workers died of; whether the batch can be tried again."""
+        """Leave out a sample that killed two workers; return whether to try the batch again."""
         if task.unreadable is None or sample < 0:
             return False
         if task.blamed[sample] > 1:

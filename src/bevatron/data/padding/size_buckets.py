@@ -84,7 +84,7 @@ def choose_shapes(
 
 
 def grow_shapes(rule: PaddingRule, shapes: Sequence[BatchShape], sizes: IntArray) -> SizeBuckets:
-    """Change as few shapes as possible so that all batches fit: graphs of the others are kept.
+    """Change as few shapes as possible so that all batches fit; graphs of the others stay.
 
     One shape becomes large enough for what fits nowhere, or takes the place of the largest if there
     are `MAX_SHAPES`. If that pads much more than the best shapes do, those are taken.

@@ -71,13 +71,13 @@ class StaticBatch:
         )
 
     @cached_property
-    def _targets(self) -> list[tuple[str, Any, Any]]:
-        """Of each tensor its name, its ragged axes and its memory; a single one of these first."""
+    def _targets(self) -> list[tuple[str, Any, Any, Any]]:
+        """Of each tensor its name, ragged axes and memory, and the memory with the axis first."""
         found = []
         for name, ragged in self.batch.ragged.items():
             memory = getattr(self.batch, name).numpy()
             first = 0 if isinstance(ragged, tuple) else ragged.dim
-            found.append((name, ragged, np.moveaxis(memory, first, 0) if first else memory))
+            found.append((name, ragged, memory, np.moveaxis(memory, first, 0)))
         return found
 
     def fill(self, batch: Paddable) -> None:
@@ -91,19 +91,18 @@ class StaticBatch:
         if not self.shape.fits(batch):
             raise ValueError(f"a batch of {dict(batch.sizes)} does not fit into {self.shape}")
         padding = batch.padding_rows(self.shape)
-        for name, ragged, target in self._targets:
+        for name, ragged, memory, rows in self._targets:
             # By numpy: waking torch's threads can take longer than the copies.
             values, rest = getattr(batch, name).numpy(), padding.get(name, 0)
             if isinstance(ragged, tuple):
-                target[...] = rest
-                np.copyto(target[(*map(slice, values.shape), ...)], values, casting="same_kind")
+                memory[...] = rest
+                np.copyto(memory[(*map(slice, values.shape), ...)], values, casting="same_kind")
                 continue
-            if ragged.dim:
-                values = np.moveaxis(values, ragged.dim, 0)
-            number = len(values)
-            np.copyto(target[:number], values, casting="same_kind")
-            if number < len(target):
-                target[number:] = rest
+            number = values.shape[ragged.dim]
+            own = (slice(None),) * ragged.dim + (slice(number),)
+            np.copyto(memory[own], values, casting="same_kind")
+            if number < len(rows):
+                rows[number:] = rest
 
     def copy_from(self, other: "StaticBatch") -> None:
         """Copy everything in one piece, without waiting if the other is page-locked."""

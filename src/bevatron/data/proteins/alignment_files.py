@@ -164,7 +164,7 @@ class AlignmentReader:
 
 
 def _placed(found: Alignment, chain: bytes, first: int) -> Alignment:
-    """Move the rows to the chain: gaps where the query has no residue of it."""
+    """Map the rows to the chain, with gaps where the query lacks its residues."""
     query = np.frombuffer(chain, dtype=np.int8)
     if np.array_equal(found.rows[0], query):
         return found

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
+from bevatron.data.dataset import column
 from bevatron.data.proteins.complexes import describe
 from bevatron.data.proteins.tokens import LIGAND, TYPES
 from bevatron.data.proteins.weights import complex_weights, find_interfaces
@@ -117,10 +118,10 @@ class Choices:
         allowed
             Which entries to draw from, [entries]; None for all. Sizes of clusters are theirs.
         """
-        kind, key = (_column(store, name) for name in ("chain_type", "chain_key"))
+        kind, key = (column(store, name) for name in ("chain_type", "chain_key"))
         of_entry = np.repeat(np.arange(len(store)), store.lengths("chain_type"))
         first_chain = np.cumsum(store.lengths("chain_type")) - store.lengths("chain_type")
-        pairs = _column(store, "interfaces").astype(np.int64)
+        pairs = column(store, "interfaces").astype(np.int64)
         of_pair = np.repeat(np.arange(len(store)), store.lengths("interfaces"))
         asym_id = (np.arange(len(of_entry)) - first_chain[of_entry] + 1).astype(np.int32)
         interfaces = first_chain[of_pair][:, None] + pairs - 1
@@ -137,10 +138,6 @@ class Choices:
             np.concatenate([alone, pairs.astype(np.int32)]),
             np.concatenate([weights.chains, weights.interfaces]),
         )
-
-
-def _column(store: Store, name: str) -> Array:
-    return np.concatenate([flat for flat, _ in store.flat(name)])
 
 
 def _clusters(key: Array, clusters: Mapping[int, int] | None) -> IntArray:

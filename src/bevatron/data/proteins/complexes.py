@@ -1,4 +1,4 @@
-"""Features of one assembly for AlphaFold3 that do not change: tokens, atoms, bonds, symmetries.
+"""Fixed features of one assembly for AlphaFold3: tokens, atoms, bonds, symmetries.
 
 Sources: supplement of AlphaFold3, sections 2.6, 2.8 and 4.2, table 5. Alignments and templates are
 looked up by the sequences of the chains; crops and poses are drawn for each sample.
@@ -65,7 +65,7 @@ ENTRY_FIELDS = (
 def featurize(
     structure: Structure, components: Dictionary, *, max_tokens: int | None = None
 ) -> Arrays:
-    """Compute the features of an assembly that do not change.
+    """Compute the fixed features of an assembly.
 
     Tokens are in the order of the structure. Atoms that a residue has but the file lacks are there,
     not resolved. Unlike Protenix's: chains are not sorted by kind; numbers of chains, entities and
@@ -117,7 +117,7 @@ def featurize(
 
 
 def describe(entry: Arrays) -> dict[str, Any]:
-    """Return what an entry says in words.
+    """Return the description of an entry: its chains and where it comes from.
 
     Returns
     -------
@@ -200,7 +200,7 @@ def _atom_arrays(layout: Layout, chains: dict[str, Array]) -> dict[str, Array]:
 
 
 def _chain_numbers(layout: Layout) -> dict[str, Array]:
-    """Give numbers to chains, to entities in order of appearance and to the copies of each, [C]."""
+    """Enumerate chains, entities in order of appearance, and the copies of each, [C]."""
     entities: dict[str, int] = {}
     copies: dict[int, int] = {}
     entity_id, sym_id = [], []
@@ -217,7 +217,7 @@ def _chain_numbers(layout: Layout) -> dict[str, Array]:
 
 
 def _entity_atoms(layout: Layout, entity_id: Array, row: IntArray) -> npt.NDArray[np.int32]:
-    """Give the atoms that any copy of an entity has numbers, by residue, component and atom.
+    """Enumerate the atoms that any copy of an entity has, by residue, component and atom.
 
     Copies differ in atoms at their ends, at links, and where a residue is another component.
     """

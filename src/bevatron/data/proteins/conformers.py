@@ -217,7 +217,7 @@ def _component(molecule: Any, shape: npt.NDArray[np.float32], name: str, code: s
 
 
 def _order(bond: Any) -> int:
-    """Order as the dictionary has it, 0 of a bond (to a metal) that has none."""
+    """Return the order in the dictionary; 0 for a bond without one, as to a metal."""
     order = int(bond.GetBondType())
     return order if order in _ORDERS else 0
 

@@ -1,4 +1,4 @@
-"""Which tokens of an entry a sample holds: crops of AlphaFold-Multimer, AlphaFold3 and AlphaFold2.
+"""Tokens of an entry that a sample holds: crops of AlphaFold-Multimer, AlphaFold3, AlphaFold2.
 
 Whole tokens are taken or left. An entry that fits is never cropped.
 """
@@ -22,7 +22,7 @@ MOST_CHAINS = 20
 
 @dataclass(frozen=True)
 class CropSizes:
-    """What a crop may hold.
+    """Limits of a crop.
 
     Attributes
     ----------

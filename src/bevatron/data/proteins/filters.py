@@ -129,7 +129,7 @@ def _broken(structure: Structure) -> BoolArray:
 
 
 def _clashing(structure: Structure) -> BoolArray:
-    """Choose the chains to remove: first the larger share, then fewer atoms, then the later one.
+    """Choose the chains to remove: the larger share of clashes, then fewer atoms, then the later.
 
     Chains that a bond joins do not clash.
     """

@@ -1,4 +1,4 @@
-"""Templates that an input of a prediction gives as structures."""
+"""Templates that the input of a prediction gives as structures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +62,7 @@ def _read(template: Template, name: str) -> Structure:
 
 
 def _chain(structure: Structure, template: Template, sequence: str, name: str) -> int:
-    """Find the chain that is named, else the one that is most like the sequence."""
+    """Find the chain that is named, else the one most similar to the sequence."""
     proteins = np.flatnonzero(structure.chains.kind == "protein").tolist()
     names = structure.chains.author, structure.chains.label
     for wanted in template.chains[:1]:

@@ -1,4 +1,4 @@
-"""Whose hits a file of template hits holds, by names and by the alignments that it lies beside."""
+"""Which chains a file of template hits belongs to, by names and by neighbouring alignments."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ class NamedChain:
 
 
 def entry_code(path: str | Path) -> str:
-    """Return the code of an entry by the name of its file, in lower case.
+    """Return the lower-case code of an entry from the name of its file.
 
     Examples
     --------
@@ -135,7 +135,7 @@ class _Owners:
         self._only = next(iter(distinct)) if len(distinct) == 1 else None
 
     def of(self, path: Path, query: str, *, alone: bool) -> list[Place]:
-        """Return the chains of a query of a file, which is its only one or not."""
+        """Return the chains of a query, ``alone`` if the file has no other."""
         texts = [query, path.name, *(folder.name for folder in list(path.parents)[:2])]
         for text in texts if alone else texts[:1]:
             for form in (_OF_ASSEMBLY, _CHAIN):

@@ -32,7 +32,7 @@ _LISTED = 12
 
 
 class Extended:
-    """A dictionary and components of one's own, which come first.
+    """A dictionary and the user's own components, which take precedence.
 
     Parameters
     ----------

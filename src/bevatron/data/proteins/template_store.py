@@ -72,7 +72,7 @@ class TemplateReader:
 
 @dataclass(frozen=True)
 class TemplateFinder:
-    """From the number of a sequence to its templates; what cannot be used becomes its reason.
+    """From the number of a sequence to its templates, or to why they cannot be used.
 
     Attributes
     ----------
@@ -193,7 +193,7 @@ class TemplatesInMemory(dict[bytes, Arrays]):
 
 
 def taken(templates: Arrays, chosen: Array) -> Arrays | None:
-    """Return some of stored templates, `TEMPLATE_FIELDS`; None if they are none."""
+    """Return some of the stored templates, `TEMPLATE_FIELDS`; None if there are none."""
     count = len(templates["template_released"])
     if not len(chosen):
         return None

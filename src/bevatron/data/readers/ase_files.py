@@ -43,7 +43,7 @@ class AseFile:
                 f"{self.name}: is a pickle, which can run any code when it is read; convert it to "
                 "extended XYZ, or pass --trust if you made it yourself"
             )
-        self._format = "pickle" if self._pickled else _recognise(path)
+        self._format = "pickle" if self._pickled else format_of(path)
         self.survey = Survey()
         for index, frame in enumerate(self._from(0)):
             survey_frame(self.survey, index, frame, watched)
@@ -122,7 +122,8 @@ def _unpickle(path: Path) -> list[Any]:
     return list(frames)
 
 
-def _recognise(path: Path) -> str:
+def format_of(path: Path) -> str:
+    """Return ASE's name of a file's format; DataError if it reads no such file."""
     from ase.io.formats import UnknownFileTypeError, filetype, ioformats
 
     try:

@@ -240,7 +240,9 @@ def _refuse_missing_energy(
     if key is not None and any(key in signature.info for signature in survey.counts):
         return
     there = sorted({name for s in survey.counts for name in s.info + s.arrays})
-    found = f"the names found are {', '.join(map(repr, there))}" if there else "no names were found"
+    if not there:
+        raise DataError(f"{file}: no frame has an energy or any other label to train on")
+    found = f"the names found are {', '.join(map(repr, there))}"
     wanted = f"no frame has the energy '{key}'" if key else "no frame has an energy"
     hint = _lookalike("energy", survey)
     advice = f"; set energy_key='{hint}' if that is the energy" if hint else "; set energy_key"

@@ -175,7 +175,7 @@ class MoleculeBatch(AtomBatch):
         }
 
     def pairs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Name the atoms of every pair, on the batch's device and of static shape.
+        """Index the atoms of every pair, on the batch's device and of static shape.
 
         Returns
         -------
@@ -260,7 +260,7 @@ def collate_molecules(
 
 
 def _even(total: int, parts: int) -> IntArray:
-    """Whole numbers that differ by one at most and add up to ``total``."""
+    """Return whole numbers that add up to ``total`` and differ by one at most."""
     sizes = np.full(parts, total // parts)
     sizes[: total % parts] += 1
     return sizes

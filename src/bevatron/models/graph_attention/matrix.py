@@ -1,4 +1,4 @@
-"""What a layer asks of a graph's matrix, be it a whole one or cut over processes.
+"""What a layer asks of a graph's matrix, whole or partitioned over processes.
 
 On a cut graph, features are of this rank's vertices. GAT's attention and attention by dot products
 run on every partition; whatever else takes rows that are whole on one rank, with the features of

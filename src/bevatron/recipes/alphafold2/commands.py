@@ -47,7 +47,7 @@ def evaluate(
     out: TableFile = None,
     pictures: Path | None = None,
 ) -> Result:
-    """Print how near a model's structures are to known ones.
+    """Compare the structures that a model predicts with known ones.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def predict(
     def line(row: dict[str, Any]) -> str:
         what = f" ({row['description']})" if row["description"] else ""
         surest = "" if row["ptm"] is None else f", pTM {row['ptm']:.2f}"
-        return f"{row['file']}{what}, page beside it: pLDDT {row['plddt']:.1f}{surest}"
+        return f"{row['file']}{what}, with its page: pLDDT {row['plddt']:.1f}{surest}"
 
     return Result(done, lambda: say(*map(line, done["chains"])))
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from bevatron.data.dataset import split
+from bevatron.data.dataset import column, split
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignments import Alignments, sequence_key
 from bevatron.data.proteins.chain_samples import ChainSizes, fitted, sample_chain
@@ -24,7 +24,6 @@ from bevatron.recipes.alphafold2.stores import RESIDUE_FIELDS, labels_of, open_c
 from bevatron.recipes.proteins import (
     CLUSTERS,
     ProteinDataConfig,
-    column,
     opened_searches,
 )
 from bevatron.typing import Array, Arrays, IntArray
@@ -74,7 +73,7 @@ class ChainTable(NamedTuple):
     sure: Array
 
     def take(self, rows: Array) -> "ChainTable":
-        """Return some of them."""
+        """Return some of the chains."""
         return ChainTable(*(column[rows] for column in self))
 
 
@@ -94,7 +93,7 @@ def chain_table(store: Store) -> ChainTable:
 
 
 def _clusters(store: Store, key: Array) -> IntArray:
-    """Return the cluster of each chain; a key that is in none is one of its own."""
+    """Return the cluster of each chain; a key in none has one of its own."""
     known = {int(word): n for word, n in read_clusters(store.path / CLUSTERS).items()}
     keys, place = np.unique(key, return_inverse=True)
     own = max(known.values(), default=-1) + 1
@@ -210,7 +209,7 @@ class ChainData:
     cycles: int
 
     def draws(self, sizes: ChainSizes, seed: int) -> Draws:
-        """Return the mixture of all training stores; each is drawn from by its weights' sum."""
+        """Return the mixture of all training stores, each weighted by the sum of its weights."""
         sources = []
         for path, table in self.train:
             weights = chain_weights(table.length, table.cluster)

@@ -1,4 +1,4 @@
-"""How near predicted chains are to known ones."""
+"""Accuracy of predicted chains: measures of each and their means."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from bevatron.data.dataset import column
 from bevatron.data.proteins.alignments import sequence_key
 from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Table, counted
@@ -9,7 +10,6 @@ from bevatron.recipes import protein_inspect as common
 from bevatron.recipes.alphafold2.data import MAX_RESOLUTION, MOST_OF_ONE, chain_table
 from bevatron.recipes.alphafold2.stores import named_chains
 from bevatron.recipes.protein_inspect import Row
-from bevatron.recipes.proteins import column
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray

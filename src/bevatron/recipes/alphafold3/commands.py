@@ -75,7 +75,7 @@ def evaluate(
     components: Components = "biotite",
     out: TableFile = None,
 ) -> Result:
-    """Print how near a model's structures are to known ones.
+    """Compare the structures that a model predicts with known ones.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def predict(
 def _line(row: dict[str, Any]) -> str:
     best = row["structures"][0]
     return (
-        f"{row['name']}: {row['best']} and report.html beside it; pLDDT {best['plddt']:.1f}, "
+        f"{row['name']}: {row['best']} and report.html; pLDDT {best['plddt']:.1f}, "
         f"pTM {best['ptm']:.2f}" + ("" if best["iptm"] is None else f", ipTM {best['iptm']:.2f}")
     )
 

@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from bevatron.data.dataset import split
+from bevatron.data.dataset import column, split
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.chain_index import Choices
 from bevatron.data.proteins.clusters import read_clusters
@@ -20,7 +20,6 @@ from bevatron.recipes.alphafold3.stores import POSES, open_complexes
 from bevatron.recipes.proteins import (
     CLUSTERS,
     ProteinDataConfig,
-    column,
     opened_searches,
 )
 from bevatron.typing import Arrays, FloatArray, IntArray
@@ -119,7 +118,7 @@ class ComplexData:
     report: Sequence[str]
 
     def draws(self, sizes: SampleSizes, seed: int) -> Draws:
-        """Return the mixture of all training stores; each is drawn from as it has entries."""
+        """Return the mixture of all training stores, each weighted by its number of entries."""
         sources = []
         for path, entries in self.train:
             units, weights = units_of(open_complexes(path), entries)
@@ -168,7 +167,7 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
 
 
 def _unsure(store: Store, entries: IntArray) -> int:
-    """Count the entries whose resolution is none from which the confidences learn."""
+    """Count the entries whose resolution excludes them from training the confidences."""
     resolution = column(store, "resolution")[entries]
     return int((~((resolution >= BEST_RESOLUTION) & (resolution <= WORST_RESOLUTION))).sum())
 
@@ -202,7 +201,7 @@ def units_of(store: Store, entries: IntArray) -> tuple[IntArray, FloatArray]:
 
 
 def sizes_for_validation(sizes: SampleSizes) -> SampleSizes:
-    """Return the limits of validation: crops at interfaces are left out, so that they are large.
+    """Return the limits of validation: spatial crops, none at interfaces.
 
     The best templates are shown.
     """

@@ -1,4 +1,4 @@
-"""How near predicted complexes are to known ones: measures of every complex and their means."""
+"""Accuracy of predicted complexes: measures of each and their means."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,7 +106,7 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def print_table_of(table: dict[str, Any]) -> None:
-    """Print the means beside the number of structures."""
+    """Print the means and the number of structures."""
     rows = [
         [name.replace("_", " "), f"{each['value']:.4g}", str(each["structures"])]
         for name, each in table["mean"].items()

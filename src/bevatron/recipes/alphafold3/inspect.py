@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 
+from bevatron.data.dataset import column
 from bevatron.data.proteins.alignments import sequence_key
 from bevatron.data.proteins.complexes import describe as words_of
 from bevatron.data.store.store import Store
@@ -11,7 +12,6 @@ from bevatron.data.summary.inspect import Table, counted
 from bevatron.recipes import protein_inspect as common
 from bevatron.recipes.alphafold3.stores import named_chains
 from bevatron.recipes.protein_inspect import Row
-from bevatron.recipes.proteins import column
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray

@@ -5,7 +5,7 @@ usable molecules stay in the store, so that row i of a store is row i of the fil
 model; they are listed in a file next to the store.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -170,7 +170,6 @@ def load_molecules(
     }
     division = divide(
         train,
-        _column_of(stores["train"]),
         parts["train"],
         wanted,
         config.split,
@@ -297,13 +296,3 @@ def _without_label(dataset: Dataset, taken: IntArray) -> list[str]:
         return []
     first = dataset.describe(int(left[0]))
     return [f"{len(left)} molecules without any label are left out (the first: {first})"]
-
-
-def _column_of(stores: Sequence[Store]) -> Callable[[str], IntArray]:
-    """Return a function that reads a field of fixed shape of all samples of several stores."""
-
-    def column(name: str) -> IntArray:
-        parts = [flat.astype(np.int64) for store in stores for flat, _ in store.flat(name)]
-        return np.concatenate(parts)
-
-    return column

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from bevatron.data.dataset import column
 from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Table, counted
 from bevatron.train.report import plots
@@ -39,9 +40,9 @@ def draw(report: Report, store: Store) -> None:
             {name: plots.Counted(values, counts)}, f"{name} per molecule", f"Sizes in {name}"
         )
         report.figure(figure, f"Distribution of {name} per molecule.", f"sizes_{name}")
+    targets = column(store, "targets")
     for number, name in enumerate(store.manifest["settings"]["targets"]):
-        column = np.concatenate([np.array(flat[:, number]) for flat, _ in store.flat("targets")])
-        known = column[np.isfinite(column)]
+        known = targets[np.isfinite(targets[:, number]), number]
         if not len(known):
             continue
         # Binned here: a bar for each of a million distinct labels would take forever.

@@ -1,11 +1,11 @@
 """How molecules are split into training, validation and test sets."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
-from bevatron.data.dataset import Concatenated, Dataset, Subset, split
+from bevatron.data.dataset import Dataset, column, split
 from bevatron.errors import ConfigError, MissingPackageError
 from bevatron.models.gpspp.features import canonical, scaffold
 from bevatron.typing import BoolArray, IntArray
@@ -19,19 +19,12 @@ def usable_rows(dataset: Dataset, role: str) -> IntArray:
     """Return rows that are molecules and, except for prediction, have a label."""
     fine: BoolArray = np.asarray(dataset.lengths("atom_features") > 0)
     if role != "test":
-        parts = dataset.datasets if isinstance(dataset, Concatenated) else [dataset]
-        known = [
-            np.isfinite(flat).any(axis=1)
-            for part in parts
-            for flat, _ in part.flat("targets")  # type: ignore[attr-defined]
-        ]
-        fine &= np.concatenate(known)
+        fine &= np.isfinite(column(dataset, "targets")).any(axis=1)
     return np.flatnonzero(fine)
 
 
 def divide(
     train: Dataset,
-    column: Callable[[str], IntArray],
     usable: IntArray,
     wanted: Mapping[str, float],
     kind: SplitKind,
@@ -40,7 +33,7 @@ def divide(
     report: list[str],
 ) -> dict[str, IntArray]:
     """Choose the rows of ``train`` for each set; validation and test only where ``wanted``."""
-    given = column("split")
+    given = column(train, "split")
     if kind == "auto":
         kind = "given" if (given >= 0).any() else "random"
     if kind == "given":
@@ -116,7 +109,7 @@ def _cut_groups(
 
 def warn_of_duplicates(datasets: Mapping[str, Dataset]) -> list[str]:
     """Warn of molecules in two sets: errors on them are too small."""
-    keys = {role: _keys(data) for role, data in datasets.items()}
+    keys = {role: column(data, "key") for role, data in datasets.items()}
     lines = []
     for role in ("valid", "test"):
         if role not in keys:
@@ -148,11 +141,3 @@ def warn_of_duplicates(datasets: Mapping[str, Dataset]) -> list[str]:
 def _named(dataset: Dataset, rows: IntArray) -> dict[str, int]:
     """Return rows by canonical SMILES."""
     return {canonical(dataset[int(row)]["smiles"].tobytes().decode()): int(row) for row in rows}
-
-
-def _keys(dataset: Dataset) -> IntArray:
-    if isinstance(dataset, Subset):
-        return _keys(dataset.dataset)[dataset.indices]
-    if isinstance(dataset, Concatenated):
-        return np.concatenate([_keys(part) for part in dataset.datasets])
-    return np.concatenate([np.array(flat) for flat, _ in dataset.flat("key")])  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bevatron.data.dataset import Concatenated, Dataset, Subset
+from bevatron.data.dataset import Dataset, column
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.gpspp import Target
 from bevatron.recipes.gpspp.data import MoleculeData
@@ -61,14 +61,14 @@ def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, 
             )
     labels, found, notes = labels_of(data.train), [], []
     later = [labels_of(part) for part in (data.valid, data.test) if part is not None]
-    for column, name in enumerate(data.targets):
-        known = labels[np.isfinite(labels[:, column]), column]
+    for place, name in enumerate(data.targets):
+        known = labels[np.isfinite(labels[:, place]), place]
         if not len(known):
             raise DataError(f"target '{name}': no molecule of the training set has a label")
         unit = config.units.get(name, "")
         if name in config.binary or name in config.multiclass:
             kind = "binary" if name in config.binary else "multiclass"
-            everything = np.concatenate([known, *(part[:, column] for part in later)])
+            everything = np.concatenate([known, *(part[:, place] for part in later)])
             classes = _classes(name, kind, everything[np.isfinite(everything)])
             number = classes if kind == "multiclass" else 0
             found.append(Target(name, kind, num_classes=number))  # type: ignore[arg-type]
@@ -91,14 +91,8 @@ def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, 
 
 def labels_of(dataset: Dataset) -> FloatArray:
     """Return all labels of a data set, [n, T] float64, NaN where there is none."""
-    if isinstance(dataset, Subset):
-        return labels_of(dataset.dataset)[dataset.indices]
-    if isinstance(dataset, Concatenated):
-        return np.concatenate([labels_of(part) for part in dataset.datasets])
-    if hasattr(dataset, "flat"):
-        parts = [np.array(flat, dtype=np.float64) for flat, _ in dataset.flat("targets")]
-        return np.concatenate(parts)
-    return np.stack([dataset[i]["targets"] for i in range(len(dataset))]).astype(np.float64)
+    labels: FloatArray = column(dataset, "targets").astype(np.float64)
+    return labels
 
 
 def _classes(name: str, kind: str, labels: FloatArray) -> int:

@@ -199,8 +199,8 @@ def describe_vertices(vertices: GraphArrays, config: GraphDataConfig) -> GraphDa
 
 def _nothing_to_train_on(name: str) -> str:
     return (
-        f"{name}: has no labelled vertices to train on; give splits (data.splits) or draw them "
-        "(data.read.random_split)"
+        f"{name}: no labelled vertex is set aside to train on; give a split (data.splits FILE.npz) "
+        "or draw one (data.read.random_split 0.6 0.2 0.2)"
     )
 
 

@@ -248,7 +248,7 @@ class _Reporter:
 
 
 class _SaveModel(SaveModel):
-    """Writes a model folder, next to the weights how its graphs are read and were split."""
+    """Writes a model folder that also records how its graphs are read and were split."""
 
     def __init__(
         self, config: GraphAttentionConfig, data: GraphDataConfig, split: TrainedSplit

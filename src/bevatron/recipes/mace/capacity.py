@@ -262,7 +262,7 @@ def smallest_near_highest(costs: Sequence[StepCost]) -> int:
 
 
 def rate_share(costs: Sequence[StepCost], atoms: int) -> float:
-    """Return the rate of batches of so many atoms over the highest, from the nearest two."""
+    """Return the rate of batches of `atoms` atoms over the highest, from the nearest two."""
     highest = max(map(_rate, costs))
     if len(costs) < 2 or atoms <= costs[0].sizes["atoms"]:
         return min(atoms / costs[0].seconds / highest, 1.0)

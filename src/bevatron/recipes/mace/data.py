@@ -243,7 +243,7 @@ def _heads_of(sources: dict[str, SourceConfig]) -> dict[str, SourceConfig]:
 def _open(
     config: DataConfig, source: SourceConfig, cutoff: float, prepared: Path
 ) -> dict[str, list[Store]]:
-    """Open or prepare the stores of each role; a run's own folder holds what it needs, no more."""
+    """Open or prepare the stores of each role; the run's own folder keeps only what it needs."""
     workers, own = config.prepare_workers, config.prepared is None
     folders = {role: prepared.with_name(f"{prepared.name}-{role}") for role in ROLES}
     return {
@@ -253,7 +253,7 @@ def _open(
 
 
 def _found(stores: Mapping[str, Sequence[Store]]) -> Iterator[str]:
-    """Yield what the readers found, and structures to look at."""
+    """Yield what the readers found, and suspicious structures."""
     for opened in stores.values():
         for store in opened:
             yield from store.manifest.get("report", ())

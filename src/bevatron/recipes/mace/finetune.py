@@ -23,7 +23,7 @@ LARGE_CHANGE = 0.1
 """eV; the log warns of a larger change of E0 that the data do not determine."""
 
 REFIT_PER_ELEMENT = 50
-"""Structures with an element that are used at least, if there are so many."""
+"""Fewest structures of each element to refit on, where there are as many."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class FineTuning:
         return AtomicEnergies({z: values[z] for z in elements}, e0.origin)
 
     def _refit(self, model: MACE, index: int, isolated: Collection[int]) -> AtomicEnergies:
-        """Change E0 of a head by what its energies leave unexplained."""
+        """Add to E0 of a head what the model leaves unexplained of its energies."""
         head = self.data.heads[index]
         elements = model.config.atomic_numbers
         old = dict(zip(elements, model.config.atomic_energies[index], strict=True))
@@ -256,7 +256,7 @@ def _set_energies(model: MACE, index: int, e0: AtomicEnergies) -> None:
 
 
 def _labelled(train: Dataset, head: int, isolated: Collection[int]) -> list[Arrays]:
-    """Read structures of a head with an energy, at random, but some with each element."""
+    """Read random structures of a head that have an energy, some with each element."""
     samples: list[Arrays] = []
     seen = np.zeros(119, dtype=np.int64)
     for index in np.random.default_rng(0).permutation(len(train)).tolist():

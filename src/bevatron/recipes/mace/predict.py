@@ -14,7 +14,7 @@ from ase.stress import voigt_6_to_full_3x3_stress
 
 from bevatron import files
 from bevatron.data.neighbours import add_neighbours
-from bevatron.data.readers.ase_files import is_pickle
+from bevatron.data.readers.ase_files import format_of, is_pickle
 from bevatron.data.readers.labels import COMMON_NAMES
 from bevatron.data.samples import unlabelled_structure
 from bevatron.errors import DataError, TrustError
@@ -224,7 +224,7 @@ def _read(path: Path) -> Iterator[tuple[int, Any]]:
             "XYZ"
         )
     frame = 0
-    structures = ase.io.iread(path, index=":")
+    structures = ase.io.iread(path, index=":", format=format_of(path))
     while True:
         try:
             atoms = next(structures)

@@ -17,6 +17,17 @@ from bevatron.models.mace import MaceConfig
 from bevatron.recipes.mace.suspects import suspects
 
 
+def open_store(path: Path) -> Store:
+    """Open a store of structures; DataError if it holds anything else."""
+    store = Store.open(path)
+    if "cutoff" not in store.manifest["settings"]:
+        raise DataError(
+            f"{path}: not a store of structures; make one with `bevatron prepare FILE... --cutoff "
+            f"{MaceConfig.r_max:g} --out STORE`"
+        )
+    return store
+
+
 def open_structures(
     paths: Sequence[str | Path],
     cutoff: float,
@@ -27,7 +38,8 @@ def open_structures(
 ) -> list[Store]:
     """Open stores and prepare files.
 
-    Raises DataError if a store was prepared with another cutoff, or a file cannot be trained on.
+    Raises DataError if a store is none of structures or was prepared with another cutoff, or a file
+    cannot be trained on.
 
     Parameters
     ----------
@@ -43,8 +55,8 @@ def open_structures(
         if not any((path / name).exists() for name in (MANIFEST, PREPARATION)):
             files.append(path)
             continue
-        stores.append(Store.open(path))
-        found = stores[-1].manifest["settings"].get("cutoff")
+        stores.append(open_store(path))
+        found = stores[-1].manifest["settings"]["cutoff"]
         if found != cutoff:
             raise DataError(
                 f"{path}: prepared with a cutoff of {found} Å, the model needs {cutoff} Å; "

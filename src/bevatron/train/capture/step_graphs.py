@@ -232,7 +232,8 @@ class StepGraphs:
     def _capture(self, key: Key, choice: Choice) -> None:
         """Capture what was made, if need be in place of others; the gradients stay as they are."""
         began, graph = time.monotonic(), self._graphs[key, choice]
-        before = self._update.gradient.clone()
+        # A whole step, also where it only warms up, begins and ends with a gradient of zero.
+        before = None if self.whole_steps else self._update.gradient.clone()
         if self._limit and self._pool.grown > 2 * self._limit:
             self._begin_again(key, choice)  # what was dropped has left gaps that nothing fits in
         grown = self._pool.grown
@@ -246,7 +247,8 @@ class StepGraphs:
             self._begin_again(key, choice)
             grown = 0
             graph.run = self._pool.capture(graph.work, graph.warm_up)
-        self._update.gradient.copy_(before)
+        if before is not None:
+            self._update.gradient.copy_(before)
         # What is dropped is decided by these numbers, alike on all processes of a group.
         size = torch.tensor(self._pool.grown - grown)
         graph.size = int(group.all_reduce(size, "max").wait())

@@ -18,7 +18,7 @@ _streams: dict[tuple[int, int], torch.cuda.Stream] = {}
 
 
 def _present() -> torch.cuda.Stream:
-    """Return the current stream; torch needs as long as for a copy to make what stands for it."""
+    """Return the current stream; to have torch make a new object takes as long as a copy."""
     device = torch._C._cuda_getDevice()  # noqa: SLF001
     key = device, torch._C._cuda_getCurrentRawStream(device)  # noqa: SLF001
     if key not in _streams:

@@ -118,7 +118,7 @@ class _Rows:
         self._check(name, at)
 
     def part_ligands(self, scheme: Table) -> None:
-        """Give ligands that are numbered on in a polymer's chain chains of their own.
+        """Move ligands that continue a polymer's numbering to chains of their own.
 
         Assembly files of alphafold3-pytorch join what shares an author's chain; they still list
         the ligands in ``pdbx_nonpoly_scheme``. ``A:MG:167`` is the new label.
@@ -154,7 +154,7 @@ class _Rows:
 
 
 def _codes(texts: Iterable[str]) -> tuple[IntArray, list[str]]:
-    """Give distinct texts codes in order of appearance."""
+    """Enumerate distinct texts in order of appearance."""
     table: defaultdict[str, int] = defaultdict(itertools.count().__next__)
     return np.fromiter(map(table.__getitem__, texts), np.int64), list(table)
 

@@ -96,7 +96,7 @@ def _texts(column: dict[str, Any]) -> list[str]:
 
 
 def decode(column: dict[str, Any]) -> npt.NDArray[Any]:
-    """Undo the encodings of an array, the last first."""
+    """Decode an array: its encodings in reverse."""
     values: Any = column["data"]
     for encoding in reversed(column["encoding"]):
         values = _DECODERS[encoding["kind"]](values, encoding)

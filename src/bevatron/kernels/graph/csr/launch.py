@@ -5,11 +5,13 @@ custom operators have no other way to take a structure.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.csr.dropout import threshold
 from bevatron.kernels.graph.csr.work import Work
 
 
@@ -48,6 +50,36 @@ class Bucket:
     def programs(self) -> int:
         """Number of programs."""
         return self.count if self.dealt else -(-self.count // self.rows)
+
+
+class Mask(NamedTuple):
+    """The random mask of attention, and the slope of its LeakyReLU.
+
+    Attributes
+    ----------
+    ids : as `ids_of` gives them; without, rows and columns have their places as numbers
+    seed : None without a mask
+    """
+
+    ids: list[Tensor]
+    seed: Tensor | None
+    slope: float = 0.2
+    dropout: float = 0.0
+
+    def arguments(self, placeholder: Tensor) -> tuple[Any, ...]:
+        """Return seed, numbers of rows and columns, and the bound of the random words."""
+        row_ids, col_ids = self.ids or (placeholder, placeholder)
+        seed = placeholder if self.seed is None else self.seed
+        return seed, row_ids, col_ids, threshold(self.dropout)
+
+    def options(self) -> dict[str, Any]:
+        """Return the compile-time constants."""
+        return {
+            "DROPOUT": self.seed is not None,
+            "HAS_IDS": bool(self.ids),
+            "SLOPE": self.slope,
+            "INVERSE_KEEP": 1.0 / (1.0 - self.dropout),
+        }
 
 
 RESIDENT = 512

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.graph.csr import Csr
-from bevatron.kernels.graph.csr.launch import columns_of, ids_of, rows_of
+from bevatron.kernels.graph.csr.launch import Mask, columns_of, ids_of, rows_of
 from bevatron.kernels.graph.dot_attention.partial import Scores
 from bevatron.kernels.graph.dot_attention.triton_launch import (
     Problem,
@@ -108,7 +108,7 @@ def attend(
     outputs = _outputs(key, value, num_rows, softmax, partial)
     problem = Problem(
         *(key if query is None else query, key, value, row_scale, col_scale, vector),
-        *(softmax, ids, seed, slope, dropout),
+        *(softmax, Mask(ids, seed, slope, dropout)),
     )
     launch_forward(problem, values, rows, row_numbers, outputs, partial)
     return outputs
@@ -150,9 +150,8 @@ def attend_backward(
     What is absent gets an empty tensor. The key's is the query's too where both are one tensor.
     """
     given = query if query is not None else key
-    problem = Problem(
-        *(given, key, value, row_scale, col_scale, vector, softmax, ids, seed, slope, dropout),
-    )
+    mask = Mask(ids, seed, slope, dropout)
+    problem = Problem(given, key, value, row_scale, col_scale, vector, softmax, mask)
     delta = (wide(grad) * wide(z)).sum(-1) if softmax else lse
     found = _gradients(given, key, value, vector, values, z, symmetric, want_values)
     dquery, dkey, dvalue, drow, dcol, dvector, dvalues = found

@@ -1,14 +1,13 @@
 """Launches of the kernels of attention whose score takes all channels."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bevatron.kernels.graph.csr.dropout import threshold
-from bevatron.kernels.graph.csr.launch import Tile, buckets
+from bevatron.kernels.graph.csr.launch import Mask, Tile, buckets
 from bevatron.kernels.graph.csr.triton_merge import add_shares
 from bevatron.kernels.graph.dot_attention.triton_backward import columns_kernel, rows_kernel
 from bevatron.kernels.graph.dot_attention.triton_kernels import forward_kernel, merge_kernel
@@ -20,6 +19,7 @@ from bevatron.kernels.shared.triton_math import accumulator
 TILES = TileTable(forward=Tile(), rows=Tile(), columns=Tile(512))
 """Sizes of programs; the README says what they were chosen from."""
 MERGED_AT_ONCE = 16
+NO_MASK = Mask([], None)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Problem:
     row_scale, col_scale : [rows, H], [columns, H] or None
     vector : GATv2's w, [H, C]; None: the score is a scalar product
     softmax : whether scores are normalised
-    ids, seed, slope, dropout : arguments of a random mask and of GATv2's LeakyReLU
+    mask : the random mask, and the slope of GATv2's LeakyReLU
     """
 
     query: Tensor
@@ -42,10 +42,7 @@ class Problem:
     col_scale: Tensor | None = None
     vector: Tensor | None = None
     softmax: bool = False
-    ids: list[Tensor] = field(default_factory=list)
-    seed: Tensor | None = None
-    slope: float = 0.2
-    dropout: float = 0.0
+    mask: Mask = NO_MASK
 
     @property
     def summed(self) -> Tensor:
@@ -57,9 +54,7 @@ class Problem:
         key = self.key.contiguous()
         given = (self.query, key, self.value, self.row_scale, self.col_scale, self.vector)
         tensors = [key if tensor is None else tensor.contiguous() for tensor in given]
-        row_ids, col_ids = self.ids or (key, key)
-        seed = key if self.seed is None else self.seed
-        return (*tensors, seed, row_ids, col_ids, threshold(self.dropout))
+        return *tensors, *self.mask.arguments(key)
 
     def options(self) -> dict[str, Any]:
         """Return the compile-time constants of kernels."""
@@ -76,10 +71,7 @@ class Problem:
             "HAS_VALUE": self.value is not None,
             "HAS_ROW_SCALE": self.row_scale is not None,
             "HAS_COL_SCALE": self.col_scale is not None,
-            "DROPOUT": self.seed is not None,
-            "HAS_IDS": bool(self.ids),
-            "SLOPE": self.slope,
-            "INVERSE_KEEP": 1.0 / (1.0 - self.dropout),
+            **self.mask.options(),
         }
 
 

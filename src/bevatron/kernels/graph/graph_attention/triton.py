@@ -4,21 +4,38 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.graph.csr import Csr
-from bevatron.kernels.graph.csr.launch import columns_of, ids_of, rows_of
-from bevatron.kernels.graph.graph_attention.triton_launch import (
-    INFERENCE,
-    PARTIAL,
-    PARTIAL_INFERENCE,
-    TRAINING,
-    launch_columns,
-    launch_forward,
-    launch_prepare,
-    launch_values,
+from bevatron.kernels.graph.csr.launch import (
+    Mask,
+    Tile,
+    buckets,
+    columns_of,
+    ids_of,
+    rows_of,
+    side_by_side,
+    slices,
+)
+from bevatron.kernels.graph.graph_attention.triton_kernels import (
+    backward_kernel,
+    backward_merge_kernel,
+    forward_kernel,
+    merge_kernel,
+    prepare_kernel,
+    values_kernel,
 )
 from bevatron.kernels.shared.autograd import empty_gradients, needs_grad
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
+from bevatron.kernels.shared.launch import on_device
+from bevatron.kernels.shared.tiles import TileTable
+from bevatron.kernels.shared.triton_math import accumulator
 
+INFERENCE, TRAINING, PARTIAL_INFERENCE, PARTIAL = range(4)
+
+TILES = TileTable(forward=Tile(1024, 32), backward=Tile(1024, 32), values=Tile(1024, 128))
+"""Sizes of programs; the README says what they were chosen from."""
+MERGED_AT_ONCE = 16
+PREPARED = 1024
+"""Numbers of a block of the kernel that goes before the backward pass."""
 LOG2E = 1.4426950408889634
 
 
@@ -88,10 +105,9 @@ def gradients(
         x.new_empty(x.shape, dtype=dtype),
         col_score.new_empty(col_score.shape, dtype=dtype),
     )
-    launch_columns(
-        *(x, col_score, grad, info, None if values is None else values.detach(), columns, numbers),
-        *(ids_of(csr) if seed is not None else [], seed, dx, dscore, negative_slope, dropout),
-    )
+    mask = Mask(ids_of(csr) if seed is not None else [], seed, negative_slope, dropout)
+    values = None if values is None else values.detach()
+    _launch_columns(x, col_score, grad, info, values, columns, numbers, mask, dx, dscore)
     return dx, dscore
 
 
@@ -138,10 +154,41 @@ def attend(
     """
     del values_by_column, columns, column_numbers  # for the backward pass
     outputs = _outputs(x, num_rows, mode)
-    launch_forward(
-        *(x, row_score, col_score, values, rows, row_numbers, ids, seed, outputs),
-        *(slope, dropout, mode),
-    )
+    if not outputs[0].numel():
+        return outputs
+    x, row_score, col_score = x.contiguous(), row_score.contiguous(), col_score.contiguous()
+    (_, num_heads, channels), num_slots = x.shape, row_numbers[0]
+    tile, mask = TILES["forward"], Mask(ids, seed, slope, dropout)
+    width, shares = slices(channels, tile)
+    share_stats = x.new_empty((3, num_slots, num_heads), dtype=wide_type(x))
+    # Parts of cut rows go through shares, of Z and of its positive part where that is asked for.
+    sides = 1 + mode % 2
+    share_z = x.new_empty((sides, num_slots, num_heads, channels), dtype=wide_type(x))
+    sizes = {"C": channels, "H": num_heads, "BLOCK_C": width, "SLICES": shares}
+    sizes |= {"ACC": accumulator(x), "MODE": mode}
+    index, *parts, cut_row, cut_ptr = rows
+    for bucket in side_by_side(row_numbers, width, tile, x.element_size()):
+        forward_kernel[(bucket.programs, num_heads * shares)](
+            *(index, *parts, bucket.first, bucket.count, x if values is None else values),
+            *(x, row_score, col_score, *mask.arguments(x)),
+            *(*outputs, share_stats, share_z, num_slots),
+            **sizes,
+            R=bucket.rows,
+            E=bucket.entries,
+            DEAL=bucket.dealt,
+            FILLED=bucket.filled,
+            HAS_VALUES=values is not None,
+            CUT=num_slots > 0,
+            **mask.options(),
+            num_warps=tile.num_warps,
+        )
+    if num_slots:
+        merge_kernel[(len(cut_row), num_heads * shares)](
+            *(cut_row, cut_ptr, *outputs, share_stats, share_z, num_slots),
+            **sizes,
+            E=MERGED_AT_ONCE,
+            num_warps=1,
+        )
     return outputs
 
 
@@ -170,13 +217,24 @@ def attend_backward(
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x and both scores, and (l, L, delta, unused) of every row."""
-    info = _info(x, z)
-    row_grad = row_score.new_empty(row_score.shape)
-    launch_prepare(grad, z, side, lse, share, row_score, info, row_grad, slope)
+    info, row_grad = _info(x, z), row_score.new_empty(row_score.shape)
+    num_rows, channels = z.shape[0] * z.shape[1], z.shape[2]
+    if num_rows:
+        width = min(128, 1 << (channels - 1).bit_length())
+        block = PREPARED // width
+        prepare_kernel[(-(-num_rows // block),)](
+            *(grad.contiguous(), z, side, lse, share, row_score.contiguous(), info, row_grad),
+            num_rows,
+            C=channels,
+            BLOCK_C=width,
+            BLOCK_N=block,
+            ACC=accumulator(info),
+            SLOPE=slope,
+        )
     dx, dscore = x.new_empty(x.shape), col_score.new_empty(col_score.shape)
-    launch_columns(
-        *(x, col_score, grad, info, values_by_column, columns, column_numbers, ids, seed),
-        *(dx, dscore, slope, dropout),
+    _launch_columns(
+        *(x, col_score, grad, info, values_by_column, columns, column_numbers),
+        *(Mask(ids, seed, slope, dropout), dx, dscore),
     )
     return dx, row_grad, dscore, info
 
@@ -197,7 +255,26 @@ def attend_backward_values(
 ) -> Tensor:
     """Return the gradient of the matrix's values."""
     dvalues = values.new_empty(values.shape)
-    launch_values(grad, x, col_score, info, rows, row_numbers, ids, seed, dvalues, slope, dropout)
+    if not dvalues.numel():
+        return dvalues
+    x, col_score, grad = x.contiguous(), col_score.contiguous(), grad.contiguous()
+    _, num_heads, channels = x.shape
+    tile, mask = TILES["values"], Mask(ids, seed, slope, dropout)
+    width, _ = slices(channels, tile)
+    index, *parts, _, _ = rows
+    for bucket in buckets(row_numbers, width, tile):
+        values_kernel[(bucket.programs,)](
+            *(index, *parts, bucket.first, bucket.count, x, grad, info, col_score),
+            *(*mask.arguments(x), dvalues),
+            C=channels,
+            H=num_heads,
+            BLOCK_C=width,
+            R=bucket.rows,
+            E=bucket.entries,
+            ACC=accumulator(x),
+            **mask.options(),
+            num_warps=tile.num_warps,
+        )
     return dvalues
 
 
@@ -239,3 +316,58 @@ attend.gradients("x row_score col_score values", _gradients)
 
 def _info(x: Tensor, rows_like: Tensor) -> Tensor:
     return x.new_empty((*rows_like.shape[:2], 4), dtype=wide_type(x))
+
+
+def _launch_columns(
+    x: Tensor,
+    col_score: Tensor,
+    grad: Tensor,
+    info: Tensor,
+    values: Tensor | None,
+    columns: list[Tensor],
+    numbers: list[int],
+    mask: Mask,
+    dx: Tensor,
+    dscore: Tensor,
+) -> None:
+    """Write the gradients of x and of the columns' scores."""
+    x, col_score, grad = x.contiguous(), col_score.contiguous(), grad.contiguous()
+    (num_columns, num_heads, channels), num_slots = x.shape, numbers[0]
+    if not dscore.numel():
+        return
+    tile = TILES["backward"]
+    width, shares = slices(channels, tile)
+    wide = wide_type(x)
+    share_stats = x.new_empty((num_slots, num_heads), dtype=wide)
+    share_z = x.new_empty((2, num_slots, num_heads, channels), dtype=wide)
+    # Every share of the channels adds to the gradient of a column's score.
+    along = x.new_empty((shares, *dscore.shape), dtype=wide) if shares > 1 else dscore
+    sizes = {"C": channels, "H": num_heads, "BLOCK_C": width, "SLICES": shares}
+    sizes["ACC"] = accumulator(x)
+    index, *parts, cut_row, cut_ptr = columns
+    with on_device(x):
+        for bucket in side_by_side(numbers, width, tile, grad.element_size()):
+            backward_kernel[(bucket.programs, num_heads * shares)](
+                *(index, *parts, bucket.first, bucket.count, x if values is None else values),
+                *(x, grad, info, col_score, *mask.arguments(x)),
+                *(dx, along, share_stats, share_z, num_slots, num_columns),
+                **sizes,
+                R=bucket.rows,
+                E=bucket.entries,
+                DEAL=bucket.dealt,
+                FILLED=bucket.filled,
+                HAS_VALUES=values is not None,
+                CUT=num_slots > 0,
+                PACKED=info.dtype == torch.float32,
+                **mask.options(),
+                num_warps=tile.num_warps,
+            )
+        if num_slots:
+            backward_merge_kernel[(len(cut_row), num_heads * shares)](
+                *(cut_row, cut_ptr, x, dx, along, share_stats, share_z, num_slots, num_columns),
+                **sizes,
+                E=MERGED_AT_ONCE,
+                num_warps=1,
+            )
+    if shares > 1:
+        dscore.copy_(along.sum(0))

@@ -14,8 +14,7 @@ from bevatron.kernels.pair.conditioned_transition import triton_launch as launch
 from bevatron.kernels.pair.gated import gate_and_value
 from bevatron.kernels.pair.layer_norm.triton import NormedRows
 from bevatron.kernels.pair.layer_norm.triton import launch_forward as norm_forward
-from bevatron.kernels.pair.swiglu.triton import hidden_rows
-from bevatron.kernels.pair.swiglu.triton import launch_backward as gate_backward
+from bevatron.kernels.pair.swiglu.triton import hidden_gradients, hidden_rows
 from bevatron.kernels.pair.swiglu.triton import launch_forward as gate_forward
 from bevatron.kernels.shared.chunked_linear import LARGE, Linear, chunks
 from bevatron.kernels.shared.custom_op import custom_op
@@ -232,10 +231,8 @@ def _chunk_backward(
     condition, mean, rstd = rows.conditions.make(), rows.statistics[0], rows.statistics[1]
     # Scales lie where the gradient of x will.
     normed, scale, dadapted = rows.adapt_again(layers, condition, dx)
-    both = layers.wide(normed)
     hidden = layers.narrow.backward(dnarrow)
-    # In place: gradients on gates and values, the hidden rows on their gradient.
-    gate_backward(hidden, *gate_and_value(both), *gate_and_value(both), hidden)
+    both = hidden_gradients(normed, layers.wide.matrix, hidden)
     layers.narrow.keep(dnarrow, hidden)
     del hidden, dnarrow
     layers.wide.keep(both, normed)

@@ -8,8 +8,9 @@ There is no online softmax. What is subtracted from the logits need not be the r
 close enough that the exponentials neither overflow nor vanish: it is the maximum over the first
 FIRST_KEYS keys, so the accumulator is never rescaled and blocks of keys are independent. A block of
 queries whose sum of exponentials leaves `SMALLEST_SUM .. LARGEST_SUM` is flagged, and
-`careful_kernel` computes it again with a running maximum. Exponentials are in base 2,
-``2^(log2(e) x - log2(e) row_max)``, one FMA before each; so is the logsumexp.
+`careful_kernel` computes it again with a running maximum: some logit is 40 (in float16 10) or more
+above those of the first keys, or these are masked and all logits are far from 0. Exponentials are
+in base 2, ``2^(log2(e) x - log2(e) row_max)``, one FMA before each; so is the logsumexp.
 
 Dimensions: B samples, S rows, H heads, Nq queries, Nk keys, D channels of a head (D_PAD: padded to
 a power of two). Strides are in units of ALIGN elements, those of the bias of BIAS_ALIGN.
@@ -31,6 +32,8 @@ LARGEST_SUM = tl.constexpr(2.0**60)
 SMALLEST_SUM_FP16 = tl.constexpr(0.99)
 LARGEST_SUM_FP16 = tl.constexpr(2.0**15)
 """The same range if exponentials are rounded to float16."""
+MARKS = tl.constexpr(32)
+"""Number of flags that one program of `careful_kernel` reads."""
 MASK_WIDTH = tl.constexpr(4)
 """Number of copies of the mask value of each key; see `load_pairs`."""
 MASK_COLUMNS = tl.constexpr(16)
@@ -249,26 +252,34 @@ def _step(
     v_stride, bias_stride, Nq, Nk, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL: tl.constexpr, BIAS_FULL: tl.constexpr,
-    HAS_BIAS: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
-    """Add one block of keys to the sum of exponentials and to the weighted values."""
+    """Add one block of keys to the maximum if CAREFUL, the exponentials and the weighted values."""
     k = load_block(k_base, first, k_stride, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)  # [BLOCK_K, D_PAD]
     # [BLOCK_Q, BLOCK_K]
     x = biased_logits(
         q, k, bias_base, mask_base, first_q, first, bias_stride, Nq, Nk, scale, BLOCK_Q, BLOCK_K,
         BIAS_ALIGN, FULL, BIAS_FULL, HAS_BIAS, MASK, PRECISION,
     )  # fmt: skip
-    p = tl.exp2(x * LOG2E - (row_max * LOG2E)[:, None])
-    # Eight partial sums per query: in the layout of a dot result a thread adds its own elements,
-    # without shuffles.
-    total += tl.sum(tl.reshape(p, (BLOCK_Q, BLOCK_K // 8, 8)), 1)  # [BLOCK_Q, 8]
+    if CAREFUL:
+        new_max = tl.maximum(row_max, tl.max(x, 1))  # [BLOCK_Q]
+        p = tl.exp2(x * LOG2E - (new_max * LOG2E)[:, None])
+        rescale = tl.exp2((row_max - new_max) * LOG2E)
+        total = total * rescale + tl.sum(p, 1)  # [BLOCK_Q]
+    else:
+        p = tl.exp2(x * LOG2E - (row_max * LOG2E)[:, None])
+        # Eight partial sums per query: in the layout of a dot result a thread adds its own
+        # elements, without shuffles.
+        total += tl.sum(tl.reshape(p, (BLOCK_Q, BLOCK_K // 8, 8)), 1)  # [BLOCK_Q, 8]
     v = load_block(v_base, first, v_stride, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)  # [BLOCK_K, D_PAD]
     pv = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)  # [BLOCK_Q, D_PAD]
-    return total, accumulate(acc, pv)
+    if CAREFUL:
+        return new_max, total, acc * rescale[:, None] + pv
+    return row_max, total, accumulate(acc, pv)
 
 
 @triton.jit
-def finish(
+def _finish(
     out_base, lse_base, gate_base, row_max, total, acc, first, out_stride, gate_stride, Nq,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, ALIGN: tl.constexpr,
     HAS_GATE: tl.constexpr,
@@ -288,9 +299,9 @@ def finish(
     tl.store(lse_base + rows, lse, mask=rows < Nq)
 
 
-@triton.jit(do_not_specialize=NUMBERS)
-def forward_kernel(
-    Q, K, V, Bias, Mask, Ends, Gate, Out, Lse, Again,
+@triton.jit
+def _attend(
+    pid,Q, K, V, Bias, Mask, Ends, Gate, Out, Lse, Again,
     q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
     bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
     S, H, Nq, Nk, scale,
@@ -298,13 +309,16 @@ def forward_kernel(
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr, HAS_GATE: tl.constexpr,
-    PRECISION: tl.constexpr, S_ALIKE: tl.constexpr, N_ALIKE: tl.constexpr,
+    PRECISION: tl.constexpr, S_ALIKE: tl.constexpr, N_ALIKE: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
-    """Compute one block of queries of a head of a row; write 1 to Again to have it recomputed."""
+    """Compute one block of queries of a head of a row, with a running maximum if CAREFUL.
+
+    Otherwise write 1 to Again to have it recomputed.
+    """
     k_S, v_S, _ = alike(q_S, k_S, v_S, q_S, S_ALIKE)
     k_N, v_N, _ = alike(q_N, k_N, v_N, q_N, N_ALIKE)
+    program = pid
     blocks = tl.cdiv(Nq, BLOCK_Q)
-    pid = tl.program_id(0)
     first_q = (pid % blocks) * BLOCK_Q
     pid = pid // blocks
     h = (pid % H).to(tl.int64)
@@ -328,29 +342,85 @@ def forward_kernel(
     k_base += s * k_S * ALIGN
     v_base += s * v_S * ALIGN
     mask_base += s * mask_S * MASK
-    # [BLOCK_Q]
-    row_max = _estimate_max(
-        q, k_base, bias_base, mask_base, first_q, k_N, bias_N, Nq, Nk, scale,
-        D, D_PAD, BLOCK_Q, ALIGN, BIAS_ALIGN, FULL_K, BIAS_FULL, HAS_BIAS, MASK, PRECISION,
-    )  # fmt: skip
-    sums = tl.zeros([BLOCK_Q, 8], tl.float32)
+    if CAREFUL:
+        row_max = tl.full([BLOCK_Q], LEAST, tl.float32)
+        total = tl.zeros([BLOCK_Q], tl.float32)
+    else:
+        # [BLOCK_Q]
+        row_max = _estimate_max(
+            q, k_base, bias_base, mask_base, first_q, k_N, bias_N, Nq, Nk, scale,
+            D, D_PAD, BLOCK_Q, ALIGN, BIAS_ALIGN, FULL_K, BIAS_FULL, HAS_BIAS, MASK, PRECISION,
+        )  # fmt: skip
+        total = tl.zeros([BLOCK_Q, 8], tl.float32)
     acc = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
     for first in tl.range(0, end, BLOCK_K):
-        sums, acc = _step(
-            q, k_base, v_base, bias_base, mask_base, row_max, sums, acc, first_q, first, k_N, v_N,
+        row_max, total, acc = _step(
+            q, k_base, v_base, bias_base, mask_base, row_max, total, acc, first_q, first, k_N, v_N,
             bias_N, Nq, Nk, scale,
             D, D_PAD, BLOCK_Q, BLOCK_K, ALIGN, BIAS_ALIGN, FULL_K, BIAS_FULL, HAS_BIAS, MASK,
-            PRECISION,
+            PRECISION, CAREFUL,
         )  # fmt: skip
-    total = tl.sum(sums, 1)  # [BLOCK_Q]
-    # Where there are no keys, zeros are right.
-    outside = (tl.arange(0, BLOCK_Q) + first_q >= Nq) | (end == 0)
-    if q.dtype == tl.float16:
-        in_range = outside | ((total > SMALLEST_SUM_FP16) & (total < LARGEST_SUM_FP16))
-    else:
-        in_range = outside | ((total > SMALLEST_SUM) & (total < LARGEST_SUM))
-    tl.store(Again + tl.program_id(0), 1 - tl.min(in_range.to(tl.int32), 0))  # []
-    finish(
+    if not CAREFUL:
+        total = tl.sum(total, 1)  # [BLOCK_Q]
+        # Where there are no keys, zeros are right.
+        outside = (tl.arange(0, BLOCK_Q) + first_q >= Nq) | (end == 0)
+        if q.dtype == tl.float16:
+            in_range = outside | ((total > SMALLEST_SUM_FP16) & (total < LARGEST_SUM_FP16))
+        else:
+            in_range = outside | ((total > SMALLEST_SUM) & (total < LARGEST_SUM))
+        tl.store(Again + program, 1 - tl.min(in_range.to(tl.int32), 0))  # []
+    _finish(
         o_base + s * o_S * ALIGN, lse_base + s * H * Nq, g_base + s * g_S * ALIGN,
         row_max, total, acc, first_q, o_N, g_N, Nq, D, D_PAD, BLOCK_Q, ALIGN, HAS_GATE,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def forward_kernel(
+    Q, K, V, Bias, Mask, Ends, Gate, Out, Lse, Again,
+    q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
+    bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
+    S, H, Nq, Nk, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
+    FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, MASK: tl.constexpr, HAS_GATE: tl.constexpr,
+    PRECISION: tl.constexpr, S_ALIKE: tl.constexpr, N_ALIKE: tl.constexpr,
+):  # fmt: skip
+    """Compute one block of queries of a head of a row; write 1 to Again to have it recomputed."""
+    _attend(
+        tl.program_id(0), Q, K, V, Bias, Mask, Ends, Gate, Out, Lse, Again,
+        q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
+        bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
+        S, H, Nq, Nk, scale, D, D_PAD, BLOCK_Q, BLOCK_K, ALIGN, BIAS_ALIGN, FULL_Q, FULL_K,
+        BIAS_FULL, HAS_BIAS, MASK, HAS_GATE, PRECISION, S_ALIKE, N_ALIKE, False,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def careful_kernel(
+    Q, K, V, Bias, Mask, Ends, Gate, Out, Lse, Again,
+    q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
+    bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
+    S, H, Nq, Nk, scale, programs,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
+    FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, MASK: tl.constexpr, HAS_GATE: tl.constexpr,
+    PRECISION: tl.constexpr, S_ALIKE: tl.constexpr, N_ALIKE: tl.constexpr,
+):  # fmt: skip
+    """Read MARKS flags and recompute the blocks whose flag is set; nothing more if none is."""
+    start = tl.program_id(0) * MARKS
+    flags = start + tl.arange(0, MARKS)
+    # [MARKS]
+    if tl.max(tl.load(Again + flags, mask=flags < programs, other=0), 0) > 0:
+        for pid in tl.range(start, tl.minimum(start + MARKS, programs), num_stages=1):
+            if tl.load(Again + pid) > 0:  # []
+                _attend(
+                    pid, Q, K, V, Bias, Mask, Ends, Gate, Out, Lse, Again,
+                    q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
+                    bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N,
+                    o_B, o_S, o_H, o_N, S, H, Nq, Nk, scale,
+                    D, D_PAD, BLOCK_Q, BLOCK_K, ALIGN, BIAS_ALIGN, FULL_Q, FULL_K, BIAS_FULL,
+                    HAS_BIAS, MASK, HAS_GATE, PRECISION, S_ALIKE, N_ALIKE, True,
+                )  # fmt: skip

@@ -20,8 +20,11 @@ from bevatron.kernels.pair.pair_attention.triton_backward import (
     dq_kernel,
     sum_kernel,
 )
-from bevatron.kernels.pair.pair_attention.triton_careful import MARKS, careful_kernel
-from bevatron.kernels.pair.pair_attention.triton_forward import forward_kernel
+from bevatron.kernels.pair.pair_attention.triton_forward import (
+    MARKS,
+    careful_kernel,
+    forward_kernel,
+)
 from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.layouts import per_layout
 from bevatron.kernels.shared.tiles import Tiles

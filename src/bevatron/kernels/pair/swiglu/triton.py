@@ -10,7 +10,7 @@ from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.rows import as_rows
 from bevatron.kernels.shared.triton_launch import launch
 
-__all__ = ["hidden_rows", "launch_backward", "launch_forward", "swiglu"]
+__all__ = ["hidden_gradients", "hidden_rows", "launch_backward", "launch_forward", "swiglu"]
 """Names that other operators may use."""
 
 ELEMENTS, LARGEST_BLOCK_C = 4096, 1024
@@ -112,12 +112,27 @@ def hidden_rows(x: Tensor, wide: Tensor, bias: Tensor | None = None) -> Tensor:
     ``wide`` [2 H, C] makes gates, then values, with a bias [2 H].
     """
     gate, up = wide.chunk(2)
-    if bias is None and fused.fits(x, gate):
+    if bias is None and fused.fits("forward", x, gate):
         return fused.hidden_rows(x, gate, up)
     gates, values = gate_and_value(linear(x, wide, bias))
     # In place: the hidden rows on their gates.
     launch_forward(gates, values, gates)
     return gates
+
+
+def hidden_gradients(
+    x: Tensor, wide: Tensor, dhidden: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """Return the gradients of gates, then values [n, 2 H], of that of `hidden_rows` [n, H].
+
+    In its place come the hidden rows.
+    """
+    gate, up = wide.chunk(2)
+    if bias is None and fused.fits("backward", x, gate):
+        return fused.hidden_gradients(x, gate, up, dhidden)
+    both = linear(x, wide, bias)
+    launch_backward(dhidden, *gate_and_value(both), *gate_and_value(both), dhidden)
+    return both
 
 
 def _grid(gate: Tensor, count: int) -> tuple[int, int, tuple[int, int]]:

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.pair.gated import gate_and_value
 from bevatron.kernels.pair.layer_norm.triton import NormedRows, new_outputs
-from bevatron.kernels.pair.swiglu.triton import hidden_rows
-from bevatron.kernels.pair.swiglu.triton import launch_backward as swiglu_backward
+from bevatron.kernels.pair.swiglu.triton import hidden_gradients, hidden_rows
 from bevatron.kernels.pair.transition import triton_fused as fused
 from bevatron.kernels.pair.transition.weights import Weights
 from bevatron.kernels.shared.autograd import empty_gradients
@@ -101,14 +99,12 @@ def _backward_in_chunks(
     wide, narrow = _layers(weights, dy.dtype)
     for part in chunks(len(dy), _bytes_per_row(rows, weights), times=LARGE):
         normed = rows.make(part)
-        dhidden, wider = narrow.backward(dy[part]), wide(normed)
+        dhidden = narrow.backward(dy[part])
         if weights.gate is None:
-            hidden = wider.relu_()
+            hidden = wide(normed).relu_()
             dwider = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
         else:
-            # In place: gradients on gates and values, the hidden rows on their gradient.
-            swiglu_backward(dhidden, *gate_and_value(wider), *gate_and_value(wider), dhidden)
-            hidden, dwider = dhidden, wider
+            hidden, dwider = dhidden, hidden_gradients(normed, wide.matrix, dhidden, wide.bias)
         narrow.keep(dy[part], hidden)
         wide.keep(dwider, normed)
         wide.backward(dwider, out=dx[part])

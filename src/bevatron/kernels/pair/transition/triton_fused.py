@@ -24,6 +24,8 @@ from bevatron.kernels.shared.triton_launch import Launch
 
 WIDTHS = (16, 32, 64, 128)
 HIDDEN_MULTIPLE = 64
+FEWEST_BLOCKS = 16
+"""Of rows, of which a program adds up the gradients of weights."""
 SHARES, SHARE_NUMBERS = 8, 512
 """Shares of matrices that are on their way at once, and numbers of each in a program."""
 NORM_SHARES, NORM_CHANNELS = 1024, 8
@@ -169,7 +171,8 @@ def _launches(
     tiles = TILES["weight"]
     blocks = H // tiles.columns
     rows_of_part = -(-count // max(1, tiles.per_sm * num_sms(x.device) // blocks))
-    rows_of_part = -(-rows_of_part // tiles.rows) * tiles.rows
+    # Of few rows more parts would leave shares that are larger than all else.
+    rows_of_part = max(-(-rows_of_part // tiles.rows), FEWEST_BLOCKS) * tiles.rows
     parts = -(-count // rows_of_part)
     wants_vectors = norm_weight is not None or norm_bias is not None
     return Launches(

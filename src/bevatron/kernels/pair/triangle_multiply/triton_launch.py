@@ -38,6 +38,8 @@ from bevatron.kernels.shared.triton_partial_sums import (
 )
 
 LARGEST_WIDTH = 256
+FEWEST_BLOCKS = 4
+"""Of rows, of which a program adds up the gradients of weights."""
 ROUNDED = 1024
 """Weights that a program rounds."""
 ALIGNED, WELL_ALIGNED = 8, 16
@@ -178,6 +180,8 @@ class LayerSums:
         # Columns are dealt to as many programs as run at a time.
         most = max(1, tiles.per_sm * num_sms(pair.device) // blocks)
         columns = -(-pair.places[2] // (most * tiles.rows)) * tiles.rows
+        # Of a small pair fewer would leave partial sums that are larger than all else.
+        columns = max(columns, FEWEST_BLOCKS * tiles.rows) if columns else 0
         parts = -(-pair.places[2] // columns) if columns else 0
         weigh = Launch(
             kernel,

@@ -25,7 +25,7 @@ _NO_POSITIONS = np.zeros((0, 3), dtype=np.float32)
 
 @dataclass(frozen=True)
 class Molecule:
-    """A molecule as it was understood, or why it was not.
+    """A parsed molecule, or why it was rejected.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Molecule:
 
 
 def read_molecule(sample: Arrays) -> Molecule:
-    """Understand a raw sample of `bevatron.data.readers.molecules`.
+    """Parse a raw sample of `bevatron.data.readers.molecules`.
 
     The graph is that of ``smiles`` where there is one, else of ``block``, an entry of an SDF.
     Coordinates are those of ``positions`` (in the order of the SMILES' atoms without explicit

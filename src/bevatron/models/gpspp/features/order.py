@@ -1,4 +1,4 @@
-r"""An order of a molecule's atoms that does not depend on how the molecule is written down.
+r"""An order of a molecule's atoms that does not depend on how the molecule is written.
 
 Weisfeiler and Lehman's refinement over all pairs: an atom's colour is hashed together with those of
 all others and what lies between, until no more colours appear. While atoms share one, the last atom

@@ -88,7 +88,7 @@ def _searched(adjacency: Array) -> IntArray:
 
 
 def random_walks(adjacency: Array) -> FloatArray:
-    """Probabilities to be back at the start after 1 to 16 steps.
+    """Probabilities of being back at the start after 1 to 16 steps.
 
     Parameters
     ----------

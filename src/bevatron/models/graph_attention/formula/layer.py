@@ -208,7 +208,7 @@ class Layer(GraphLayer):
         return summed if project_first else self.project_sum(summed)
 
     def _sum(self, chosen: Plan, matrix: Matrix, evaluate: Evaluator, value: Tensor) -> Tensor:
-        """Aggregate ``value`` [n, H, k] over the edges, weighed by Psi."""
+        """Aggregate ``value`` [n, H, k] over the edges, weighted by Psi."""
         form, shape = chosen.form, value.shape[:2]
         needs = attends(chosen, weighted=matrix.values is not None)
         if needs == "gat" and isinstance(form, AdditiveForm):
