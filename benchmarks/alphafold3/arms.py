@@ -176,7 +176,11 @@ def training_of(
     sizes = {"tokens": crops.lengths("tokens")}
     draws = Draws([Source("crops", crops)], seed=0)
     stage = Stage("initial", ComplexStage(steps=1, samples_per_step=1, step=options), draws, sizes)
-    settings = replace(config.settings, optim=replace(config.settings.optim, accumulate=1))
+    settings = replace(
+        config.settings,
+        optim=replace(config.settings.optim, accumulate=1),
+        batch=replace(config.settings.batch, cost={"tokens": 1.0}),
+    )
     run = Run(
         model,
         task,

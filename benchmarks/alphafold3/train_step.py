@@ -39,13 +39,16 @@ from benchmarks.common.trace import profiled
 
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.task import StepOptions
+from bevatron.models.common.folding.checkpointing import Kind
 
+LONGEST: tuple[Kind, ...] = ("all", "segments")
+"""Policies of crops of which one fills a GPU."""
 OURS, EAGER, COMPILED = "bevatron, captured", "eager", "torch.compile"
 ARMS = {
     arm.name: arm
     for arm in (
         *(Arm(f"{OURS}, {policy}", policy=policy) for policy in ("none", "pair", "all")),
-        Arm("bevatron, launched, all", policy="all", captured=False),
+        *(Arm(f"bevatron, launched, {kind}", policy=kind, captured=False) for kind in LONGEST),
         Arm(f"{EAGER}, all", "reference", "all", captured=False),
         Arm(f"{COMPILED}, all", "reference", "all", captured=False, compiled=True),
     )

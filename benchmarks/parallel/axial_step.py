@@ -59,7 +59,8 @@ NOTES = (
     "recycling, by itself. sending ms, hidden %: time of the kernels of NCCL in it, waiting for "
     "the other GPU included, and how much of that lies beside other kernels. reserved GiB: most "
     "that torch took of a GPU, graphs included. x one GPU: samples a second, over the fastest "
-    "policy there."
+    "policy there. Where peak GiB stands, the most that was in use of a GPU: one step that was "
+    "launched, the first of its process, to see that a crop of so many tokens fits."
 )
 OF_TORCH = 0.96
 """Share of a GPU's memory."""
@@ -150,7 +151,7 @@ class Measurement:
             if not arm.captured:
                 row["s/step"], row["steps"] = time.perf_counter() - began, 1
                 if on_gpu:
-                    row["reserved GiB"] = torch.cuda.max_memory_reserved() / GIB
+                    row["peak GiB"] = torch.cuda.max_memory_allocated() / GIB
                 return True
             with count_traffic() as traffic:
                 again = training.steps(first_round).results[0]

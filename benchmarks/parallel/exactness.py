@@ -192,7 +192,7 @@ def main() -> None:
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with open_mesh(given.device, timeout_seconds=300) as mesh:
-        for system in ("alphafold3", "alphafold2"):
+        for system in ("alphafold2", "alphafold3"):
             for together in (True, False):
                 case = Case(system, given, mesh.device)
                 for row in case.rows(mesh, together=together):

@@ -28,7 +28,7 @@ from bevatron.parallel.traffic import count_traffic
 from bevatron.train.capture.cuda_graphs import GraphPool
 
 MIB = 2**20
-USUAL = ("NCCL_DEBUG", "NCCL_GRAPH_REGISTER")
+USUAL = ("NCCL_DEBUG", "NCCL_VERSION", "NCCL_GRAPH_REGISTER")
 """What does not matter, and what every run sets."""
 WIDTH = 64
 

@@ -68,15 +68,16 @@ def reason_of(error: BaseException, path: object) -> str:
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was too small, as Python, numpy and torch (on a CPU, on a GPU) say it.
+    """Whether memory was too small, as Python, numpy, torch, CUDA and Triton say it.
 
     Examples
     --------
     >>> ran_out_of_memory(MemoryError("Unable to allocate 8.00 TiB"))
     True
     """
-    of_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
-    return isinstance(error, MemoryError) or of_torch
+    told = ("DefaultCPUAllocator", "CUDA error: out of memory", "[CUDA]: out of memory")
+    of_torch = type(error).__name__ == "OutOfMemoryError"
+    return isinstance(error, MemoryError) or of_torch or any(text in str(error) for text in told)
 
 
 def require(package: str, extra: str, *, distribution: str | None = None) -> ModuleType:

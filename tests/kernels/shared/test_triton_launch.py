@@ -75,3 +75,31 @@ def test_other_tiles_are_used_where_launches_were_prepared_before():
     with tiles.replaced(forward=tiles.Tiles(16, 16, 4, 1)):
         assert launches.forward_launches(*given)[0] == 4
     assert launches.forward_launches(*given)[0] == before[0] == 2
+
+
+def test_a_kernel_that_finds_no_memory_is_loaded_once_torch_has_given_back_what_it_keeps(
+    monkeypatch,
+):
+    from bevatron.kernels.shared.triton_launch import Launch
+
+    done = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            def launch(*tensors):
+                done.append("launched")
+                if "emptied" not in done:
+                    raise RuntimeError(f"Triton Error [CUDA]: {message}")
+
+            return launch
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
+    message = "out of memory"
+    Launch(Kernel(), (1,))(torch.zeros(1))
+    assert done == ["launched", "emptied", "launched"]
+    done.clear()
+    message = "invalid argument"
+    with pytest.raises(RuntimeError, match=message):
+        Launch(Kernel(), (1,))(torch.zeros(1))
+    assert done == ["launched"]

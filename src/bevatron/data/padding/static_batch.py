@@ -76,8 +76,8 @@ class StaticBatch:
         found = []
         for name, ragged in self.batch.ragged.items():
             memory = getattr(self.batch, name).numpy()
-            first = 0 if isinstance(ragged, tuple) else ragged.dim
-            found.append((name, ragged, memory, np.moveaxis(memory, first, 0)))
+            rows = memory if isinstance(ragged, tuple) else np.moveaxis(memory, ragged.dim, 0)
+            found.append((name, ragged, memory, rows))
         return found
 
     def fill(self, batch: Paddable) -> None:

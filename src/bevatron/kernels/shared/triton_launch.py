@@ -12,9 +12,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
+
+from bevatron.errors import ran_out_of_memory
 
 log = logging.getLogger("bevatron.kernels")
 
@@ -92,6 +95,13 @@ class Launch:
     def _through_triton(
         self, grid: Sequence[int], numbers: Sequence[float], tensors: Sequence[Tensor]
     ) -> Any:
+        try:
+            return self._kernel[grid](*tensors, *numbers, **self._constants)
+        except RuntimeError as error:
+            if not ran_out_of_memory(error) or torch.cuda.is_current_stream_capturing():
+                raise
+        # To load a kernel takes memory that torch may hold without using it.
+        torch.cuda.empty_cache()
         return self._kernel[grid](*tensors, *numbers, **self._constants)
 
     def _prepare(self, compiled: Any, num_tensors: int) -> Direct | None:
