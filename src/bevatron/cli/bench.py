@@ -4,18 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from bevatron.output import Result, print_rows, say
-from bevatron.recipes.arguments import Capacity, Device, RunFolder, StoreFolder, option
+from bevatron.recipes.arguments import Capacity, Device, Dtype, RunFolder, StoreFolder
 
 if TYPE_CHECKING:
     from bevatron.recipes.mace.step_cost import StepMeter
-
-
-Dtype = Annotated[Literal["float32", "float64"], option("Precision.")]
 
 
 @dataclass(frozen=True)
