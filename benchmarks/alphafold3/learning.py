@@ -295,8 +295,8 @@ def keep(measured: Mapping[str, Any], folder: Path) -> None:
     (folder / f"learning-{measured['name']}.json").write_text(json.dumps(measured))
 
 
-def collect(folder: Path, results: Path) -> None:
-    """Join the runs: what was found after training, and curves at a constant rate."""
+def collect(folder: Path, results: Path, page: str) -> None:
+    """Join the runs: what was found after training, and on a page of their own curves."""
     runs = read_all(folder, "learning-*.json")
     judged_runs = [run for run in runs if run["found"]]
     compared = [run for run in runs if run["curve"] and not set(run["found"]) & {"by heart"}]
@@ -305,8 +305,10 @@ def collect(folder: Path, results: Path) -> None:
     curves = [{**run, "curve": run["curve"][:common]} for run in curves]
     for name, of, rows, notes in (
         ("alphafold3/learning", judged_runs, found_rows(judged_runs), NOTES),
-        ("alphafold3/learning_curves", curves, curve_rows(curves), CURVE_NOTES),
+        (f"alphafold3/{page}", curves, curve_rows(curves), CURVE_NOTES),
     ):
+        if not of:
+            continue
         kept = [{**run, "curve": thinned(run["curve"])} for run in of]
         path = write_result(
             name, rows, notes, folder=results, measured_on=of[-1], extra={"runs": kept}
@@ -348,7 +350,8 @@ def curve_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         losses = [one["loss"] for one in thinned(run["curve"])]
         arms.setdefault(f"{kind} {options['precision']}", {})[options["seed"]] = losses
     rows = []
-    for place in range(min(len(x) for seeds in arms.values() for x in seeds.values())):
+    lengths = (len(losses) for seeds in arms.values() for losses in seeds.values())
+    for place in range(min(lengths, default=0)):
         row: dict[str, Any] = {"to step": CHUNK * (place + 1)}
         for arm, seeds in sorted(arms.items()):
             here = [losses[place] for losses in seeds.values()]
@@ -439,10 +442,11 @@ def main() -> None:
     parser.add_argument("--most", type=int, help="held-out complexes at most")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--curves", default="learning_curves", help="page that --collect writes")
     add_rows(parser, "alphafold3-learning-rows")
     given = parser.parse_args()
     if given.collect:
-        collect(given.collect, given.results)
+        collect(given.collect, given.results, given.curves)
         return
     found = measure(given)
     print(given.name, found["steps"], found["seconds"], json.dumps(found["found"]), flush=True)
