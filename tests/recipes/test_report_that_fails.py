@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 sys.path.insert(0, str(Path(__file__).parent))
 from graph_data_sets import write as write_graph
@@ -42,16 +42,16 @@ def data(system, folder):
 @pytest.mark.parametrize("system", CHANGES)
 def test_a_run_whose_pictures_cannot_be_drawn_ends_well(system, tmp_path, monkeypatch, capsys):
     def broken(*_, **__):
-        raise TypeError("savefig() got an unexpected\nkeyword argument")
+        raise TypeError("print_png() got an unexpected\nkeyword argument")
 
-    monkeypatch.setattr(Figure, "savefig", broken)
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", broken)
     run = tmp_path / "run"
     command = f"train {system} --data {data(system, tmp_path)} --output {run} {CHANGES[system]}"
     assert main([*command.split(), "--train.epochs", "1", "--train.device", "cpu"]) == 0
     printed = capsys.readouterr()
     warning = (
         f"warning: {run / 'report.html'} could not be written "
-        "(TypeError: savefig() got an unexpected keyword argument); the model is saved"
+        "(TypeError: print_png() got an unexpected keyword argument); the model is saved"
     )
     assert printed.out.splitlines().count(warning) == 1
     assert warning in (run / "log.txt").read_text()
