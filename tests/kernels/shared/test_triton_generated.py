@@ -6,6 +6,7 @@ import threading
 import pytest
 
 pytest.importorskip("triton")
+from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from bevatron.kernels.shared.triton_generated import generated, quick_blocks
@@ -26,11 +27,11 @@ def kernel(x_ptr, N: tl.constexpr):
 
 
 @pytest.fixture(autouse=True)
-def _compiled(monkeypatch):
+def _compiled():
     """Not interpreted: where a kernel is compiled its text counts."""
-    # First, so that it is undone last: Triton sets the variable with the other.
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setattr("triton.knobs.runtime.interpret", False)
+    with knobs.runtime.scope():
+        knobs.runtime.interpret = False
+        yield
 
 
 def made(source):
