@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from bevatron.kernels import use
 from bevatron.train.capture.transfers import NumberFeed
@@ -99,6 +100,13 @@ def test_a_state_of_torch_is_taken_up_and_one_of_ours_goes_on_alike():
     for a, b in zip(ours.averages, resumed.averages, strict=True):
         assert torch.equal(a, b)
     same(model, again, 0.0)
+
+
+def test_numbers_are_sent_while_memory_is_planned_without_any():
+    with FakeTensorMode():
+        feed = NumberFeed(2, torch.device("cpu"))
+        feed.send((1.0, float("inf")))
+    assert feed.values.shape == (2,)
 
 
 def test_rates_follow_a_schedule_and_only_those_that_change_apart_are_sent_one_by_one(monkeypatch):
