@@ -69,8 +69,10 @@ def test_chains_with_hits_show_templates_and_others_do_not_change(folder, hits, 
 
 
 def test_complexes_with_hits_show_templates_and_others_do_not_change(
-    folder, hits, tmp_path, shared
+    folder, hits, tmp_path, shared, monkeypatch
 ):
+    # To embed components takes longer than all the rest.
+    monkeypatch.setattr("bevatron.data.proteins.conformers._embedded", lambda *_: [])
     components = str(shared / "data/complexes/ccd_subset.cif.gz")
     samples = {}
     for name, files in (("with", [folder, hits]), ("without", [folder])):
