@@ -18,11 +18,20 @@ from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
 from bevatron.models.common.folding import Checkpointing
 from bevatron.parallel.axial import one_of
 from bevatron.recipes.alphafold3.run import AlphaFold3Run
+from bevatron.train.fused_optim import FusedAdamEMA
 from bevatron.train.memory_plan import LiveBytes, plan_memory
 from bevatron.train.run import Run
 
 TOKENS = 2048
 """So many that nothing else counts, with an atom each."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_update():
+    """The update of weights holds nothing of pairs, and to plan it takes half of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FusedAdamEMA, "step", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="module")
