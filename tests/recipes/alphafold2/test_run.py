@@ -119,10 +119,7 @@ def tuning(tm):
     )  # fmt: skip
 
 
-SMALL = ChainStage(
-    2000, 4, 200, crop=64, rows=16, extra_rows=32,
-    loss=replace(INITIAL, masked_msa=0.2, violation=0.1),
-)  # fmt: skip
+SMALL = ChainStage(2000, 4, 200, crop=64, rows=16, extra_rows=32, loss=INITIAL)
 PRESETS = {
     "alphafold2": (
         PUBLISHED, FROM_NOTHING, {"initial": initial(78_125, 128), "fine-tuning": tuning(0.0)},
