@@ -1,5 +1,6 @@
 """CUDA graphs of a step, for tests that compare their replay with the step itself."""
 
+import gc
 from collections.abc import Callable, Sequence
 
 import torch
@@ -7,6 +8,7 @@ import torch
 
 def captured(step: Callable[[], Sequence[torch.Tensor]]):
     """Capture a step after a rehearsal in a side stream; return its graph and its results."""
+    gc.collect()  # a graph of autograd that lives on, in frames of what was compiled, spoils it
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         step()
