@@ -397,20 +397,20 @@ NOTES = (
     "averaged with 0.99, rate 1e-3, falling to zero over the last third. Held out: 268 complexes "
     "of the Protein Data Bank, the docking benchmark and the protein-DNA benchmark are trained "
     "on, none with a chain of 30 % identity or more to those predicted, in crops of 128 tokens, "
-    "16 copies, 64 rows of at most 112 of each alignment, 165 s of training with up to eleven other "
-    "runs on the same GPU; 77 others are predicted, 20 steps of sampling, one structure each, equal "
-    "chains exchanged to fit best; `with` is predicted with alignments and without; "
+    "16 copies, 64 rows of at most 112 of each alignment, 165 s of training with up to eleven "
+    "other runs on the same GPU; 77 others are predicted, 20 steps of sampling, one structure "
+    "each, equal chains exchanged to fit best; `with` is predicted with alignments and without; "
     "lDDT is over pairs of atoms of all of them; deviation: of three seeds. These runs and those "
-    "of the page of precisions took 305 s of one H200. In so few steps alignments bring nothing that "
-    "exceeds the spread of the seeds. By heart, a day before: "
+    "of the page of precisions took 305 s of one H200. In so few steps alignments bring nothing "
+    "that exceeds the spread of the seeds. By heart, a day before: "
     "1pfe whole (156 tokens, 486 atoms of DNA, peptides and ligands, 48 copies; alone on the GPU,"
     " 84 s with its capture), the crop 32 tokens of 1pfe (114 atoms, 8 copies, poses that stay, "
     "on a CPU in float32); rmsd: all resolved atoms, Å, mean of the samples (3 of 1pfe)."
 )
 CURVE_NOTES = (
     "The same crops, noise and dropout for all arms of one seed; crops of 128 tokens, 64 rows, 16 "
-    f"copies, rate 1e-3 after 100 steps; loss: mean of {CHUNK} steps. Where fused kernels in float32 "
-    "stand beside plain operators in bfloat16, their distance has both in it."
+    f"copies, rate 1e-3 after 100 steps; loss: mean of {CHUNK} steps. Where fused kernels in "
+    "float32 stand beside plain operators in bfloat16, their distance has both in it."
 )
 
 
