@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
+import types
 import typing
 
 import jaxtyping
@@ -80,6 +81,16 @@ _of_code = {}
 """The checks of functions that are defined in others, each time those are called."""
 
 
+def _hollow(function):
+    """Copy a function without what it encloses: a tensor kept in it would keep its graph."""
+    cells = tuple(types.CellType() for _ in function.__closure__ or ())
+    hollow = types.FunctionType(function.__code__, function.__globals__, closure=cells)
+    hollow.__defaults__, hollow.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    functools.update_wrapper(hollow, function, updated=())
+    del hollow.__wrapped__
+    return hollow
+
+
 class _Checks:
     """Checks each combination of the types and shapes of arguments and result once."""
 
@@ -87,7 +98,7 @@ class _Checks:
 
     def __init__(self, function, typechecker):
         # What is called in its place; its signature is the function's.
-        @functools.wraps(function)
+        @functools.wraps(_hollow(function))
         def stand_in(*args, **kwargs):
             return self.running.stack.pop()(*args, **kwargs)
 

@@ -1,6 +1,8 @@
 """While the tests run, wrong types and wrong shapes raise; see shape_checks."""
 
+import gc
 import typing
+import weakref
 
 import numpy as np
 import pytest
@@ -111,3 +113,19 @@ def test_a_length_that_follows_from_a_value_is_checked_in_every_call():
     few(torch.ones(2), 2)
     with pytest.raises(Exception, match=r"parameters of .*few"):
         few(torch.ones(2), 3)
+
+
+def test_checks_keep_nothing_that_a_function_encloses():
+    def make(tensor):
+        @checked
+        def enclosed(by: int) -> bool:
+            return bool(tensor.sum() > by)
+
+        return enclosed
+
+    tensor = torch.ones(2)
+    known = weakref.ref(tensor)
+    assert make(tensor)(1)
+    del tensor
+    gc.collect()
+    assert known() is None
