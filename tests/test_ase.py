@@ -362,5 +362,5 @@ def test_it_is_said_once_that_first_evaluations_are_recorded(model, monkeypatch,
         monkeypatch.setattr(potential, "obstacle", lambda _, why=why: why)
         BevatronCalculator(model)
         BevatronCalculator(model)
-        assert capsys.readouterr().err.count("record a CUDA graph") == count
+        assert capsys.readouterr().err.count("capture CUDA graphs") == count
     calculator.tell_of_recording.cache_clear()

@@ -35,10 +35,7 @@ Model = torch.nn.Module | Path | str
 @cache
 def tell_of_recording() -> None:
     """Say, once, why the first evaluations on a GPU take longer."""
-    note(
-        "the first evaluations compile kernels, once on a machine, and record a CUDA graph of each "
-        "padded shape that comes again; after that they are replayed"
-    )
+    note("first evaluations compile kernels and capture CUDA graphs that later ones replay")
 
 
 class BevatronCalculator(Calculator):  # type: ignore[misc]
