@@ -316,11 +316,16 @@ def collect(folder: Path, results: Path, page: str) -> None:
         add_picture(picture(of), path)
 
 
+def arm_of(run: Mapping[str, Any]) -> str:
+    """Return the name of a run without its seed."""
+    return str(run["name"]).removesuffix(f"-{run['options']['seed']}")
+
+
 def found_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return what is predicted after training, means over the runs that differ in the seed."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for run in runs:
-        trained_as = run["name"].removesuffix(f"-{run['options']['seed']}")
+        trained_as = arm_of(run)
         for name in run["found"]:
             groups.setdefault((trained_as, name), []).append(run)
     rows = []
@@ -385,7 +390,9 @@ def picture(runs: Sequence[Mapping[str, Any]]) -> Any:
         for run in runs:
             values = [one[name] for one in thinned(run["curve"]) if name in one]
             steps = [CHUNK * (place + 1) for place in range(len(values))]
-            curves += [Curve(run["name"], steps, values)] if values else []
+            arm = arm_of(run)
+            label = arm if arm == run["name"] else f"{arm}, seed {run['options']['seed']}"
+            curves += [Curve(label, steps, values)] if values else []
         panels += [Panel(title, name, curves)] if curves else []
     return plots.curves(panels, "steps")
 

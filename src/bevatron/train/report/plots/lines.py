@@ -27,8 +27,8 @@ from bevatron.train.report.plots.style import (
     write_centred,
 )
 
-MARKERS = "osD"
-"""Line styles, one for each repeat of the palette."""
+MARKERS, STYLES = "osD", ("-", ":", "-.")
+"""Of points and of lines, one for each repeat of the palette."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,9 @@ def _draw_panel(ax: Axes, panel: Panel, xlabel: str) -> None:
         shown = np.isfinite(x) & np.isfinite(y)
         x, y = x[shown], y[shown]
         # A line of one point is invisible, and with a few the points themselves matter.
-        marker = MARKERS[number // len(PALETTE) % 3] if len(x) <= 15 else ""
-        style = "--" if curve.dashed else "-"
+        few, again = len(x) <= 15, number // len(PALETTE) % 3
+        marker = MARKERS[again] if few else ""
+        style = "--" if curve.dashed else "-" if few else STYLES[again]
         ax.plot(x, y, style, color=colour, label=curve.label, marker=marker, markersize=4)
         smallest = min(smallest, y.min(initial=np.inf))
         longest = max(longest, len(x))
