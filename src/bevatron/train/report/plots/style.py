@@ -49,7 +49,6 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 9.5,
     "figure.facecolor": "white",
-    "savefig.facecolor": "white",
 }
 
 HEAT = LinearSegmentedColormap.from_list(
