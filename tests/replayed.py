@@ -8,7 +8,7 @@ import torch
 
 def captured(step: Callable[[], Sequence[torch.Tensor]]):
     """Capture a step after a rehearsal in a side stream; return its graph and its results."""
-    gc.collect()  # a graph of autograd that lives on, in frames of what was compiled, spoils it
+    gc.collect()  # first checks of annotations leave cycles; a graph of autograd in them spoils it
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         step()

@@ -9,11 +9,12 @@ import torch
 from test_mace import make_run
 from torch import nn
 
+from bevatron.data.packing import Draws, Source
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.parallel.axial import own
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Loss, StepNumbers
-from bevatron.train import description, memory_plan
+from bevatron.train import Stage, StageConfig, description, memory_plan
 from bevatron.train.loop import begin_state
 from bevatron.train.memory_plan import LiveBytes, NotPlannableError, plan_memory
 from bevatron.train.run import SamplesApart, SamplesInGroups
@@ -166,3 +167,17 @@ def test_a_copy_that_is_validated_beside_training_counts(tmp_path):
     one, two = (plan_memory(each, batch, gpu=False) for each in (run, beside))
     assert two.weights == 2 * one.weights
     assert two.peak == one.peak + one.weights
+
+
+def test_where_a_step_has_several_batches_the_gradient_of_those_before_counts(tmp_path):
+    run = wide_run(tmp_path, again=False, fused=True)
+    batch = run.task.collate([run.train[0]], np.zeros(1, dtype=np.int64), [1.0])
+    draws = Draws([Source("all", run.train, np.ones(len(run.train)))], 0)
+
+    def peak(batches):
+        config = StageConfig(steps=1, samples_per_step=batches * run.settings.batch.size)
+        run.stages = [Stage("only", config, draws, run.sizes)]
+        return plan_memory(run, batch, captured=True).peak
+
+    gradient = 4 * sum(weight.numel() for weight in run.model.parameters())
+    assert peak(2) == peak(1) + gradient

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bevatron.data.packing.draws import batches_per_step
 from bevatron.data.padding import BatchShape, Paddable
 from bevatron.data.padding.static_batch import layout_of
 from bevatron.errors import BevatronError
@@ -158,8 +159,18 @@ def _plan(
     """Plan a step of copies that may be changed."""
     if isinstance(task, Numbered):
         task.begin_step(numbers)
-    step = _Step(dataclasses.replace(run, model=model, task=task), live, captured=captured)
+    run = dataclasses.replace(run, model=model, task=task)
+    step = _Step(run, live, captured=captured, whole=_is_whole(run, numbers.stage))
     return step.planned(batch, shape)
+
+
+def _is_whole(run: Run, stage: int) -> bool:
+    """Whether a step is one batch of one process, as `StepGraphs` captures it whole."""
+    world, batches = ranks_from_environment(os.environ)[1], run.settings.optim.accumulate
+    if run.stages:
+        per_step = run.stages[stage].config.samples_per_step
+        batches = batches_per_step(per_step, world, run.settings.batch.size)
+    return world * batches == 1
 
 
 def _with_what_is_derived(run: Run, batch: Any) -> Any:
@@ -261,8 +272,8 @@ class LiveBytes(TorchDispatchMode):
 class _Step:
     """A step of the trainer on tensors without memory."""
 
-    def __init__(self, run: Run, live: LiveBytes, *, captured: bool) -> None:
-        self._run, self._live, self._captured = run, live, captured
+    def __init__(self, run: Run, live: LiveBytes, *, captured: bool, whole: bool) -> None:
+        self._run, self._live, self._captured, self._whole = run, live, captured, whole
         self._config, self._optim = run.settings.train, run.settings.optim
         self._dtype = dtype_of(self._config.dtype)
         model = _cast(run.model, self._dtype).train()
@@ -313,9 +324,8 @@ class _Step:
         with autocast_context(self._config, torch.device("cpu")):
             loss = task.loss(model, batch, counts).total
         if self._captured and isinstance(optimizer, FusedAdamEMA):
-            # A capture keeps the gradient of the batches before it, where a step has several.
-            alone = ranks_from_environment(os.environ)[1] == 1
-            before = None if alone and self._optim.accumulate == 1 else optimizer.gradient.clone()
+            # The capture of a part of a step keeps the gradient of the parts before it.
+            before = None if self._whole else optimizer.gradient.clone()
             GradientBuckets(optimizer, Mesh()).differentiate(loss)
             del before, loss
         else:

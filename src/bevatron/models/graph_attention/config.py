@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from tyro.conf import Suppress
 
 from bevatron.errors import ConfigError
-from bevatron.models.common.hyper_parameters import preset_values
+from bevatron.models.common.hyper_parameters import from_preset
 
 Kind = Literal[
     "gat", "gatv2", "agnn", "agnn_paper", "va", "va_scaled", "va_softmax", "gcn", "sgc", "gin"
@@ -139,9 +139,9 @@ class GraphAttentionConfig:
         Raises
         ------
         ConfigError
-            If there is none of that name.
+            If there is no such preset, or no such entry.
         """
-        return cls(**preset_values(PRESETS, name) | changes)
+        return from_preset(cls, PRESETS, name, changes)
 
 
 _AGNN: dict[str, Any] = {
