@@ -122,12 +122,9 @@ class StepNumbers:
 
     Attributes
     ----------
-    step
-        Steps done before.
-    seed
-        63 random bits.
-    stage
-        Number of the stage of the run, from 0.
+    step : steps done before
+    seed : 63 random bits
+    stage : number of the stage of the run, from 0
 
     Examples
     --------

@@ -44,10 +44,8 @@ def command_help(function: Callable[..., Any], command: str) -> str:
 
     Parameters
     ----------
-    function
-        A function whose docstring has a summary line, parameters and examples.
-    command
-        The command as it is typed.
+    function : a function whose docstring has a summary line, parameters and examples
+    command : the command as it is typed
     """
     parts = _sections(inspect.getdoc(function) or "")
     positional: list[Row] = []

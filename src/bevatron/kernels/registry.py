@@ -148,20 +148,16 @@ def register(
 def use(default: str | KernelConfig | None = None, /, **operators: str) -> "Setting":
     """Choose implementations; as a statement for good, in a ``with`` until its end.
 
+    Raises ConfigError if there is no such choice or operator. Whether the choice can run shows when
+    it is called, because that depends on the device and type of the tensors.
+
     Parameters
     ----------
     default
         ``auto``, ``reference`` or ``triton`` for all operators (earlier choices for single
         operators end), or a whole `KernelConfig`. If it is not given, nothing changes but what
         ``operators`` names.
-    operators
-        The choice for single operators.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such choice or operator. Whether the choice can run shows when it is
-        called, because that depends on the device and type of the tensors.
+    operators : the choice for single operators
 
     Examples
     --------

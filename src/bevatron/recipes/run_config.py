@@ -115,10 +115,8 @@ class SaveModel:
 
     Parameters
     ----------
-    kind
-        Kind of the model, see `bevatron.recipes.system.System.kind`.
-    config
-        The model's configuration.
+    kind : kind of the model, see `bevatron.recipes.system.System.kind`
+    config : the model's configuration
     """
 
     def __init__(self, kind: str, config: Any) -> None:
@@ -136,10 +134,8 @@ class WriteReport:
 
     Parameters
     ----------
-    module
-        Module whose ``report_of_run(folder, *values, result)`` is called.
-    *values
-        What the report is made from.
+    module : module whose ``report_of_run(folder, *values, result)`` is called
+    *values : what the report is made from
     """
 
     def __init__(self, module: str, *values: Any) -> None:

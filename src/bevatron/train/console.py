@@ -34,8 +34,7 @@ class Console:
     Parameters
     ----------
     log : file to which lines are added; None = no file
-    shown
-        Validation metrics to print after an epoch; none given: all. metrics.jsonl has all.
+    shown : validation metrics to print after an epoch; none given: all. metrics.jsonl has all
     """
 
     def __init__(

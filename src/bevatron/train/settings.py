@@ -286,16 +286,13 @@ class BatchConfig:
     def capacities(self, counted: Iterable[str] = ()) -> dict[str, int]:
         """Return the capacity by name.
 
+        Raises ConfigError if it is ``auto`` and has not been measured.
+
         Parameters
         ----------
         counted
             Names of what is counted; the first, which a plain number needs, is what samples are
             measured in.
-
-        Raises
-        ------
-        ConfigError
-            If it is ``auto`` and has not been measured.
         """
         if isinstance(self.capacity, dict):
             return dict(self.capacity)

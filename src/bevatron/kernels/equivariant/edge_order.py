@@ -12,22 +12,17 @@ class EdgeOrder:
 
     Everything is computed on the device of the edges without asking it for a number, so that it can
     be part of a captured CUDA graph. Make one for each batch and hand it to all layers: an operator
-    that takes ``edges`` takes this too, and sorts for itself if it is given a tensor.
+    that takes ``edges`` takes this too, and sorts for itself if it is given a tensor. Raises
+    RuntimeError if the edges were declared sorted and are not (on a GPU: at the next
+    synchronisation).
 
     Parameters
     ----------
-    edges
-        Senders and receivers.
-    num_nodes
-        N.
+    edges : senders and receivers
+    num_nodes : n
     by_receiver
         Whether the edges are known to be sorted by receiver, which saves sorting them. It is
         checked on the device, without waiting for it.
-
-    Raises
-    ------
-    RuntimeError
-        If the edges were declared sorted and are not (on a GPU: at the next synchronisation).
 
     Examples
     --------

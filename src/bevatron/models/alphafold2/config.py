@@ -218,12 +218,8 @@ class AlphaFold2Config:
         """Return a configuration by its name, with changes.
 
         ``alphafold2`` is the published model (93,229,082 parameters), ``alphafold2-ptm`` the one
-        with a head for the aligned error (93,237,338), ``small`` one for a CPU.
-
-        Raises
-        ------
-        ConfigError
-            If there is no such preset, or no such entry.
+        with a head for the aligned error (93,237,338), ``small`` one for a CPU. Raises ConfigError
+        if there is no such preset, or no such entry.
 
         Examples
         --------

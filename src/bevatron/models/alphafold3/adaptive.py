@@ -24,10 +24,8 @@ class Condition(NamedTuple):
 
     Attributes
     ----------
-    norms
-        Scale and shift, side by side, of each of its `AdaptiveNorm`.
-    gate
-        Gate of its update.
+    norms : scale and shift, side by side, of each of its `AdaptiveNorm`
+    gate : gate of its update
     """
 
     norms: tuple[Float[Tensor, "*condition _"], ...]

@@ -33,14 +33,10 @@ class Atoms(NamedTuple):
 
     Attributes
     ----------
-    c
-        Condition of every atom; the same for all copies.
-    p
-        Pairs of each window's queries and keys.
-    tokens
-        Which atoms belong to which token.
-    mask
-        False for padded atoms.
+    c : condition of every atom; the same for all copies
+    p : pairs of each window's queries and keys
+    tokens : which atoms belong to which token
+    mask : false for padded atoms
     """
 
     c: Float[Tensor, "*batch _ A C"]

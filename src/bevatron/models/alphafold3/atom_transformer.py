@@ -107,8 +107,7 @@ class Prepared(NamedTuple):
 
     Attributes
     ----------
-    conditions, biases
-        One for each block.
+    conditions, biases : one for each block
     """
 
     conditions: list[BlockCondition]

@@ -36,17 +36,13 @@ class Shared(NamedTuple):
 
     Attributes
     ----------
-    singles
-        The condition of tokens before the noise level is added.
+    singles : the condition of tokens before the noise level is added
     biases
         What the conditioned pairs add in the attention of each block of the token transformer, own
         rows of it.
-    atoms
-        Conditions and pairs of atoms.
-    mask
-        False for padded tokens.
-    encoder, decoder
-        Of `DiffusionModule.prepare`.
+    atoms : conditions and pairs of atoms
+    mask : false for padded tokens
+    encoder, decoder : of `DiffusionModule.prepare`
     """
 
     singles: Float[Tensor, "*batch N C"]
@@ -62,10 +58,8 @@ class Level(NamedTuple):
 
     Attributes
     ----------
-    tokens
-        Added to the tokens in front of their transformer.
-    blocks
-        Condition of the transformer's blocks: s, or of `block_conditions`.
+    tokens : added to the tokens in front of their transformer
+    blocks : condition of the transformer's blocks: s, or of `block_conditions`
     """
 
     tokens: Float[Tensor, "*batch _ N T"]
@@ -111,8 +105,7 @@ class DiffusionModule(nn.Module):
 
         Parameters
         ----------
-        batch
-            A sample's features of atoms and tokens; see `AtomEncoder.describe`.
+        batch : a sample's features of atoms and tokens; see `AtomEncoder.describe`
         s_inputs, s, z
             Input embedding, single representation and own rows of the pair's of the trunk;
             activations have the type of s.

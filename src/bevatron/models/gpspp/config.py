@@ -331,10 +331,7 @@ class GPSPlusPlusConfig:
     def preset(cls, name: str, **changes: Any) -> Self:
         """Return published hyper-parameters by name, with changes.
 
-        Raises
-        ------
-        ConfigError
-            If there is no such preset, or no such entry.
+        Raises ConfigError if there is no such preset, or no such entry.
         """
         return from_preset(cls, PRESETS, name, changes)
 

@@ -45,10 +45,8 @@ class Coming:
 
     Parameters
     ----------
-    given
-        What this process has.
-    there, back
-        The exchange and its transpose; None if ``given`` is all there is.
+    given : what this process has
+    there, back : the exchange and its transpose; None if ``given`` is all there is
     """
 
     def __init__(

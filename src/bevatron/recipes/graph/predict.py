@@ -58,12 +58,7 @@ class Predictions:
 def load_model(path: Path | str, dtype: str = "float32") -> NodeClassifier:
     """Read the node classifier of a run or a model folder; of an unfinished run, the best so far.
 
-    Raises
-    ------
-    CheckpointError
-        If there is none.
-    ConfigError
-        For another type than float32 and float64.
+    Raises CheckpointError if there is none; ConfigError for another type than float32 and float64.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype: expected 'float32' or 'float64', got '{dtype}'")

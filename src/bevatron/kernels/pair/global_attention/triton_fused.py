@@ -62,16 +62,11 @@ class Columns:
 
     Attributes
     ----------
-    m
-        [samples, S, N, C], channels one after another.
-    mask
-        [samples, S, N], of the type of the rows.
-    norm
-        Weight and bias.
-    mean, rstd
-        [samples, S, N] in float32.
-    parts, heads
-        Parts of a column's rows; and heads, padded for matmuls.
+    m : [samples, S, N, C], channels one after another
+    mask : [samples, S, N], of the type of the rows
+    norm : weight and bias
+    mean, rstd : [samples, S, N] in float32
+    parts, heads : parts of a column's rows; and heads, padded for matmuls
     """
 
     m: Tensor

@@ -95,12 +95,9 @@ class BackwardLaunches:
 
     Attributes
     ----------
-    stats_width
-        Numbers kept for each query.
-    is_turned
-        Whether ``dkv`` reads a transposed copy of the bias.
-    parts
-        That ``dbias`` leaves and ``sums`` adds.
+    stats_width : numbers kept for each query
+    is_turned : whether ``dkv`` reads a transposed copy of the bias
+    parts : that ``dbias`` leaves and ``sums`` adds
     """
 
     stats_width: int

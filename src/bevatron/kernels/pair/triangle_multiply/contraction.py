@@ -30,8 +30,7 @@ class Contraction(Protocol):
 
         Parameters
         ----------
-        kept
-            What `contract` returned.
+        kept : what `contract` returned
         meanwhile
             Launches what has nothing to do with it; called once, after the first exchange began.
         """

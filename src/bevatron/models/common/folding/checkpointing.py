@@ -80,12 +80,9 @@ def checkpointed(policy: Checkpointing, name: str, fn: Callable[P, R]) -> Callab
 
     Parameters
     ----------
-    policy
-        Which blocks.
-    name
-        Name of this block.
-    fn
-        A function of its arguments alone, without random numbers of its own.
+    policy : which blocks
+    name : name of this block
+    fn : a function of its arguments alone, without random numbers of its own
     """
     return _again(fn) if name in _NAMES[policy.kind] else fn
 
@@ -95,12 +92,9 @@ def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: 
 
     Parameters
     ----------
-    policy
-        ``all`` computes each block again, ``segments`` each group of them and then its blocks.
-    blocks
-        In order, each bound to what it reads besides the state.
-    state
-        What passes from block to block: a tensor or a tuple of them.
+    policy : ``all`` computes each block again, ``segments`` each group of them and then its blocks
+    blocks : in order, each bound to what it reads besides the state
+    state : what passes from block to block: a tensor or a tuple of them
     """
 
     def run(some: Sequence[Callable[[R], R]], state: R) -> R:

@@ -26,12 +26,9 @@ class Linear(nn.Linear):
 
     Parameters
     ----------
-    width_in, width_out
-        Channels.
-    bias
-        Whether there is a b; it starts at 0, that of a gate at 1.
-    init
-        See `Init`.
+    width_in, width_out : channels
+    bias : whether there is a b; it starts at 0, that of a gate at 1
+    init : see `Init`
     """
 
     def __init__(
