@@ -29,10 +29,8 @@ class Result:
 
     Attributes
     ----------
-    values
-        Plain values, for ``--json``.
-    show
-        Prints them for people.
+    values : plain values, for ``--json``
+    show : prints them for people
     """
 
     values: Any

@@ -40,10 +40,8 @@ class KernelConfig:
 
     Attributes
     ----------
-    default
-        Implementation of every operator that ``ops`` does not name.
-    ops
-        Implementation by operator.
+    default : implementation of every operator that ``ops`` does not name
+    ops : implementation by operator
     """
 
     default: Choice = "auto"

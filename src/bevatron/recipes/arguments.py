@@ -41,12 +41,9 @@ class PrepareOptions:
 
     Attributes
     ----------
-    samples_per_shard
-        Samples in each shard; chosen from their number by default.
-    workers
-        Worker processes; all usable cores by default.
-    overwrite
-        Replace a store of other inputs in this folder.
+    samples_per_shard : samples in each shard; chosen from their number by default
+    workers : worker processes; all usable cores by default
+    overwrite : replace a store of other inputs in this folder
     """
 
     samples_per_shard: int | None = None

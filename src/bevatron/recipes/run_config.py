@@ -34,18 +34,12 @@ class RunConfig:
 
     Attributes
     ----------
-    output
-        The run's folder.
-    preset
-        Hyper-parameters by name, see `preset_values`.
-    data, model
-        The system's own.
-    optim, schedule, batch, loader, checkpoint, train
-        See `bevatron.train.settings`.
-    kernels
-        Which implementation of an operator runs, see `bevatron.kernels`.
-    report
-        Write report.html and the figures at the end.
+    output : the run's folder
+    preset : hyper-parameters by name, see `preset_values`
+    data, model : the system's own
+    optim, schedule, batch, loader, checkpoint, train : see `bevatron.train.settings`
+    kernels : which implementation of an operator runs, see `bevatron.kernels`
+    report : write report.html and the figures at the end
     """
 
     recipe: ClassVar[str]

@@ -31,7 +31,7 @@ class StaticBatch:
         Type of floating-point tensors, but for those that the batch keeps as they are; None = each
         keeps its own.
     device : where
-    pin : Page-locked, for copies to a GPU that do not wait
+    pin : page-locked, for copies to a GPU that do not wait
     like : a batch of the kind that it is for; structures by default
 
     Examples

@@ -26,7 +26,7 @@ def from_openfold(
     ----------
     state : weights by name
     config : sizes of the model
-    dtype : Floating-point type of the weights
+    dtype : floating-point type of the weights
     """
     model = AlphaFold2(config, dtype)
     model.load_state_dict(_ours(in_openfold_layout(state), model))

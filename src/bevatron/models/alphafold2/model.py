@@ -72,7 +72,7 @@ class AlphaFold2(nn.Module):
     Parameters
     ----------
     config : sizes
-    dtype : Floating-point type of the weights
+    dtype : floating-point type of the weights
 
     Examples
     --------

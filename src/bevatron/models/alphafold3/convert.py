@@ -133,7 +133,7 @@ def from_protenix(
     ----------
     weights : by name, with or without DDP's prefix ``module.``
     config : sizes of the model
-    dtype : Floating-point type of the weights
+    dtype : floating-point type of the weights
     """
     prefix = "module."
     if all(name.startswith(prefix) for name in weights):

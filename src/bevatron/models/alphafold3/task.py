@@ -32,12 +32,9 @@ class StepOptions:
 
     Attributes
     ----------
-    copies
-        Noisy copies of each structure (the diffusion batch size).
-    confidence_every
-        Steps between rollouts that train the confidence head; 0 = never.
-    loss
-        Weights of the terms.
+    copies : noisy copies of each structure (the diffusion batch size)
+    confidence_every : steps between rollouts that train the confidence head; 0 = never
+    loss : weights of the terms
     """
 
     copies: int = 48

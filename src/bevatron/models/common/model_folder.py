@@ -201,7 +201,7 @@ class ModelKind(Generic[Config, Model]):
         Parameters
         ----------
         name : a preset of the configuration; by default the one that is named as the kind
-        dtype : Floating-point type
+        dtype : floating-point type
         **changes : entries of the configuration to be changed
         """
         return self.model(self.config.preset(name or self.kind, **changes), dtype)
@@ -219,7 +219,7 @@ class ModelKind(Generic[Config, Model]):
         Parameters
         ----------
         path : the folder
-        dtype : Floating-point type of the model; that of the weights by default
+        dtype : floating-point type of the model; that of the weights by default
         """
         folder = load_model_folder(path)
         if folder.kind != self.kind:

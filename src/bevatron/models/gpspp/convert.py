@@ -55,7 +55,7 @@ def from_official(
         The variables in the official order (``model.weights``): pairs of name and array, a mapping
         in that order, or the path of an npz file that holds them so.
     names : the variables' names, if ``weights`` are a mapping or file with other keys
-    dtype : Floating-point type of the model; float32 by default
+    dtype : floating-point type of the model; float32 by default
 
     Returns
     -------

@@ -27,10 +27,8 @@ class CorruptionConfig:
 
     Attributes
     ----------
-    node_noise
-        Probability that an entry of an atom's features is resampled from its vocabulary.
-    edge_noise
-        The same of a directed edge's.
+    node_noise : probability that an entry of an atom's features is resampled from its vocabulary
+    edge_noise : the same of a directed edge's
     masking
         Odds that a molecule with positions is shown with shortest paths only, positions only, or
         both. It acts if the model can use positions.

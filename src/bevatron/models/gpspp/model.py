@@ -45,8 +45,8 @@ class GPSPlusPlus(nn.Module):
 
     Parameters
     ----------
-    config : Hyper-parameters
-    dtype : Floating-point type; torch's default if not given
+    config : hyper-parameters
+    dtype : floating-point type; torch's default if not given
 
     Examples
     --------

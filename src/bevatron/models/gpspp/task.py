@@ -30,7 +30,7 @@ class GPSPlusPlusTask:
 
     Parameters
     ----------
-    model : Hyper-parameters of the model: its targets, heads and vocabularies
+    model : hyper-parameters of the model: its targets, heads and vocabularies
     loss : the loss and its weights
     corruption : how inputs are masked and corrupted in training
     modes

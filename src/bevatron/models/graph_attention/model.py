@@ -46,7 +46,7 @@ class NodeClassifier(nn.Module):
     Parameters
     ----------
     config : complete, widths of the data included
-    dtype : Floating-point type of the weights
+    dtype : floating-point type of the weights
 
     Examples
     --------
