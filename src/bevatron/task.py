@@ -116,7 +116,7 @@ class Task(Protocol[B_contra]):
 
 @dataclass(frozen=True)
 class StepNumbers:
-    """What is random in an optimiser step: a function of the run's seed and the step alone.
+    """The randomness of an optimiser step: a function of the run's seed and the step alone.
 
     Equal on all ranks, without communication, and after a resume.
 

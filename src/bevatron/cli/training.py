@@ -18,7 +18,7 @@ from bevatron.recipes import system
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How to start.
+    """Options of starting a run.
 
     Attributes
     ----------

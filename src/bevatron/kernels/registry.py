@@ -1,4 +1,4 @@
-"""Which implementation of an operator runs, why, and how often it ran.
+"""Dispatch of operators: which implementation runs, why, and how often it ran.
 
 Every operator has an exact ``reference`` in plain PyTorch and may have fast implementations. Which
 one runs is decided here and nowhere else, so no flag travels through a model:
@@ -36,7 +36,7 @@ PREFERENCE = ("triton", "reference")
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """Which implementation of each operator runs.
+    """Implementations chosen for each operator.
 
     Attributes
     ----------

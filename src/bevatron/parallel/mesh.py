@@ -1,4 +1,4 @@
-"""Which process of a run this is, and the torch process group that joins them.
+"""Rank of this process in a run, and the run's torch process group.
 
 `open_mesh` reads what torchrun or Slurm's srun set in the environment. On one process nothing is
 started and every collective does nothing. A rank that fails or dies stops the others, see

@@ -37,7 +37,7 @@ Columns = Annotated[MoleculeOptions, tyro.conf.arg(name="columns")]
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """How a store is written.
+    """Options of writing a store.
 
     Attributes
     ----------

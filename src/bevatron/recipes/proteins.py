@@ -1,4 +1,4 @@
-"""What stores of complexes and of chains share: preparing them, and what lies beside them."""
+"""Preparation common to stores of complexes and of chains: alignments, templates, clusters."""
 
 import csv
 import io

@@ -194,7 +194,7 @@ class Console:
 
 
 class Pace:
-    """How far a run is, in epochs or steps, and how long the rest will take at the speed so far.
+    """Progress of a run, in epochs or steps, and the time left at the speed so far.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a run would be, without running it: parameters, batches, steps, memory."""
+"""Description of a run without running it: parameters, batches, steps, memory."""
 
 import math
 from collections.abc import Mapping

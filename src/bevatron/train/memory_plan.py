@@ -46,7 +46,7 @@ from bevatron.train.state import TrainState
 
 
 class NotPlannableError(BevatronError):
-    """What a step allocates depends on values of its batch."""
+    """The memory of a step depends on values of its batch."""
 
 
 BLOCK_BYTES = 512
@@ -81,7 +81,7 @@ class MemoryPlan:
 
     @property
     def activations(self) -> int:
-        """What the step needs beyond what stays."""
+        """Memory of the step in addition to what is always held."""
         return self.peak - self.weights - self.optimizer - self.batch - self.workspaces
 
 

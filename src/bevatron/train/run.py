@@ -44,7 +44,7 @@ class Sharing(Protocol):
 
     @property
     def repeats(self) -> int:
-        """How many ranks each have the whole of the same batch, whose sizes count once."""
+        """Number of ranks that hold the same batch, whose sizes are counted once."""
 
     def planner(self, mesh: Mesh) -> Mesh:
         """Return this rank among those that have batches of their own."""

@@ -83,7 +83,7 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How the learning rate changes.
+    """Learning-rate schedule.
 
     Attributes
     ----------
@@ -204,7 +204,7 @@ def with_named_costs(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """How samples are batched.
+    """Batching of samples.
 
     Attributes
     ----------
@@ -289,7 +289,7 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """How batches reach the step.
+    """Loading of batches.
 
     Attributes
     ----------

@@ -68,7 +68,7 @@ class SparseFeatures:
 
 @dataclass(frozen=True)
 class Found:
-    """What was found in the file and changed.
+    """What was found in the file, and what was changed.
 
     Attributes
     ----------

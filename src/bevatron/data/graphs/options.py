@@ -11,7 +11,7 @@ ROLES = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class EdgePolicy:
-    """What is done with repeated edges, missing reverse edges and self loops, in this order.
+    """Treatment of repeated edges, missing reverse edges and self loops, in this order.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class EdgePolicy:
 
 @dataclass(frozen=True)
 class GraphOptions(EdgePolicy):
-    """How a graph is read.
+    """Options of reading a graph.
 
     Attributes
     ----------

@@ -25,7 +25,7 @@ IDLE, COLLATING = -1.0, -2.0
 """Values of a worker's first progress cell while no sample is being read."""
 
 STAND_INS = 3
-"""How many other samples are tried in place of one that cannot be read."""
+"""Maximum number of samples tried in place of one that cannot be read."""
 
 
 @dataclass(frozen=True)

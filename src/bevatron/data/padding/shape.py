@@ -103,7 +103,7 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class PaddingRule:
-    """What a kind of batch asks of a shape; this one treats every axis by itself.
+    """Requirements of a kind of batch on its shapes; by default each axis is independent.
 
     A kind of batch whose axes depend on each other, such as edges that need an atom to point to,
     has a subclass. Sizes are lengths in the order of ``axes``.

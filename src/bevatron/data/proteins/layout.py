@@ -1,4 +1,4 @@
-"""Which residues of a structure are kept, and where their tokens and atoms begin."""
+"""Residues of a structure that are kept, and the offsets of their tokens and atoms."""
 
 from dataclasses import dataclass, replace
 

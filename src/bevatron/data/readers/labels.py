@@ -51,7 +51,7 @@ _LOOKS_LIKE: dict[Quantity, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """How labels are found in files of structures.
+    """Options of finding labels in files of structures.
 
     Attributes
     ----------

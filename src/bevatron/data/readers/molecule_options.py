@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class MoleculeOptions:
-    """Where to find SMILES, targets and 3D structures in a file of molecules.
+    """Columns of SMILES and targets, and 3D structures, of a file of molecules.
 
     Attributes
     ----------

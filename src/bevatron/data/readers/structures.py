@@ -59,7 +59,7 @@ class StructureReader:
 
     @property
     def options(self) -> LabelOptions:
-        """How labels are found."""
+        """Options of finding labels."""
         return self._options
 
     @property

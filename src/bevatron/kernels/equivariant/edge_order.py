@@ -56,12 +56,12 @@ class EdgeOrder:
 
     @property
     def receiver_ptr(self) -> Int[Tensor, " _"]:
-        """Where the edges into each node begin among those sorted by receiver."""
+        """Offsets of each node's incoming edges, sorted by receiver."""
         return self._by_receiver()[1]
 
     @property
     def permutation(self) -> Int[Tensor, " E"] | None:
-        """Which edge comes where when sorted by receiver; None if they are in that order."""
+        """Permutation that sorts the edges by receiver; None if they are sorted."""
         return self._by_receiver()[2]
 
     def by_sender(self, chunk: int) -> tuple[Int[Tensor, " E"], Int[Tensor, " _"]]:
@@ -106,7 +106,7 @@ class EdgeOrder:
 
 
 def _pointers(ordered: Tensor, num_segments: int) -> Tensor:
-    """Where each segment begins in a sorted list of their numbers, and where the last ends."""
+    """Offsets of the segments in a sorted list of segment numbers."""
     bounds = torch.arange(num_segments + 1, device=ordered.device, dtype=ordered.dtype)
     return torch.searchsorted(ordered.contiguous(), bounds)
 

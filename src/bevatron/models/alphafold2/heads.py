@@ -1,4 +1,4 @@
-"""What is predicted from the representations besides the structure; supplement, section 1.9.
+"""Auxiliary heads on the representations; supplement, section 1.9.
 
 `bevatron.models.common.folding.metrics` turns logits into the numbers that users read.
 """

@@ -53,7 +53,7 @@ FEATURES = (
 
 
 class Recycled(NamedTuple):
-    """What a cycle hands to the next.
+    """Outputs of a cycle that the next one recycles.
 
     Attributes
     ----------

@@ -20,7 +20,7 @@ GATE_BIAS = -2.0
 
 
 class Condition(NamedTuple):
-    """What a layer reads of its condition, computed beforehand.
+    """Precomputed values that a layer reads of its condition.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ class ConditionedTransition(nn.Module):
 
     @property
     def norms(self) -> tuple[AdaptiveNorm, ...]:
-        """What `conditions_of` computes beforehand."""
+        """Result of `conditions_of`."""
         return (self.norm,)
 
     def forward(

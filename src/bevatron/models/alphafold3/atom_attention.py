@@ -29,7 +29,7 @@ ELEMENTS, NAME_CHARACTERS, NAME_LENGTH = 128, 64, 4
 
 
 class Atoms(NamedTuple):
-    """What describes atoms apart from noisy coordinates.
+    """Embeddings of atoms without noisy coordinates.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Atoms(NamedTuple):
 
 
 class TrunkToAtoms(nn.Module):
-    """What the diffusion module's encoder has in addition: trunk and noisy coordinates."""
+    """Additional inputs of the diffusion module's encoder: trunk and noisy coordinates."""
 
     def __init__(self, config: AtomConfig, single_width: int, pair_width: int) -> None:
         super().__init__()

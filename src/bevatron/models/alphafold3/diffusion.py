@@ -32,7 +32,7 @@ ROWS_AT_ONCE = 2048
 
 
 class Shared(NamedTuple):
-    """What all copies of a structure share.
+    """Inputs shared by all copies of a structure.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Shared(NamedTuple):
 
 
 class Level(NamedTuple):
-    """What noisy copies have from their noise level.
+    """Inputs of noisy copies that depend on their noise level.
 
     Attributes
     ----------

@@ -28,7 +28,7 @@ from bevatron.models.common.folding.normal import Normal
 
 
 class Representation(NamedTuple):
-    """What the trunk says of a complex.
+    """Output of the trunk.
 
     Attributes
     ----------

@@ -28,7 +28,7 @@ STREAM = 2**20
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What the steps of a stage compute.
+    """Losses of the steps of a stage.
 
     Attributes
     ----------

@@ -23,7 +23,7 @@ seen in 2D."""
 
 @dataclass(frozen=True)
 class CorruptionConfig:
-    """How inputs are corrupted in training.
+    """Corruption of inputs in training.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class CorruptionConfig:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model reads in place of a batch's own fields.
+    """Fields that a model reads in place of the batch's own.
 
     Attributes
     ----------

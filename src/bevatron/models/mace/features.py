@@ -34,7 +34,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Statistics:
-    """What `statistics` finds.
+    """Result of `statistics`.
 
     Attributes
     ----------

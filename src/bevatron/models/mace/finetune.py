@@ -23,7 +23,7 @@ Status = Literal["loaded", "resized", "new", "ignored"]
 
 @dataclass(frozen=True)
 class TransferRow:
-    """What became of one tensor.
+    """The origin of one tensor.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ def load_matching(
 
 
 class _Plan:
-    """Which element and head of the source each of the model's comes from."""
+    """The source's element and head for each of the model's."""
 
     def __init__(
         self,

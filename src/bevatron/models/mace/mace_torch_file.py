@@ -96,7 +96,7 @@ _OTHER_CONTENT = {
     b"version https://git-lfs": "is a pointer of Git LFS; fetch the file itself (git lfs pull)",
     b"\x1f\x8b": "is compressed; unpack it first (gunzip)",
 }
-"""How files begin that are given in place of checkpoints."""
+"""First bytes of files that are mistaken for checkpoints."""
 
 
 def _unpickled(path: Path | str) -> Any:

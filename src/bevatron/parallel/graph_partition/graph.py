@@ -155,7 +155,7 @@ class DistributedGraph:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """Device of this rank."""
         return self.mesh.device
 
     @property

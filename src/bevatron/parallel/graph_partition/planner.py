@@ -18,14 +18,14 @@ ATTENDS = {
     "rows": ("gat", "dot", "rows"),
     "one_and_half_d": ("gat", "dot"),
 }
-"""What each scheme computes: GAT's attention, dot products, whole rows with any formula."""
+"""Layers that each scheme supports: GAT's attention, dot products, any formula on whole rows."""
 CHOSEN_FROM = ("two_dimensional", "feature_parallel", "rows")
 """Schemes that ``auto`` considers; the paper's scheme is there for comparison."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a layer does.
+    """Workload of a layer.
 
     Attributes
     ----------

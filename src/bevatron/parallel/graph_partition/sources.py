@@ -1,4 +1,4 @@
-"""Where the edges of a graph come from, a piece at a time.
+"""Sources of a graph's edges, read a piece at a time.
 
 The random graphs of `bevatron.data.graphs.generators` and files opened by
 `bevatron.data.graphs.read_in_pieces` are sources.
@@ -42,7 +42,7 @@ class EdgeSource(Protocol):
 
     @property
     def policy(self) -> EdgePolicy:
-        """What is done with duplicates, reverse edges and self loops."""
+        """Treatment of duplicates, reverse edges and self loops."""
         ...
 
     @property

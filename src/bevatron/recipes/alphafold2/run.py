@@ -49,7 +49,7 @@ class ChainStage(StageConfig):
 
     @property
     def sizes(self) -> ChainSizes:
-        """How much a sample holds at most."""
+        """Maximum sizes of a sample."""
         return ChainSizes(self.crop, self.rows, self.extra_rows)
 
 
@@ -108,7 +108,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
         "schedule": {"warmup_steps": 100},
     },
 }
-"""What the presets of runs change."""
+"""Settings that each preset changes."""
 
 MODELS = {"scalefold": "alphafold2", "mlperf": "alphafold2"}
 """Presets of models of the presets of runs, where the names differ."""

@@ -52,7 +52,7 @@ class ComplexStage(StageConfig):
 
     @property
     def sizes(self) -> SampleSizes:
-        """How much a sample holds at most."""
+        """Maximum sizes of a sample."""
         return SampleSizes(CropSizes(tokens=self.crop, atoms=self.atoms), self.rows)
 
 

@@ -65,7 +65,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How the model is run.
+    """Options of running a model.
 
     Attributes
     ----------

@@ -56,7 +56,7 @@ class GraphDataConfig:
 
     @property
     def split_origin(self) -> str:
-        """Where the split comes from, for messages."""
+        """Origin of the split, for messages."""
         if self.inductive:
             return "by whole graphs"
         if self.read.random_split is not None:

@@ -214,7 +214,7 @@ def open_for(
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """What a model gives for a graph, or for this process's vertices of one that is cut.
+    """Predictions for a graph, or for this process's vertices of a partitioned one.
 
     Attributes
     ----------

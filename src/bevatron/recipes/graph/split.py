@@ -36,7 +36,7 @@ class KnownGraph:
 
 @dataclass(frozen=True, eq=False)
 class TrainedSplit:
-    """Which vertices a model was trained, validated and tested on.
+    """The vertices that a model was trained, validated and tested on.
 
     Attributes
     ----------

@@ -27,7 +27,7 @@ from bevatron.recipes.arguments import (
 
 @dataclass(frozen=True)
 class PotentialOptions:
-    """How the potential is run.
+    """Options of running a potential.
 
     Attributes
     ----------

@@ -28,7 +28,7 @@ REFIT_PER_ELEMENT = 50
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What a run keeps of the model it starts from.
+    """The parts of the initial model that a run keeps.
 
     Attributes
     ----------

@@ -66,7 +66,7 @@ class Memory:
 
 @dataclass
 class Profile:
-    """What one rank measured.
+    """Measurements of one rank.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a structure file holds, as flat arrays: atoms, residues, chains, links, assemblies."""
+"""A structure file as flat arrays: atoms, residues, chains, links, assemblies."""
 
 import datetime as dt
 from collections.abc import Sequence

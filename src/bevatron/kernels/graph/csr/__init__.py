@@ -144,7 +144,7 @@ class Csr:
 
     @property
     def device(self) -> torch.device:
-        """Where the matrix is."""
+        """Device of the matrix."""
         return self.col.device
 
     @property
@@ -164,13 +164,13 @@ class Csr:
 
     @property
     def row_work(self) -> Work:
-        """How kernels share out the rows."""
+        """Division of the rows among programs."""
         found: Work = self._made["rows"]
         return found
 
     @property
     def col_work(self) -> Work:
-        """How kernels share out the columns."""
+        """Division of the columns among programs."""
         found: Work = self._made["columns"]
         return found
 

@@ -11,7 +11,7 @@ from bevatron.kernels.shared import support
 __all__ = ["Shared", "add_dropped"]
 
 Shared = Literal["rows", "columns"]
-"""What shares a mask: all rows (``DropoutRowwise`` of the supplements) or all columns."""
+"""Axis along which a mask is shared: rows (``DropoutRowwise`` of the supplements) or columns."""
 
 _operator = registry.operator("add_dropped", __name__, takes=support.up_to_float32)
 

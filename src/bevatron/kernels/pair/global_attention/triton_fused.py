@@ -93,17 +93,17 @@ class Columns:
 
     @property
     def count(self) -> int:
-        """How many columns there are."""
+        """Number of columns."""
         return self.m.shape[0] * self.m.shape[2]
 
     @property
     def items(self) -> int:
-        """How many parts of columns there are."""
+        """Number of parts of columns."""
         return self.count * self.parts
 
     @property
     def walkers(self) -> int:
-        """How many programs share the items where each leaves shares of weights' gradients."""
+        """Number of programs, each of which writes a part of the weights' gradients."""
         return min(self.items, PER_SM * num_sms(self.m.device) // 2)
 
     @property

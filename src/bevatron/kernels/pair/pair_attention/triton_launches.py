@@ -151,7 +151,7 @@ def backward_launches(
 
 
 class _Rows(NamedTuple):
-    """What the launches of the backward pass share, heads first; `width` is of the statistics."""
+    """Arguments shared by the backward launches, heads first; `width` is of the statistics."""
 
     q: Tensor
     k: Tensor

@@ -15,7 +15,7 @@ BLOCK = 256
 
 
 class Keys(NamedTuple):
-    """Which keys there are, as the kernels read it; nothing if there is no mask.
+    """The mask of keys as the kernels read it; empty if there is none.
 
     Attributes
     ----------

@@ -59,7 +59,7 @@ def pad(width: int) -> int:
 
 @dataclass(frozen=True)
 class Pair:
-    """How the rows of a pair lie, in its own memory and in tensors with channels outermost.
+    """Layout of a pair's rows, in its own memory and in tensors with channels outermost.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class LayerSums:
-    """What computes the sums over rows from which the gradients of linear layers follow.
+    """Launches of the sums over rows that give the gradients of linear layers.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Which activations are kept for the backward pass and which are computed again.
+"""Activation checkpointing: which activations are kept and which are recomputed.
 
 A model names the blocks that can be computed again where it calls them, ``checkpointed(policy,
 "pair_block", self.pair)``; the policy, a part of its configuration, says which of them are. No
@@ -33,10 +33,10 @@ SUB_LAYERS = frozenset(
         "pair_block",
     }
 )
-"""What ``paper`` computes again in AlphaFold3."""
+"""Layers that ``paper`` recomputes in AlphaFold3."""
 
 ALIGNMENT_LAYERS = frozenset({"msa_row_attention", "msa_column_attention"})
-"""What ``paper`` also computes again in AlphaFold2."""
+"""Layers that ``paper`` recomputes in AlphaFold2 too."""
 
 _NAMES: dict[Kind, frozenset[str]] = {
     "none": frozenset(),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bevatron.kernels import linear
 
 Init = Literal["lecun", "he", "glorot", "gating", "final", "normal"]
-"""How a layer starts: AlphaFold2's supplement, section 1.11.4.
+"""Initialisation of a layer: AlphaFold2's supplement, section 1.11.4.
 
 ``lecun`` and ``he`` are truncated normal with variance 1 and 2 over the number of inputs, ``he`` in
 front of a ReLU; ``glorot`` is uniform, for queries, keys and values; ``gating`` has weights 0 and

@@ -1,4 +1,4 @@
-"""What is to be predicted, whatever format it came from."""
+"""A complex to predict, independent of its file format."""
 
 import string
 from collections.abc import Iterator, Sequence

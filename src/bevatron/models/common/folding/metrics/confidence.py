@@ -1,4 +1,4 @@
-"""What a model says about its own prediction: pLDDT, PAE, pTM, ipTM, ranking of samples."""
+"""Predicted confidences: pLDDT, PAE, pTM, ipTM, ranking of samples."""
 
 import torch
 from jaxtyping import Bool, Float, Int

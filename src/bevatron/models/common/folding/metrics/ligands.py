@@ -1,4 +1,4 @@
-"""How well a ligand sits in its pocket."""
+"""Accuracy of ligands in their pockets."""
 
 import torch
 from jaxtyping import Bool, Float, Int
