@@ -92,7 +92,7 @@ class TriangleAttention(nn.Module):
         z: Float[Tensor, "*batch R N C"],
         mask: Bool[Tensor, "*batch N N"] | None = None,
     ) -> Float[Tensor, "*batch R N C"]:
-        """Compute the update of own rows; edges outside the mask are no keys."""
+        """Compute the update of own rows; masked edges are not attended to."""
         N, norm = z.shape[-2], self.attention.norm
         assert norm is not None
         columns = None if self.starting else turned(z)
