@@ -42,7 +42,7 @@ Rows = list[dict[str, Any]]
 Dtype = Literal["float32", "float64"]
 
 SATURATED = 0.9
-"""Share of the highest rate from which on a device counts as saturated."""
+"""Fraction of the highest rate above which a device counts as saturated."""
 
 
 def store_rates(path: Path, reads: int = 5000) -> Rows:

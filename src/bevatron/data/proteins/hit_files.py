@@ -29,7 +29,7 @@ class NamedChain:
     Attributes
     ----------
     entry : code of the structure, in lower case
-    names : what its chain is called
+    names : names of its chain
     classes : its sequence as classes of the alphabet, int8
     released : day, see `bevatron.data.proteins.chain_index.day_number`
     """
@@ -66,7 +66,7 @@ def template_queries(
 
     Hits belong to the chain that the file calls their query, else to the one that the file or its
     folder is named after, else to the query of the alignments beside the file or one folder up, if
-    these have one query, else to the only chain there is.
+    these have one query, else to the only chain.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def template_queries(
 
     Returns
     -------
-    The sequences with hits, and (file, reason) of files that are of no chain.
+    The sequences with hits, and (file, reason) of files that belong to no chain.
     """
     owner = _Owners(chains, sequences, alignments, duplicates)
     found: dict[bytes, dict[HitsOf, None]] = {}

@@ -54,7 +54,7 @@ class Table:
         return self.count(tag) > 0
 
     def count(self, tag: str) -> int:
-        """Return how many values a column has; 0 if there is none."""
+        """Return the number of values of a column; 0 if there is none."""
         return len(self._block.find_values(f"{self._category}.{tag}"))
 
     def texts(self, tag: str, length: int | None = None) -> list[str]:
@@ -63,7 +63,7 @@ class Table:
         Parameters
         ----------
         tag : its name in the category
-        length : how many values to return, empty, if there is no such column
+        length : number of empty values to return if there is no such column
         """
         column = self._column(tag, length)
         if not column and length:
