@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from bevatron.models.alphafold3.config_trunk import PairConfig, PairformerConfig
-from bevatron.models.common.folding import Checkpointing
+from bevatron.models.common.folding import AUTOMATIC, Checkpointing
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ class DiffusionConfig:
     noise_width
         Channels of the noise-level embedding.
     checkpointing
-        What the backward pass recomputes.
+        What the backward pass recomputes; by default as little as fits the GPU.
     """
 
     encoder: AtomConfig = field(default_factory=AtomConfig)
     transformer: TokenTransformerConfig = field(default_factory=TokenTransformerConfig)
     decoder: AtomConfig = field(default_factory=AtomConfig)
     noise_width: int = 256
-    checkpointing: Checkpointing = field(default_factory=lambda: Checkpointing("all"))
+    checkpointing: Checkpointing = AUTOMATIC
 
 
 @dataclass(frozen=True)
