@@ -364,7 +364,7 @@ class Pool:
         if worker.overdue is not None:
             return LoaderError(
                 f"{self._name(worker.overdue)}: reading it took longer than "
-                f"{self._sample_timeout:g} s, also at the second attempt; mend or leave out the "
+                f"{self._sample_timeout:g} s, also at the second attempt; fix or leave out the "
                 f"sample or raise the time limit of a sample"
             )
         return LoaderError(

@@ -83,7 +83,7 @@ def load_matching(
 ) -> list[TransferRow]:
     """Copy the weights of another model as far as they fit.
 
-    Raises CheckpointError if the source is no MACE, or has no element in common with the model.
+    Raises CheckpointError if the source is not a MACE, or has no element in common with the model.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ def read_alignment(path: str | Path, kind: Polymer = "protein") -> Alignment:
     format_ = _FORMATS.get(format_suffix(path))
     if format_ is None:
         raise DataError(
-            f"{path}: has no known alignment format; the name must end in one of "
+            f"{path}: is not in a known alignment format; the name must end in one of "
             f"{', '.join(_FORMATS)}"
         )
     return parse_alignment(read_whole(path), str(path), format_, kind)

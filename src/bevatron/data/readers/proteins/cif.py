@@ -21,7 +21,7 @@ def gemmi() -> Any:
 def parse_cif(data: bytes, name: str) -> list[Any]:
     """Parse mmCIF text into gemmi's data blocks.
 
-    Raises DataError if it is no CIF, is cut off within a value or row, or names a tag twice.
+    Raises DataError if it is not CIF, is cut off within a value or row, or names a tag twice.
     """
     try:
         return list(gemmi().cif.read_string(data))
@@ -32,7 +32,7 @@ def parse_cif(data: bytes, name: str) -> list[Any]:
         line = f", line {numbers[1]}" if len(numbers) > 1 else ""
         reason = reason if line else str(error)
         raise DataError(
-            f"{name}{line}: is no valid mmCIF ({reason}); the file is damaged or cut off, copy or "
+            f"{name}{line}: is not valid mmCIF ({reason}); the file is damaged or cut off, copy or "
             "download it again"
         ) from None
 

@@ -100,7 +100,7 @@ class Dictionary(Protocol):
 class Components:
     """A dictionary of components in an index file, by code.
 
-    Pickles as the path of its index. Raises DataError if the file is no such index, or is damaged.
+    Pickles as the path of its index. Raises DataError if the file is not one, or is damaged.
 
     Parameters
     ----------
@@ -114,19 +114,19 @@ class Components:
             metadata = table.schema.metadata or {}
         except (OSError, pa.ArrowInvalid) as error:
             raise DataError(
-                f"{index}: is no index of components, or it is damaged ({error}); remove it to "
-                "make it anew"
+                f"{index}: is not an index of components, or it is damaged ({error}); remove it to "
+                "rebuild it"
             ) from None
         if metadata.get(b"format") != FORMAT:
             raise DataError(
-                f"{index}: is no index of components of this version; remove it to make it anew"
+                f"{index}: is not an index of components of this version; remove it to rebuild it"
             )
         self.key = metadata[KEY].decode()
         self._columns = {
             name: table.column(name).chunk(0) for name in table.column_names if table.num_rows
         }
         if structure_checksum(self._columns) != metadata[STRUCTURE].decode():
-            raise DataError(f"{index}: is damaged; remove it to make it anew")
+            raise DataError(f"{index}: is damaged; remove it to rebuild it")
         codes = self._columns["code"].to_pylist() if table.num_rows else []
         self._rows = {code: row for row, code in enumerate(codes)}
 
@@ -160,7 +160,7 @@ class Components:
         if damaged:
             raise DataError(
                 f"{self.path}: component '{code}' is damaged, its checksum does not match; remove "
-                "the file to make it anew"
+                "the file to rebuild it"
             )
         texts = ("code", "name", "type", "parent", "letter", "status", "replaced_by")
         return Component(

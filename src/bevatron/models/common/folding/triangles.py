@@ -99,7 +99,7 @@ class TriangleAttention(nn.Module):
         z: Float[Tensor, "*batch R N C"],
         mask: Bool[Tensor, "*batch N N"] | None = None,
     ) -> Float[Tensor, "*batch R N C"]:
-        """Compute the update of own rows; edges outside the mask are no keys."""
+        """Compute the update of own rows; masked edges are not attended to."""
         if not self.starting:
             return transposed(self.by_columns(z, mask)[1])
         return self._attend(z, gathered(self._bias(z), -2, z.shape[-2]), mask)

@@ -147,7 +147,9 @@ def parse_json(text: str, name: str) -> Keyed:
             f"{name}, line {error.lineno}, column {error.colno}: is not valid JSON ({error.msg})"
         ) from None
     except (RecursionError, ValueError):
-        raise DataError(f"{name}: is nested too deeply or holds too long a number") from None
+        raise DataError(
+            f"{name}: is nested too deeply or holds a number that is too long"
+        ) from None
 
 
 class _Plain(str):
