@@ -156,7 +156,7 @@ class StoreKind:
             )
         if not (store.path / CLUSTERS).exists():
             raise DataError(
-                f"{path}: was not prepared to its end; start the same `bevatron prepare` again"
+                f"{path}: was not prepared completely; start the same `bevatron prepare` again"
             )
         return store
 

@@ -571,7 +571,7 @@ class Trainer:
         name = wanted.removeprefix("-")
         if name not in metrics:
             raise ConfigError(
-                f"train.monitor: '{name}' is no metric of this validation set "
+                f"train.monitor: '{name}' is not a metric of this validation set "
                 f"(known: {', '.join(sorted(metrics))})"
             )
         return metrics[name] if name == wanted else -metrics[name]

@@ -164,6 +164,9 @@ def _plan(
     captured: bool,
 ) -> MemoryPlan:
     """Plan a step of copies that may be changed."""
+    set_up = run.stages[numbers.stage].set_up if run.stages else None
+    if set_up is not None:
+        set_up(model)
     if isinstance(task, Numbered):
         task.begin_step(numbers)
     run = dataclasses.replace(run, model=model, task=task)
