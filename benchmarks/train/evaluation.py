@@ -123,7 +123,8 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     notes = (
         f"MACE, preset {arguments.preset}, float32, {train:,} crystals of 4 to 500 atoms in "
         f"batches of {arguments.atoms:,}, {valid:,} more validated after each of "
-        f"{arguments.epochs} epochs; the first does not count. Losses agree within {apart:.0e}."
+        f"{arguments.epochs} epochs; the first does not count, and nothing is "
+        f"trained beside the last validation. Losses agree within {apart:.0e}."
     )
     write_result("train/evaluation", rows, notes, device=arguments.device, folder=arguments.out)
     return rows
