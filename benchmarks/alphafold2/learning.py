@@ -106,16 +106,20 @@ def configuration(given: argparse.Namespace, folder: Path) -> AlphaFold2Run:
 
 
 class UnevenChains(FullChains):
-    """Of which some take longer: up to ``longest`` seconds, spread over three orders of it."""
+    """Of which some take longer: up to ``longest`` seconds, spread over three orders of it.
 
-    share, longest = 0.0, 1.0
+    Errors of none are clamped if ``unclamped``, which moves what lies far away.
+    """
+
+    share, longest, unclamped = 0.0, 1.0, False
 
     def sample(self, index: SupportsIndex, seed: int) -> Any:
         """Make the sample of a seed, whose delay is always the same."""
         chance, power = np.random.default_rng([int(index), seed]).random(2)
         if chance < self.share:
             time.sleep(self.longest * 10 ** (3 * power - 3))
-        return super().sample(index, seed)
+        found = super().sample(index, seed)
+        return found | {"use_clamped_fape": np.zeros((), np.float32)} if self.unclamped else found
 
 
 class Watched(AlphaFold2Task):
@@ -144,6 +148,7 @@ def reduced(run: Run, given: argparse.Namespace) -> Run:
         lengths = data.lengths("tokens")
         full = UnevenChains(data.path, data.units, lengths, sizes, given.passes)
         full.share, full.longest = given.slow, given.longest_delay
+        full.unclamped = given.unclamped
         sources.append(replace(source, dataset=full))
     train = Draws(sources, draws.seed)
     return replace(run, task=task, train=train, stages=[replace(run.stages[0], train=train)])
@@ -156,14 +161,16 @@ class Alone(ChainDataset):
         return super()._open()[0], None, None
 
 
-def tested(predictor: ChainPredictor, path: Path, longest: int) -> list[Result]:
-    """Predict the distinct chains of a store, with their alignments and without."""
+def tested(predictor: ChainPredictor, path: Path, longest: int, most: int | None) -> list[Result]:
+    """Predict the distinct chains of a store, or some, with their alignments and without."""
     store = open_chains(path)
     table = chain_table(store)
     keys = column(store, "chain_key")
     first = np.zeros(len(keys), dtype=bool)
     first[np.unique(keys, return_index=True)[1]] = True
     table = table.take(first & table.usable & (table.length <= longest))
+    if most is not None:
+        table = table.take(np.linspace(0, len(table.length) - 1, most).astype(int))
     sizes = ChainSizes(longest, SHOWN_ROWS, SHOWN_EXTRA, best_templates=True)
     found = []
     for kind, dataset in (("alignment", ChainDataset), ("sequence alone", Alone)):
@@ -199,9 +206,13 @@ def measure(given: argparse.Namespace) -> Result:
         if given.test:
             predictor = ChainPredictor(config.output, given.device)
             predictor.task = AlphaFold2Task(given.passes, activations=predictor.task.activations)
-            chains = [row for path in given.test for row in tested(predictor, path, given.longest)]
+            for path in given.test:
+                chains += tested(predictor, path, given.longest, None)
+            if given.seen:
+                seen = tested(predictor, given.store, given.longest, given.seen)
+                chains += [row | {"of": "training"} for row in seen]
     chosen = ("preset", "seed", "steps", "samples", "crop", "rows", "extra_rows", "passes", "lr",
-              "slow", "longest_delay", "set")  # fmt: skip
+              "slow", "longest_delay", "unclamped", "set")  # fmt: skip
     return {
         "name": given.name,
         **{key: getattr(given, key) for key in chosen},
@@ -319,14 +330,19 @@ def rows_of(name: str, members: Sequence[Result]) -> list[dict[str, Any]]:
     if last:
         after = min(one["step"] for one in last)
         rows.append({**about, "judged on": f"validation, step {after}", **judged(last)})
-    for shown in dict.fromkeys(row["shown"] for row in members[0]["tested"]):
+    for judged_on in dict.fromkeys(map(kind_of, members[0]["tested"])):
         each = [
             {key: statistics.mean(row[key] for row in run["tested"]
-                                  if row["shown"] == shown and key in row) for key in JUDGED}
+                                  if kind_of(row) == judged_on and key in row) for key in JUDGED}
             for run in members
         ]  # fmt: skip
-        rows.append({**about, "judged on": f"test, {shown}", **judged(each)})
+        rows.append({**about, "judged on": judged_on, **judged(each)})
     return rows
+
+
+def kind_of(row: Result) -> str:
+    """Say whether a chain was trained on, and what was shown of it."""
+    return f"{row.get('of', 'test')}, {row['shown']}"
 
 
 def judged(each: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -418,6 +434,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--templates", type=int, default=1)
     parser.add_argument("--passes", type=int, default=1, help="of a step at most; 1: no recycling")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--unclamped", action="store_true", help="clamp errors of no sample")
+    parser.add_argument("--seen", type=int, default=0, help="chains of the training judged, too")
     parser.add_argument("--slow", type=float, default=0.0, help="share of samples that take longer")
     parser.add_argument("--longest-delay", type=float, default=1.0, help="of a slow one, seconds")
     parser.add_argument("--device", default="auto")

@@ -1,4 +1,4 @@
-"""What commands print: results to standard output, notes about them to standard error.
+"""Output of the commands: results on standard output, notes on standard error.
 
 ``--quiet`` and ``--json`` are decided once, for the whole process, in `quietly` and by the command
 line; functions print through `say`, `note` and `Result` and know nothing of them.
@@ -17,7 +17,7 @@ from typing import Any, Literal
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 
 UNFOLDED = 20
-"""Characters up to which a number, a word or a name in the first column of a table stays whole."""
+"""Maximum length of a number, word or name in the first column that is never folded."""
 
 MOST_WORDS = 8
 """A cell with more words is a sentence."""
@@ -25,14 +25,12 @@ MOST_WORDS = 8
 
 @dataclass(frozen=True)
 class Result:
-    """What a command has computed.
+    """The result of a command.
 
     Attributes
     ----------
-    values
-        Plain values, for ``--json``.
-    show
-        Prints them for people.
+    values : plain values, for ``--json``
+    show : prints them for people
     """
 
     values: Any
@@ -50,7 +48,7 @@ class Result:
 
 
 Outcome = Result | int | None
-"""What the function of a command returns: a result, or an exit code, or nothing."""
+"""Return value of a command's function: a result, an exit code or nothing."""
 
 
 def say(*lines: str) -> None:
@@ -73,7 +71,7 @@ def is_quiet() -> bool:
 
 @contextmanager
 def quietly(quiet: bool = True) -> Iterator[None]:
-    """Print only results and errors for the length of a ``with`` block."""
+    """Print only results and errors within a ``with`` block."""
     token = _quiet.set(quiet)
     try:
         yield
@@ -86,7 +84,7 @@ def print_table(
 ) -> None:
     """Print a table whose first column identifies its rows and is never cut.
 
-    Columns of words are left-aligned, others right. Cells and headers that do not fit are folded,
+    Columns of text are left-aligned, others right. Cells and headers that do not fit are folded,
     numbers are not; a table that is still too wide is left for the terminal to wrap.
 
     Parameters

@@ -18,15 +18,14 @@ from bevatron.recipes import system
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How to start.
+    """Options of starting a run.
 
     Attributes
     ----------
     resume
         ``never``: the folder must not hold a run; ``auto``: resume one if it does, from its newest
         intact checkpoint; ``must``: it has to hold one, whose newest checkpoint is intact.
-    dry_run
-        Print parameters, memory and steps; the run's folder stays as it is.
+    dry_run : print parameters, memory and steps; the run's folder stays as it is
     """
 
     resume: Literal["never", "auto", "must"] = "never"
@@ -55,7 +54,7 @@ def train(arguments: list[str]) -> int:
         if arguments[0] in SYSTEMS and "--dry-run" not in arguments:
             from bevatron.parallel.mesh import start_gpu
 
-            # As early as can be; files may say otherwise.
+            # As early as possible; files may say otherwise.
             start_gpu(value_of("--train.device", arguments) or "auto")
         from bevatron.recipes.training import configuration, start
 
@@ -68,7 +67,7 @@ def train(arguments: list[str]) -> int:
             default=command(base, TrainOptions()),
         )
     if not gc.get_freeze_count():
-        gc.freeze()  # what was imported: collections need not look at it again and again
+        gc.freeze()  # collections skip what was imported
     return start(parsed.run, resume=parsed.options.resume, dry_run=parsed.options.dry_run)
 
 

@@ -13,9 +13,9 @@ from bevatron.recipes.named_models import models_folder, named_model
 def kind_of_model(arguments: Sequence[str]) -> str | None:
     """Find the first run or model folder among a command's arguments and return its kind.
 
-    Raises CheckpointError if that model.json is damaged; or if the first argument is no option and
-    no file or folder with a model has that name: which options there are depends on the model, so
-    the command would complain of one instead.
+    Raises CheckpointError if that model.json is damaged, or if the first argument is not an option
+    and names no file or folder with a model: the options depend on the model, so the command would
+    complain of one instead.
 
     Returns
     -------
@@ -63,16 +63,13 @@ def holds_model(path: Path) -> bool:
 def newest_model(path: Path, of_a_file: str = "") -> Path:
     """Return the folder of a model; of an unfinished run, that of its best model.
 
+    Raises CheckpointError if it is a file, or the name of a published model that is not there.
+    Whether there is a model is checked when it is read.
+
     Parameters
     ----------
     path : a run or a model folder, or the name of one in `named_models.models_folder`
     of_a_file : added to the message if this is a file
-
-    Raises
-    ------
-    CheckpointError
-        If it is a file, or the name of a published model that is not there. Whether there is a
-        model is checked when it is read.
     """
     path = named_model(path)
     if path.is_file():

@@ -1,4 +1,4 @@
-"""What runs in stages of drawn proteins share: their configuration, precision and stages."""
+"""The common part of runs on drawn proteins: configuration, precision, stages."""
 
 import dataclasses
 import os
@@ -12,10 +12,11 @@ import torch
 
 from bevatron.config import from_dict, merged, to_dict
 from bevatron.errors import ConfigError
+from bevatron.models.common.folding.checkpointing import automatic
 from bevatron.parallel import axial
 from bevatron.parallel.mesh import parse_device, ranks_from_environment
 from bevatron.recipes.run_config import LARGE_MODEL, RunConfig, SaveModel, WriteReport
-from bevatron.recipes.shared_samples import divided, gpu_memory
+from bevatron.recipes.shared_samples import fitted, gpu_memory
 from bevatron.recipes.system import System
 from bevatron.task import Task
 from bevatron.train.run import Run, SamplesApart, SamplesInGroups, Sharing, Stage
@@ -25,14 +26,14 @@ from bevatron.typing import IntArray
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How the processes of a run divide the work.
+    """Division of a run's work among processes.
 
     Attributes
     ----------
     axial
         Consecutive processes that compute one sample together; 1 = each has samples of its own,
         ``auto`` = as few as give every process a part of the samples of a step and, on GPUs, have
-        the memory; then as little is computed again as fits, see `bevatron.recipes.shared_samples`.
+        the memory, see `bevatron.recipes.shared_samples`.
     """
 
     axial: int | Literal["auto"] = 1
@@ -77,7 +78,7 @@ class StagedRun(RunConfig):
 
     @property
     def processes_per_sample(self) -> list[int]:
-        """How many processes may compute a sample together, the smallest number first."""
+        """Possible numbers of processes per sample, ascending."""
         given = self.parallel.axial
         if given != "auto":
             return [given]
@@ -88,7 +89,7 @@ class StagedRun(RunConfig):
 
     @property
     def sharing(self) -> Sharing:
-        """Which processes share a sample, as long as they have the memory."""
+        """Choose the processes that share a sample, given their memory."""
         size = self.processes_per_sample[0]
         return SamplesInGroups(size) if size > 1 else SamplesApart()
 
@@ -168,9 +169,10 @@ def staged_run(
         on_end=WriteReport(report, model, data.report) if config.report else None,
         **options,
     )
-    memory = gpu_memory(config.train) if config.parallel.axial == "auto" else None
+    chooses = config.parallel.axial == "auto" or automatic(model)
+    memory = gpu_memory(config.train) if chooses else None
     if memory is not None:
-        run = divided(run, config.processes_per_sample, memory)
+        run = fitted(run, config.processes_per_sample, memory)
         parallel = ParallelConfig(run.sharing.repeats)
         dataclasses.replace(config, parallel=parallel)  # refuses what forbids such groups
     return run

@@ -13,10 +13,7 @@ NUM_ELEMENTS = 118
 def check_structure(frame: RawFrame) -> None:
     """Refuse a frame for which nothing can be computed.
 
-    Raises
-    ------
-    DataError
-        The caller adds file and frame.
+    Raises DataError, to which the caller adds file and frame.
     """
     if len(frame.numbers) == 0:
         raise DataError("there are no atoms")
@@ -30,7 +27,7 @@ def check_structure(frame: RawFrame) -> None:
     if frame.numbers.min() < 1 or frame.numbers.max() > NUM_ELEMENTS:
         atom = int(np.flatnonzero((frame.numbers < 1) | (frame.numbers > NUM_ELEMENTS))[0])
         raise DataError(
-            f"atom {atom} has the atomic number {frame.numbers[atom]}, which is no element"
+            f"atom {atom} has the atomic number {frame.numbers[atom]}, which is not an element"
         )
     if not np.isfinite(frame.cell).all():
         raise DataError("the cell holds NaN or infinity")

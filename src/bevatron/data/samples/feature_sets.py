@@ -13,7 +13,7 @@ from types import MappingProxyType
 from bevatron.errors import ConfigError
 
 FEATURES_VERSION = 2
-"""Version of how features are computed; stores and models record theirs, 1 if they record none.
+"""Version of the computation of features; stores and models record theirs, 1 if they record none.
 
 1: eigenvectors depend on the order in which the atoms of a molecule are written. 2: they do not.
 """
@@ -67,10 +67,8 @@ class FeatureSet:
 
     Attributes
     ----------
-    name
-        As in configurations.
-    atom, bond
-        Names of the features.
+    name : as in configurations
+    atom, bond : names of the features
 
     Examples
     --------
@@ -172,10 +170,7 @@ FEATURE_SETS: Mapping[str, FeatureSet] = MappingProxyType(
 def feature_set(name: str) -> FeatureSet:
     """Look a feature set up.
 
-    Raises
-    ------
-    ConfigError
-        If there is none of that name.
+    Raises ConfigError if there is none of that name.
     """
     if name not in FEATURE_SETS:
         raise ConfigError(f"feature_set: expected one of {', '.join(FEATURE_SETS)}, got '{name}'")

@@ -26,23 +26,18 @@ UNREACHABLE = 255
 """Marks the distance of two atoms that no path joins."""
 
 MAX_DISTANCE = 254
-"""Longer shortest paths are stored as this."""
+"""Maximum stored length of shortest paths."""
 
 
 def molecule_fields(feature_set_name: str, num_targets: int) -> tuple[Field, ...]:
     """List what a store of molecules holds per sample.
 
+    Raises ConfigError if there is no such feature set.
+
     Parameters
     ----------
-    feature_set_name
-        One of `bevatron.data.samples.FEATURE_SETS`.
-    num_targets
-        T, number of targets; molecules to predict have 0 and no field for them.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such feature set.
+    feature_set_name : one of `bevatron.data.samples.FEATURE_SETS`
+    num_targets : t, number of targets; molecules to predict have 0 and no field for them
 
     Examples
     --------
@@ -98,7 +93,7 @@ class MoleculeBatch(AtomBatch):
     target_weight : [G, T], the weight of the molecule; zero where the label is absent
     graph_weight : [G], 1; zero for a molecule that only fills up a rank and for padding
     indices : [G] int64 numpy, positions of the samples in their data set
-    checked : whether the model that gets the batch is known to accept it, so that it need not look
+    checked : whether the batch was checked for the model that receives it
     """
 
     atom_features: Tensor
@@ -201,19 +196,13 @@ def collate_molecules(
 ) -> MoleculeBatch:
     """Concatenate molecules into one batch, in float32.
 
+    Raises ValueError if there is no sample.
+
     Parameters
     ----------
-    samples
-        Each with the fields of `molecule_fields`.
-    indices
-        Positions of the samples in their data set, [G].
-    weights
-        1, or 0 for a sample that must not count, [G].
-
-    Raises
-    ------
-    ValueError
-        If there is no sample.
+    samples : each with the fields of `molecule_fields`
+    indices : positions of the samples in their data set, [G]
+    weights : 1, or 0 for a sample that must not count, [G]
     """
     num_atoms = _lengths(samples, "atom_features")
     num_edges = _lengths(samples, "bonds")

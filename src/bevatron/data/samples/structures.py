@@ -61,8 +61,7 @@ def unlabelled_structure(
     positions : [N, 3] Å
     cell : [3, 3] Å, rows are lattice vectors
     pbc : [3], or one value for all axes
-    head
-        Which read-out of a multi-head model.
+    head : which read-out of a multi-head model
 
     Returns
     -------
@@ -104,7 +103,7 @@ class StructureBatch(AtomBatch):
         label; zero where the label is absent or the sample only fills up a rank
     has_energy, has_forces, has_stress : [G] bool, whether there is a label that counts
     indices : [G] int64 numpy, positions of the samples in their data set
-    checked : whether the model that gets the batch is known to accept it, so that it need not look
+    checked : whether the batch was checked for the model that receives it
     """
 
     positions: Tensor
@@ -125,7 +124,7 @@ class StructureBatch(AtomBatch):
     checked: bool = False
 
     keeps_dtype: ClassVar[tuple[str, ...]] = ("energy",)
-    """Energies stay in float64: of 10 keV in float32 only 1 meV would be left."""
+    """Energies stay in float64: float32 resolves 10 keV to 1 meV only."""
     padding: ClassVar[PaddingRule] = AtomPadding()
     ragged: ClassVar[RaggedFields] = {
         **{n: Ragged("atoms") for n in ("positions", "atomic_numbers", "graph", "forces")},
@@ -170,12 +169,9 @@ def collate_structures(
 
     Parameters
     ----------
-    samples
-        Each with `STRUCTURE_FIELDS`.
-    indices
-        Positions of the samples in their data set, [G].
-    weights
-        1, or 0 for a sample that must not count, [G].
+    samples : each with `STRUCTURE_FIELDS`
+    indices : positions of the samples in their data set, [G]
+    weights : 1, or 0 for a sample that must not count, [G]
     """
     num_atoms = np.array([len(s["atomic_numbers"]) for s in samples], dtype=np.int64)
     graph_ptr = np.concatenate([[0], np.cumsum(num_atoms)]).astype(np.int64)

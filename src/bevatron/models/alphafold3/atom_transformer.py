@@ -61,7 +61,7 @@ class WindowAttention(nn.Module):
 
     @property
     def norms(self) -> tuple[AdaptiveNorm, ...]:
-        """What `conditions_of` computes beforehand."""
+        """Result of `conditions_of`."""
         return self.norm, self.key_norm
 
     def forward(
@@ -71,7 +71,7 @@ class WindowAttention(nn.Module):
         bias: Float[Tensor, "*batch W H Q K"],
         mask: Bool[Tensor, "*batch A"],
     ) -> Float[Tensor, "*batch M A C"]:
-        """Return the update, to be added to a; masked atoms are no keys.
+        """Return the update, to be added to a; masked atoms are not attended to.
 
         ``bias`` is that of every window's pairs, of `biases_of`.
         """
@@ -103,12 +103,11 @@ class WindowAttention(nn.Module):
 
 
 class Prepared(NamedTuple):
-    """What passes of an `AtomTransformer` over the same atoms share.
+    """Values shared by the passes of an `AtomTransformer` over the same atoms.
 
     Attributes
     ----------
-    conditions, biases
-        One for each block.
+    conditions, biases : one for each block
     """
 
     conditions: list[BlockCondition]

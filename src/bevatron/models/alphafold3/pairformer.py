@@ -41,7 +41,7 @@ class AttentionPairBias(nn.Module):
         z: Float[Tensor, "*batch R N P"],
         mask: Bool[Tensor, "*batch N"] | None = None,
     ) -> Float[Tensor, "*batch N C"]:
-        """Compute the update of the single representation; masked tokens are no keys."""
+        """Compute the update of the single representation; masked tokens are not attended to."""
         keys = None if mask is None else mask.unsqueeze(-2)
         own: Tensor = self.attention(s.unsqueeze(-3), self.bias(z), keys)
         return all_of(own.squeeze(-3), -2, s.shape[-2])

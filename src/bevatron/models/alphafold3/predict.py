@@ -25,7 +25,7 @@ from bevatron.models.common.folding.normal import SeededNormal
 from bevatron.typing import Array, Arrays
 
 LIGAND = 3
-"""Type of molecule of a token that is no residue of a polymer."""
+"""Type of molecule of a token that is not a residue of a polymer."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,8 @@ def predict(
     sample
         As `bevatron.data.proteins.sample.sample` returns it; its seed is that of the random
         numbers.
-    samples, steps
-        Structures, and steps of the sampling of each.
-    activations
-        Type of trunk and diffusion; None for that of the weights.
+    samples, steps : structures, and steps of the sampling of each
+    activations : type of trunk and diffusion; None for that of the weights
     """
     _positive(samples=samples, steps=steps)
     batch = collate_complex([sample], np.zeros(1, dtype=np.int64), [1.0])

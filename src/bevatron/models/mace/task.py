@@ -26,10 +26,8 @@ class MaceTask:
 
     Parameters
     ----------
-    loss
-        The loss and its weights.
-    heads
-        Names of the model's heads; with more than one, errors are reported for each.
+    loss : the loss and its weights
+    heads : names of the model's heads; with more than one, errors are reported for each
     """
 
     def __init__(self, loss: LossConfig | None = None, heads: Sequence[str] = ("default",)) -> None:
@@ -112,7 +110,7 @@ class MaceMetrics:
         self._errors.load_sums(sums)
 
     def compute(self) -> dict[str, float]:
-        """Compute the errors by name; what has no label is left out."""
+        """Compute the errors by name, where there are labels."""
         return self._errors.compute()
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves next to its model: the split of its molecules, and test predictions."""
+"""Files that a run writes next to its model: the split of its molecules, and test predictions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class WriteOutcome:
     report: WriteReport | None
 
     def __call__(self, result: FitResult, folder: Path) -> str | None:
-        """Write all of it; return a line for the log if the report could not be written."""
+        """Write all files; return a line for the log if the report could not be written."""
         data = self.data
         parts = {"train": data.train, "valid": data.valid, "test": data.test}
         tables = [

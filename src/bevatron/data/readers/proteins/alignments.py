@@ -15,7 +15,7 @@ from bevatron.errors import DataError
 from bevatron.typing import BoolArray
 
 MAX_DELETIONS = np.iinfo(np.uint16).max
-"""Longer insertions are counted as this."""
+"""Maximum counted length of an insertion."""
 
 _FORMATS = {
     ".a3m": "a3m",
@@ -55,19 +55,15 @@ class Alignment:
 def read_alignment(path: str | Path, kind: Polymer = "protein") -> Alignment:
     r"""Read an alignment, also compressed (gzip, bzip2, xz, Zstandard).
 
+    Raises DataError naming file, line and record of a letter or row that does not fit.
+
     Parameters
     ----------
     path
         .a3m (HH-suite, ColabFold: lower case is an insertion), .sto, .stk, .stockholm (jackhmmer,
         Pfam) or .fasta, .fa, .fas, .afa with rows of equal length. Columns in which the first row
         has a gap are insertions in Stockholm and FASTA.
-    kind
-        What the letters mean.
-
-    Raises
-    ------
-    DataError
-        Naming file, line and record of a letter or row that does not fit.
+    kind : what the letters mean
 
     Examples
     --------
@@ -82,7 +78,7 @@ def read_alignment(path: str | Path, kind: Polymer = "protein") -> Alignment:
     format_ = _FORMATS.get(format_suffix(path))
     if format_ is None:
         raise DataError(
-            f"{path}: has no known alignment format; the name must end in one of "
+            f"{path}: is not in a known alignment format; the name must end in one of "
             f"{', '.join(_FORMATS)}"
         )
     return parse_alignment(read_whole(path), str(path), format_, kind)
@@ -95,14 +91,10 @@ def parse_alignment(
 
     Parameters
     ----------
-    data
-        Content of the file, not compressed.
-    name
-        What messages call it.
-    format_
-        ``a3m``, ``stockholm`` or ``fasta``.
-    kind
-        What the letters mean.
+    data : content of the file, not compressed
+    name : name for messages
+    format_ : ``a3m``, ``stockholm`` or ``fasta``
+    kind : what the letters mean
     """
     if format_ == "a3m":
         return _parse_a3m(split_records(data, name), kind)
@@ -153,7 +145,7 @@ def _as_rows(
 
 
 def _count_deletions(inserted: BoolArray, num_rows: int, width: int) -> npt.NDArray[np.uint16]:
-    """Count what is inserted before each column; every row has its columns and an end.
+    """Count the residues inserted before each column; every row has its columns and an end.
 
     Parameters
     ----------
@@ -193,7 +185,7 @@ def _align_columns(rows: list[bytes], names: list[str], where: Where, kind: Poly
 
 
 def _explain_a3m(records: Records, kind: Polymer) -> DataError:
-    """Find the record that does not fit."""
+    """Find the offending record."""
     rows = [sequence.translate(None, BLANKS + b"." + _LOWER) for sequence in records.sequences]
     if not rows[0]:
         return DataError(

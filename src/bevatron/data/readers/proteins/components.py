@@ -29,7 +29,7 @@ from bevatron.errors import DataError, MissingPackageError, require
 from bevatron.typing import BoolArray
 
 INSTALLED = "biotite"
-"""Names the dictionary that the package biotite brings instead of a file."""
+"""In place of a file: the dictionary that comes with the package biotite."""
 
 _NUCLEIC = {"dna", "rna", "hybrid"}
 
@@ -40,17 +40,13 @@ class Component:
 
     Attributes
     ----------
-    code, name, type
-        ``MSE``, ``SELENOMETHIONINE``, ``L-PEPTIDE LINKING`` (upper case).
+    code, name, type : ``MSE``, ``SELENOMETHIONINE``, ``L-PEPTIDE LINKING`` (upper case)
     parent
         Standard residue that it derives from (``MET``); empty if there is none, or several
         (chromophores).
-    letter
-        One letter; empty if it has none.
-    status
-        ``REL`` (released), ``OBS`` (obsolete) and so on.
-    replaced_by
-        Code of what is to be used instead, empty if there is none.
+    letter : one letter; empty if it has none
+    status : ``REL`` (released), ``OBS`` (obsolete) and so on
+    replaced_by : code of the component that replaces it; empty if there is none
     atoms : str [n]
         Names of the atoms, hydrogens included.
     other_names : str [n]
@@ -60,7 +56,7 @@ class Component:
     charges : int8 [n]
         Formal charges.
     leaving : bool [n]
-        Whether the atom goes when the component is bound to a neighbour (``OXT``).
+        Whether the atom leaves when the component is bound to a neighbour (``OXT``).
     aromatic : bool [n]
     ideal, model : float32 [n, 3]
         Computed coordinates and those of an entry, Å; NaN where there are none.
@@ -104,17 +100,11 @@ class Dictionary(Protocol):
 class Components:
     """A dictionary of components in an index file, by code.
 
-    Pickles as the path of its index.
+    Pickles as the path of its index. Raises DataError if the file is not one, or is damaged.
 
     Parameters
     ----------
-    index
-        What `open_components` made.
-
-    Raises
-    ------
-    DataError
-        If the file is no such index, or is damaged.
+    index : what `open_components` made
     """
 
     def __init__(self, index: str | Path) -> None:
@@ -124,19 +114,19 @@ class Components:
             metadata = table.schema.metadata or {}
         except (OSError, pa.ArrowInvalid) as error:
             raise DataError(
-                f"{index}: is no index of components, or it is damaged ({error}); remove it to "
-                "make it anew"
+                f"{index}: is not an index of components, or it is damaged ({error}); remove it to "
+                "rebuild it"
             ) from None
         if metadata.get(b"format") != FORMAT:
             raise DataError(
-                f"{index}: is no index of components of this version; remove it to make it anew"
+                f"{index}: is not an index of components of this version; remove it to rebuild it"
             )
         self.key = metadata[KEY].decode()
         self._columns = {
             name: table.column(name).chunk(0) for name in table.column_names if table.num_rows
         }
         if structure_checksum(self._columns) != metadata[STRUCTURE].decode():
-            raise DataError(f"{index}: is damaged; remove it to make it anew")
+            raise DataError(f"{index}: is damaged; remove it to rebuild it")
         codes = self._columns["code"].to_pylist() if table.num_rows else []
         self._rows = {code: row for row, code in enumerate(codes)}
 
@@ -155,10 +145,7 @@ class Components:
     def __getitem__(self, code: str) -> Component:
         """Look a component up.
 
-        Raises
-        ------
-        DataError
-            If there is none of that code, or it is damaged.
+        Raises DataError if there is none of that code, or it is damaged.
         """
         if code not in self._rows:
             raise DataError(
@@ -173,7 +160,7 @@ class Components:
         if damaged:
             raise DataError(
                 f"{self.path}: component '{code}' is damaged, its checksum does not match; remove "
-                "the file to make it anew"
+                "the file to rebuild it"
             )
         texts = ("code", "name", "type", "parent", "letter", "status", "replaced_by")
         return Component(
@@ -199,20 +186,15 @@ class Components:
 def open_components(source: str | Path = INSTALLED, index: str | Path | None = None) -> Components:
     """Open a dictionary of components; the first time, or if it has changed, it is indexed.
 
+    Raises DataError if the source is damaged, holds no components, or the index cannot be written;
+    MissingPackageError if gemmi, or biotite where it is asked for, is not installed.
+
     Parameters
     ----------
     source
         ``components.cif`` of https://www.wwpdb.org/data/ccd or any file of components, also
-        compressed; or ``biotite``: the dictionary that this package brings.
-    index
-        Where the index is kept; None for beside the source, with ``.components.arrow`` appended.
-
-    Raises
-    ------
-    DataError
-        If the source is damaged, holds no components, or the index cannot be written.
-    MissingPackageError
-        If gemmi, or biotite where it is asked for, is not installed.
+        compressed; or ``biotite``: the dictionary that comes with this package.
+    index : where the index is kept; by default next to the source, as NAME.components.arrow
     """
     installed = str(source) == INSTALLED
     path = _installed_file() if installed else Path(source)
@@ -275,7 +257,7 @@ def expected_atoms(structure: Structure, components: Dictionary) -> ExpectedAtom
 
     In the order of the dictionary. Atoms that leave on binding are expected of ligands without a
     link, of the free ends of proteins (``OXT``) and nucleic acids (``OP3``), and where they were
-    observed. An atom may have the name that older files give it. Observed atoms that a component
+    observed. Atoms may have their names in older files. Observed atoms that a component
     lacks are left out, as are residues that the dictionary lacks.
     """
     chains, residues, atoms = structure.chains, structure.residues, structure.atoms
@@ -336,7 +318,7 @@ class _Heavy(dict[str, _HeavyAtoms]):
         names = whole.atoms.tolist()
         rows = zip(names, whole.elements.tolist(), whole.leaving.tolist(), strict=True)
         others = zip(whole.other_names.tolist(), names, strict=True)
-        # An old name that another atom has now stands for that one.
+        # An old name may be another atom's present name, which takes precedence.
         renamed = {other: name for other, name in others if other and other not in set(names)}
         self[code] = _HeavyAtoms([row for row in rows if row[1] != 1], renamed)
         return self[code]

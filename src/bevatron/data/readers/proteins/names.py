@@ -1,4 +1,4 @@
-"""Where the rows of an alignment come from: accession and species, by which chains are paired."""
+"""Names of alignment rows: accession and species, by which chains are paired."""
 
 import re
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _REPRESENTATIVE = re.compile(rf"\bRepID=[A-Z0-9]{{1,10}}_{_SPECIES}")
 
 @dataclass(frozen=True)
 class Origins:
-    """What the names of rows say about their sequences.
+    """Origins of sequences, parsed from the names of rows.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Origins:
 def parse_names(names: Sequence[str]) -> Origins:
     """Find accession and species in the names of rows.
 
-    Understood are UniProt (``sp|P69905|HBA_HUMAN ... OX=9606``), UniRef
+    Recognised are UniProt (``sp|P69905|HBA_HUMAN ... OX=9606``), UniRef
     (``UniRef90_A0A4U1FNC5/3-139 ... TaxID=40151 RepID=A0A4U1FNC5_MONMO``, or with the taxon
     appended: ``UniRef100_A0A2H1A674_498019/``), Pfam (``FUBP2_HUMAN/426-491``), MGnify and plain
     accessions (ColabFold), each also after a prefix (``pfam|...``).

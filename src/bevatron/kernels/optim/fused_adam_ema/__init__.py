@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import torch
@@ -26,10 +27,8 @@ class FlatTensors:
 
     Attributes
     ----------
-    flat
-        All of them, of one type and device, with zeros between them.
-    parts
-        Views of it, by name.
+    flat : all of them, of one type and device, with zeros between them
+    parts : views of it, by name
     """
 
     flat: Float[Tensor, " n"]
@@ -51,7 +50,7 @@ class FlatTensors:
         starts = starts_of(list(like.values()))
         flat = torch.zeros(starts[-1], dtype=first.dtype, device=first.device)
         parts = {
-            name: flat[start : start + tensor.numel()].view(tensor.shape)
+            name: flat.as_strided(tensor.shape, _strides(tensor.shape), start)
             for (name, tensor), start in zip(like.items(), starts[:-1], strict=True)
         }
         return cls(flat, parts)
@@ -63,6 +62,11 @@ class FlatTensors:
         for name, tensor in tensors.items():
             made.parts[name].copy_(tensor)
         return made
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    """Return those of a tensor without gaps: one view a tensor, where a slice would take two."""
+    return [*accumulate(reversed(shape[1:]), mul, initial=1)][::-1] if shape else []
 
 
 def starts_of(tensors: Sequence[Tensor]) -> list[int]:
@@ -77,14 +81,10 @@ class AdamSettings:
 
     Attributes
     ----------
-    betas, eps
-        Decays of the moments, and the term added to the denominator.
-    decoupled
-        Whether weight decay acts on the weights (AdamW) and not on the gradient.
-    clip
-        Largest norm of the gradient, None = any.
-    per_tensor
-        Whether that is each parameter's norm by itself, not the global one.
+    betas, eps : decays of the moments, and the term added to the denominator
+    decoupled : whether weight decay acts on the weights (AdamW) and not on the gradient
+    clip : largest norm of the gradient, None = any
+    per_tensor : whether that is each parameter's norm by itself, not the global one
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -100,8 +100,7 @@ class AdamTensors:
 
     Attributes
     ----------
-    parameters
-        Anywhere in memory, each contiguous, of one type and device.
+    parameters : anywhere in memory, each contiguous, of one type and device
     gradient, first, second : [n]
         Gradient and Adam's moments of all parameters, as `FlatTensors` lays them out.
     largest : [n]
@@ -127,8 +126,7 @@ class AdamTensors:
     squares : [b]
         Numbers that add up to the square of the gradient's norm, where they are known already, as
         from the buckets of a sum over ranks; None = the norm is computed.
-    kept
-        What an implementation makes of their addresses once.
+    kept : what an implementation makes of their addresses once
     """
 
     parameters: list[Tensor]

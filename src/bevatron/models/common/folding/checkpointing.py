@@ -1,4 +1,4 @@
-"""Which activations are kept for the backward pass and which are computed again.
+"""Activation checkpointing: which activations are kept and which are recomputed.
 
 A model names the blocks that can be computed again where it calls them, ``checkpointed(policy,
 "pair_block", self.pair)``; the policy, a part of its configuration, says which of them are. No
@@ -10,18 +10,20 @@ from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from bevatron.errors import ConfigError
 
-Kind = Literal["none", "pair", "all", "segments", "paper"]
+Kind = Literal["auto", "none", "pair", "all", "segments", "paper"]
 """Policies.
 
 ``none`` keeps all activations; ``pair`` computes pair blocks again, which hold most of them;
 ``all`` every block of every stack; ``segments`` groups of several blocks, and in a group each block
 once more: of a stack of B blocks in groups of k it keeps B / k + k inputs instead of B; ``paper``
-every sub-layer of a block by itself, as MegaFold's appendix C lists them.
+every sub-layer of a block by itself, as MegaFold's appendix C lists them. ``auto`` leaves it to the
+training run, which chooses by the memory of its GPUs; where nothing chooses, it is ``all``.
 """
 
 SUB_LAYERS = frozenset(
@@ -33,12 +35,13 @@ SUB_LAYERS = frozenset(
         "pair_block",
     }
 )
-"""What ``paper`` computes again in AlphaFold3."""
+"""Layers that ``paper`` recomputes in AlphaFold3."""
 
 ALIGNMENT_LAYERS = frozenset({"msa_row_attention", "msa_column_attention"})
-"""What ``paper`` also computes again in AlphaFold2."""
+"""Layers that ``paper`` recomputes in AlphaFold2 too."""
 
 _NAMES: dict[Kind, frozenset[str]] = {
+    "auto": frozenset(),
     "none": frozenset(),
     "pair": frozenset({"pair_block"}),
     "all": frozenset(),
@@ -75,17 +78,48 @@ class Checkpointing:
             raise ConfigError(f"segment: expected 1 or more, got {self.segment}")
 
 
+AUTOMATIC = Checkpointing("auto")
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """A choice in place of ``auto``, set by a call with the model or a copy of it.
+
+    Attributes
+    ----------
+    modules
+        Names of those whose policy it is, see `automatic`.
+    kind
+        What is chosen.
+    """
+
+    modules: tuple[str, ...]
+    kind: Kind
+
+    def __call__(self, model: nn.Module) -> None:
+        """Set it."""
+        for name in self.modules:
+            module: Any = model.get_submodule(name)
+            module.checkpointing = Checkpointing(self.kind)
+
+
+def automatic(model: nn.Module) -> tuple[str, ...]:
+    """Name the modules of a model whose policy is left to the training run."""
+    return tuple(
+        name
+        for name, module in model.named_modules()
+        if getattr(module, "checkpointing", None) == AUTOMATIC
+    )
+
+
 def checkpointed(policy: Checkpointing, name: str, fn: Callable[P, R]) -> Callable[P, R]:
     """Return fn, or one that computes its activations again in the backward pass.
 
     Parameters
     ----------
-    policy
-        Which blocks.
-    name
-        Name of this block.
-    fn
-        A function of its arguments alone, without random numbers of its own.
+    policy : which blocks
+    name : name of this block
+    fn : a function of its arguments alone, without random numbers of its own
     """
     return _again(fn) if name in _NAMES[policy.kind] else fn
 
@@ -95,12 +129,9 @@ def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: 
 
     Parameters
     ----------
-    policy
-        ``all`` computes each block again, ``segments`` each group of them and then its blocks.
-    blocks
-        In order, each bound to what it reads besides the state.
-    state
-        What passes from block to block: a tensor or a tuple of them.
+    policy : ``all`` computes each block again, ``segments`` each group of them and then its blocks
+    blocks : in order, each bound to what it reads besides the state
+    state : what passes from block to block: a tensor or a tuple of them
     """
 
     def run(some: Sequence[Callable[[R], R]], state: R) -> R:
@@ -108,10 +139,10 @@ def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: 
             state = block(state)
         return state
 
-    if policy.kind not in {"all", "segments"}:
+    if policy.kind not in {"auto", "all", "segments"}:
         return run(blocks, state)
     blocks = [_again(block) for block in blocks]
-    if policy.kind == "all":
+    if policy.kind != "segments":
         return run(blocks, state)
     for first in range(0, len(blocks), policy.segment):
         state = _again(run)(blocks[first : first + policy.segment], state)

@@ -43,12 +43,9 @@ class Sgc(nn.Module):
 
     Parameters
     ----------
-    inputs, outputs
-        Widths; the hops take the narrower of the two.
-    hops
-        Number of aggregations.
-    bias
-        Add a learned vector.
+    inputs, outputs : widths; the hops take the narrower of the two
+    hops : number of aggregations
+    bias : add a learned vector
     """
 
     def __init__(self, inputs: int, outputs: int, *, hops: int = 2, bias: bool = True) -> None:
@@ -83,16 +80,13 @@ def gin(
 ) -> Layer:
     """Graph isomorphism network: MLP((1 + eps) H_i + sum of the neighbours').
 
-    Xu et al., arXiv 1810.00826, equation 4.1; self loops are not wanted.
+    Xu et al., arXiv 1810.00826, equation 4.1; the graph must not have self loops.
 
     Parameters
     ----------
-    mlp
-        From [n, inputs] to [n, outputs].
-    eps, trained
-        Where eps starts, and whether it moves.
-    inputs, outputs, activation
-        See `Layer`.
+    mlp : from [n, inputs] to [n, outputs]
+    eps, trained : where eps starts, and whether it moves
+    inputs, outputs, activation : see `Layer`
     """
     root = 1.0 + scalar("eps", eps)
     layer = Layer(inputs, outputs, psi=A, phi=mlp, root=root, activation=activation)
