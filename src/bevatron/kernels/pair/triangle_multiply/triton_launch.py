@@ -137,7 +137,21 @@ class Pair:
         """Prepare a launch of programs that take a block of columns each."""
         tiles = self.tiles(name)
         programs = -(-self.places[2] // tiles.rows)
-        return Launch(kernel, (programs,), numbers, **constants, **self.constants(tiles))
+        constants |= {"AXES": self.axes, **self.constants(tiles)}
+        return Launch(kernel, (programs,), numbers, **constants)
+
+    def deal(self, tiles: Tiles, blocks: int) -> tuple[int, int]:
+        """Deal columns to as many programs of ``blocks`` of channels as run at a time.
+
+        Returns the columns of a program, and how many programs share a block of channels.
+        """
+        most = max(1, tiles.per_sm * num_sms(self.device) // blocks)
+        columns = -(-self.places[2] // (most * tiles.rows)) * tiles.rows
+        if columns == 0:
+            return 0, 0
+        # Of a small pair fewer would leave partial sums that are larger than all else.
+        columns = max(columns, FEWEST_BLOCKS * tiles.rows)
+        return columns, -(-self.places[2] // columns)
 
     def constants(self, tiles: Tiles) -> dict[str, Any]:
         """Return the compile-time constants of all kernels."""
@@ -146,7 +160,6 @@ class Pair:
             "C_PAD": pad(self.C),
             "BLOCK": tiles.rows,
             "BLOCK_H": tiles.columns,
-            "AXES": self.axes,
             "PADDED": self.length != self.padded,
             "STAGES": tiles.stages,
             "PRECISION": "tf32" if self.tf32 else "ieee",
@@ -177,30 +190,23 @@ class LayerSums:
         """Prepare it for layers with as many channels each, on rows of these widths."""
         tiles = pair.tiles("weight")
         blocks = len(widths) * -(-channels // tiles.columns)
-        # Columns are dealt to as many programs as run at a time.
-        most = max(1, tiles.per_sm * num_sms(pair.device) // blocks)
-        columns = -(-pair.places[2] // (most * tiles.rows)) * tiles.rows
-        # Of a small pair fewer would leave partial sums that are larger than all else.
-        columns = max(columns, FEWEST_BLOCKS * tiles.rows) if columns else 0
-        parts = -(-pair.places[2] // columns) if columns else 0
+        columns, parts = pair.deal(tiles, blocks)
         weigh = Launch(
             kernel,
             (blocks, parts),
-            (channels, columns, *pair.geometry, *pair.places),
+            (channels, columns, *pair.places),
             FULL=channels % tiles.columns == 0,
             **pair.constants(tiles),
             **constants,
         )
         return cls(tuple((parts, channels * (C + 1)) for C in widths), weigh)
 
-    def __call__(self, *layers: tuple[Tensor, Tensor, Sequence[Tensor]]) -> list[Tensor]:
+    def __call__(
+        self, d: Tensor, x: Tensor, statistics: Sequence[Tensor], dgate: Tensor, normed: Tensor
+    ) -> list[Tensor]:
         """Return every layer's partial sums, of its gradients, rows and their statistics."""
-        parts = [
-            d.new_empty(shape, dtype=torch.float32)
-            for (d, _, _), shape in zip(layers, self.shares, strict=True)
-        ]
-        given = ((d, x, *known, to) for (d, x, known), to in zip(layers, parts, strict=True))
-        self.weigh(*(tensor for each in given for tensor in each))
+        parts = [d.new_empty(shape, dtype=torch.float32) for shape in self.shares]
+        self.weigh(d, x, *statistics, parts[0], dgate, normed, parts[1])
         return parts
 
 
@@ -215,9 +221,11 @@ class Launches:
     output_input: Launch
     of_output: LayerSums
     finish_output: Launch
-    project_input: Launch
-    of_joint: LayerSums
+    joint: Launch
+    joint_shares: tuple[int, int]
     finish_joint: Launch
+    project_input: Launch
+    in_shares: int
     sum_norms: Launch
 
 
@@ -239,13 +247,15 @@ def prepare(
     of_out = {"HAS_BIAS": out_bias is not None, "H": H, "H_PAD": pad(H)}
     sizes = (4 * H * C, C * H, C * C)
     of_output = LayerSums.of(pair, output_weights_kernel, C, H, C, H=H, H_PAD=pad(H))
-    of_joint = LayerSums.of(pair, joint_kernel, 4 * H, C)
+    joint_tiles = pair.tiles("joint")
+    blocks = 2 * -(-H // joint_tiles.columns)
+    columns, parts = pair.deal(joint_tiles, blocks)
+    in_shares = -(-pair.places[2] // pair.tiles("project_input").rows)
 
     def held(name: str) -> dict[str, bool]:
         return {"HOLD": pair.tiles(name).hold}
 
-    def blocks(sums: LayerSums) -> dict[str, int]:
-        parts = sums.shares[0][0]
+    def summed(parts: int) -> dict[str, int]:
         block = min(SUM_BLOCK, 1 << (parts - 1).bit_length())
         return {"BLOCK": block, "BLOCK_C": LAYER_BLOCK_C, "num_warps": 8}
 
@@ -267,30 +277,38 @@ def prepare(
             C=C,
             H=H,
             HAS_BIAS=out_bias is not None,
-            **blocks(of_output),
+            **summed(of_output.shares[0][0]),
         ),
-        project_input=pair.launch(
-            project_input_kernel, "project_input", numbers, **masked, **held("project_input")
+        joint=Launch(
+            joint_kernel,
+            (blocks, parts),
+            (columns, *pair.places),
+            **pair.constants(joint_tiles),
+            **masked,
+            **held("joint"),
         ),
-        of_joint=of_joint,
+        joint_shares=(parts, 4 * H * (C + 1)),
         finish_joint=Launch(
             finish_layer_kernel,
             (4 * H, -(-C // LAYER_BLOCK_C)),
-            (of_joint.shares[0][0],),
+            (parts,),
             K=4 * H,
             C=C,
-            HAS_NORM_WEIGHT=True,
-            HAS_NORM_BIAS=True,
+            HAS_NORM_WEIGHT=False,
+            HAS_NORM_BIAS=False,
             HAS_BIAS=joint_bias is not None,
-            **blocks(of_joint),
+            **summed(parts),
         ),
+        project_input=pair.launch(project_input_kernel, "project_input", numbers, H=H),
+        in_shares=in_shares,
         sum_norms=Launch(
             sum_norms_kernel,
             (-(-max(C, H) // SUM_BLOCK_C), 4),
+            (in_shares,),
             C=C,
             H=H,
             BLOCK=min(PAIR_BLOCK, 1 << (C - 1).bit_length()),
-            BLOCK_IN=min(PAIR_BLOCK, 1 << (C + 4 * H - 1).bit_length()),
+            BLOCK_IN=min(PAIR_BLOCK, 1 << (in_shares - 1).bit_length()),
             BLOCK_C=SUM_BLOCK_C,
             num_warps=8,
         ),
@@ -353,13 +371,14 @@ class Multiplication:
         dx: Tensor,
         dgate: Tensor,
         spare: Tensor,
+        normed: Tensor,
     ) -> None:
-        """Write dx and the gradient of the gate's linear layer as rows.
+        """Write dx, the gradient of the gate's linear layer as rows, and the pair normalised.
 
         ``spare`` [C, ...] gets that of the output's linear layer.
         """
         given = dy, x, self.z, *self._output(), *statistics[2:], *statistics[:2]
-        self.launches.output_input(*given, dx, dgate, spare)
+        self.launches.output_input(*given, dx, dgate, spare, normed)
 
     def weigh_output(
         self,
@@ -367,32 +386,29 @@ class Multiplication:
         statistics: Sequence[Tensor],
         dgate: Tensor,
         spare: Tensor,
+        normed: Tensor,
         gradients: Sequence[Tensor],
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         """Write the gradients behind the contraction: the output's and gate's weight, the biases.
 
-        Returns shares in the gradients of both norms: the output's, and the pair's, the first C of
-        which, the gate's, are written.
+        Returns shares in the gradients of the output's norm.
         """
         dout, dgate_weight, dbias = gradients
-        C, H, launches = self.pair.C, self.pair.H, self.launches
-        parts, of_gate = launches.of_output(
-            (spare, x, statistics[2:]), (dgate, self.z, statistics[:2])
-        )
-        shares = parts.new_empty(C, 2, H)
-        in_shares = parts.new_empty(C + 4 * H, 2, C)
+        launches = self.launches
+        parts, of_gate = launches.of_output(spare, x, statistics[2:], dgate, normed)
+        shares = parts.new_empty(self.pair.C, 2, self.pair.H)
         launches.finish_output(
-            *(parts, self.out, *self.norm_out, dout, shares),
-            *(of_gate, self.gate, *self.norm_in, dgate_weight, in_shares, dbias),
+            *(parts, self.out, *self.norm_out, dout, shares, of_gate, dgate_weight, dbias)
         )
-        return shares, in_shares
+        return shares
 
     def project_backward(
         self,
         d: Tensor,
+        normed: Tensor,
         statistics: Sequence[Tensor],
         dz: Tensor,
-        shares: tuple[Tensor, Tensor],
+        shares: Tensor,
         dnorm_in: Sequence[Tensor],
         djoint: Tensor,
         djoint_bias: Tensor,
@@ -404,13 +420,14 @@ class Multiplication:
         [4 H, ...] holds the gradients of a (first quarter) and b (third); ``shares`` is what
         `weigh_output` returned.
         """
-        launches, (of_out, of_in) = self.launches, shares
-        given = self.z, *self.norm_in, self.joint, self.joint_bias, self.mask
-        launches.project_input(d, *given, self.gate, *statistics, dz)
-        (parts,) = launches.of_joint((d, self.z, statistics))
-        written = djoint, djoint_bias, of_in[self.pair.C :]
-        launches.finish_joint(parts, self.joint, *self.norm_in, *written)
-        launches.sum_norms(of_out, *dnorm_out, of_in, *dnorm_in)
+        launches = self.launches
+        parts = d.new_empty(launches.joint_shares, dtype=torch.float32)
+        launches.joint(d, normed, self.joint, self.joint_bias, self.mask, parts)
+        launches.finish_joint(parts, *[self.joint] * 3, djoint, djoint_bias, parts)
+        in_shares = parts.new_empty(launches.in_shares, 2, self.pair.C)
+        given = self.z, self.norm_in[0], self.joint, self.gate
+        launches.project_input(d, *given, *statistics, dz, in_shares)
+        launches.sum_norms(shares, *dnorm_out, in_shares, *dnorm_in)
 
     def _output(self) -> tuple[Tensor, ...]:
         return *self.norm_out, *self.norm_in, self.out, self.gate, *self.out_biases

@@ -29,6 +29,7 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     operand_in_registers,
     store_channels,
     store_cols,
+    store_rows,
     transpose_by_dot,
 )
 from bevatron.kernels.shared.triton_math import logistic
@@ -77,7 +78,7 @@ def output_kernel(
 @triton.jit
 def output_input_kernel(
     DY, X, Z, NormWeight, NormBias, InWeight, InBias, Weight, Gate, Bias, GateBias, Mean, Rstd,
-    InMean, InRstd, DX, DGate, DOut, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
+    InMean, InRstd, DX, DGate, DOut, Normed, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
     PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
@@ -99,7 +100,9 @@ def output_input_kernel(
     in_rstd = tl.load(InRstd + row, mask=inside, other=0.0)  # [BLOCK]
     z = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)  # [BLOCK, C_PAD]
     normed = affine(normalise(z, in_mean, in_rstd, C, C_PAD), InWeight, InBias, C, C_PAD)
-    normed = operand_in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)  # [BLOCK, C_PAD]
+    normed = normed.to(Z.dtype.element_ty)
+    store_rows(Normed, row, inside, normed, C, C_PAD)
+    normed = operand_in_registers(normed, C_PAD, HOLD)  # [BLOCK, C_PAD]
     g = tl.zeros([BLOCK, H_PAD], tl.float32)
     FULL: tl.constexpr = C % BLOCK_H == 0
     for h in tl.range(0, C, BLOCK_H, num_stages=STAGES):

@@ -304,60 +304,36 @@ def project_kernel(
 
 @triton.jit
 def project_input_kernel(
-    D, Z, NormWeight, NormBias, Joint, JointBias, Mask, Gate, Mean, Rstd, DZ,
+    D, Z, NormWeight, Joint, Gate, Mean, Rstd, DZ, Shares,
     n1, n2, z_0, z_1, z_2, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_H: tl.constexpr, AXES: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute dz of BLOCK rows from d a and d b, in D, and from that of the gate, in DZ.
+    """Compute dz of BLOCK rows from the gradients of all layers' results.
 
-    D is [4 H, plane]: the gradient of a, replaced by that of its values; space for that of its
-    gates; the same of b. Joint is [4 H, C] as in `project_kernel`. One matmul gives values and
-    gates, one backpropagates through both.
+    D is [4 H, plane], of values and gates of a and b as `joint_kernel` leaves them; Joint [4 H, C].
+    That of the output's gate lies in DZ as rows and is replaced.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
-    mean = tl.load(Mean + row, mask=inside, other=0.0)  # [BLOCK]
-    rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
-    x = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)  # [BLOCK, C_PAD]
     g = tl.zeros([BLOCK, C_PAD], tl.float32)
+    for h in tl.range(0, 4 * H, BLOCK_H, num_stages=STAGES):
+        FULL: tl.constexpr = 4 * H % BLOCK_H == 0
+        d = load_channels(D, h, 4 * H, col, plane, BLOCK_H, FULL)  # [BLOCK_H, BLOCK]
+        weight = load_matrix(Joint, h, 4 * H, C, C_PAD, BLOCK_H, FULL)  # [BLOCK_H, C_PAD]
+        g = tl.dot(tl.trans(d), weight, g, input_precision=PRECISION)  # [BLOCK, C_PAD]
     for h in tl.range(0, C, BLOCK_H, num_stages=STAGES):
         dgate = load_cols(DZ, row, inside, h, C, BLOCK_H)  # [BLOCK, BLOCK_H]
         weight = load_matrix(Gate, h, C, C, C_PAD, BLOCK_H, C % BLOCK_H == 0)  # [BLOCK_H, C_PAD]
         g = tl.dot(dgate, weight, g, input_precision=PRECISION)  # [BLOCK, C_PAD]
-    normed = affine(normalise(x, mean, rstd, C, C_PAD), NormWeight, NormBias, C, C_PAD)
-    normed = operand_in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)  # [BLOCK, C_PAD]
-    if HAS_MASK:
-        # [BLOCK, 1]
-        mask = tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[:, None]
-    eye = identity(BLOCK_H, Z.dtype.element_ty)
-    FULL: tl.constexpr = H % BLOCK_H == 0
-    BLOCKS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
-    for i in tl.range(0, 2 * BLOCKS, num_stages=STAGES):
-        at, h = (i // BLOCKS) * H, (i % BLOCKS) * BLOCK_H
-        # [2 * BLOCK_H, C_PAD]
-        weight = load_two(Joint + 2 * at * C, h, H, H, C, C_PAD, BLOCK_H, FULL)
-        both = tl.dot(normed, tl.trans(weight), input_precision=PRECISION)  # [BLOCK, 2 * BLOCK_H]
-        if HAS_BIAS:
-            channel, exists = two_ranges(h, H, H, BLOCK_H)
-            bias = tl.load(JointBias + 2 * at + channel, mask=exists, other=0.0)  # [2 * BLOCK_H]
-            both += bias.to(tl.float32)[None, :]
-        value, gate = split_columns(both, BLOCK, BLOCK_H)  # [BLOCK, BLOCK_H]
-        planes = D + 2 * tl.cast(at, tl.int64) * plane
-        # [BLOCK, BLOCK_H]
-        d = transpose_by_dot(load_channels(planes, h, H, col, plane, BLOCK_H, FULL), eye)
-        if PADDED:
-            d = tl.where(inside[:, None], d, 0.0)
-        if HAS_MASK:
-            d *= mask
-        s = logistic(gate)
-        d *= s
-        dvalue = d.to(normed.dtype)
-        dgate = (d * value * (1.0 - s)).to(normed.dtype)
-        both = concatenate(dvalue, dgate, BLOCK, BLOCK_H)  # [BLOCK, 2 * BLOCK_H]
-        g = tl.dot(both, weight, g, input_precision=PRECISION)  # [BLOCK, C_PAD]
-        store_two(planes, h, H, H, col, plane, both, BLOCK_H, FULL)
+    mean = tl.load(Mean + row, mask=inside, other=0.0)  # [BLOCK]
+    rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
     x = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)  # [BLOCK, C_PAD]
-    dz = norm_backward(g, normalise(x, mean, rstd, C, C_PAD), rstd, NormWeight, C, C_PAD)
+    xhat = normalise(x, mean, rstd, C, C_PAD)
+    c = tl.arange(0, C_PAD)
+    share = Shares + tl.program_id(0).to(tl.int64) * 2 * C + c
+    tl.store(share, tl.sum(g * xhat, 0), mask=c < C)  # [C_PAD]
+    tl.store(share + C, tl.sum(g, 0), mask=c < C)  # [C_PAD]
+    dz = norm_backward(g, xhat, rstd, NormWeight, C, C_PAD)
     store_rows(DZ, row, inside, dz, C, C_PAD)
