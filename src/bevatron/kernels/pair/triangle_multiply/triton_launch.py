@@ -133,12 +133,13 @@ class Pair:
         """Look up the tiles of a kernel."""
         return choose(kernel, max(pad(self.C), pad(self.H)), self.dtype.itemsize)
 
-    def launch(self, kernel: Any, name: str, numbers: Sequence[float], **constants: Any) -> Launch:
+    def launch(
+        self, kernel: Any, name: str, numbers: Sequence[float], **constants: Any
+    ) -> Launch:
         """Prepare a launch of programs that take a block of columns each."""
         tiles = self.tiles(name)
         programs = -(-self.places[2] // tiles.rows)
-        constants |= {"AXES": self.axes, **self.constants(tiles)}
-        return Launch(kernel, (programs,), numbers, **constants)
+        return Launch(kernel, (programs,), numbers, **constants, **self.constants(tiles))
 
     def deal(self, tiles: Tiles, blocks: int) -> tuple[int, int]:
         """Deal columns to as many programs of ``blocks`` of channels as run at a time.
@@ -242,7 +243,7 @@ def prepare(
     """Describe a pair and prepare its launches."""
     pair = Pair.of(z, norm_out_weight, tf32)
     numbers, C, H = (*pair.geometry, *pair.places), pair.C, pair.H
-    with_eps = (*pair.geometry, eps, *pair.places)
+    with_eps, axes = (*pair.geometry, eps, *pair.places), {"AXES": pair.axes}
     masked = {"HAS_BIAS": joint_bias is not None, "HAS_MASK": mask is not None, "H": H}
     of_out = {"HAS_BIAS": out_bias is not None, "H": H, "H_PAD": pad(H)}
     sizes = (4 * H * C, C * H, C * C)
@@ -264,10 +265,10 @@ def prepare(
         rounded=Launch(
             round_kernel, (-(-sum(sizes) // ROUNDED),), (H * C, *sizes[1:]), BLOCK=ROUNDED
         ),
-        project=pair.launch(project_kernel, "project", with_eps, **masked),
-        output=pair.launch(output_kernel, "output", with_eps, **of_out, **held("output")),
+        project=pair.launch(project_kernel, "project", with_eps, **masked, **axes),
+        output=pair.launch(output_kernel, "output", (eps, *pair.places), **of_out, **held("output")),
         output_input=pair.launch(
-            output_input_kernel, "output_input", numbers, **of_out, **held("output_input")
+            output_input_kernel, "output_input", pair.places, **of_out, **held("output_input")
         ),
         of_output=of_output,
         finish_output=Launch(
@@ -299,7 +300,7 @@ def prepare(
             HAS_BIAS=joint_bias is not None,
             **summed(parts),
         ),
-        project_input=pair.launch(project_input_kernel, "project_input", numbers, H=H),
+        project_input=pair.launch(project_input_kernel, "project_input", numbers, H=H, **axes),
         in_shares=in_shares,
         sum_norms=Launch(
             sum_norms_kernel,
@@ -354,14 +355,14 @@ class Multiplication:
         """Write the matrices, of a, its gates, b, its gates, the output and its gate."""
         self.launches.rounded(*(matrix.contiguous() for matrix in matrices), self.rounded)
 
-    def project(self, ab: Tensor, statistics: Sequence[Tensor]) -> None:
-        """Write a and b and the statistics of the pair's rows."""
+    def project(self, ab: Tensor, normed: Tensor, statistics: Sequence[Tensor]) -> None:
+        """Write a and b, the pair normalised and the statistics of its rows."""
         given = self.z, *self.norm_in, self.joint, self.joint_bias, self.mask
-        self.launches.project(*given, ab, *statistics)
+        self.launches.project(*given, ab, normed, *statistics)
 
-    def output(self, x: Tensor, y: Tensor, statistics: Sequence[Tensor]) -> None:
+    def output(self, x: Tensor, normed: Tensor, y: Tensor, statistics: Sequence[Tensor]) -> None:
         """Write the result and the statistics of the contraction's rows, the last two."""
-        self.launches.output(x, self.z, *self._output(), *statistics[2:], *statistics[:2], y)
+        self.launches.output(x, normed, *self._output(), *statistics[2:], y)
 
     def output_input_backward(
         self,
@@ -373,12 +374,12 @@ class Multiplication:
         spare: Tensor,
         normed: Tensor,
     ) -> None:
-        """Write dx, the gradient of the gate's linear layer as rows, and the pair normalised.
+        """Write dx and the gradient of the gate's linear layer as rows.
 
         ``spare`` [C, ...] gets that of the output's linear layer.
         """
-        given = dy, x, self.z, *self._output(), *statistics[2:], *statistics[:2]
-        self.launches.output_input(*given, dx, dgate, spare, normed)
+        given = dy, x, normed, *self._output(), *statistics[2:]
+        self.launches.output_input(*given, dx, dgate, spare)
 
     def weigh_output(
         self,
@@ -430,4 +431,4 @@ class Multiplication:
         launches.sum_norms(shares, *dnorm_out, in_shares, *dnorm_in)
 
     def _output(self) -> tuple[Tensor, ...]:
-        return *self.norm_out, *self.norm_in, self.out, self.gate, *self.out_biases
+        return *self.norm_out, self.out, self.gate, *self.out_biases

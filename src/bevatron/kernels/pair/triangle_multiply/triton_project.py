@@ -252,7 +252,7 @@ def split_rows(both, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr):
 
 @triton.jit
 def project_kernel(
-    Z, NormWeight, NormBias, Joint, JointBias, Mask, AB, Mean, Rstd,
+    Z, NormWeight, NormBias, Joint, JointBias, Mask, AB, Normed, Mean, Rstd,
     n1, n2, z_0, z_1, z_2, eps, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -274,7 +274,9 @@ def project_kernel(
     tl.store(Mean + row, mean, mask=inside)
     tl.store(Rstd + row, rstd, mask=inside)
     normed = affine(centred * rstd[:, None], NormWeight, NormBias, C, C_PAD)
-    normed = tl.trans(normed.to(Z.dtype.element_ty))  # [C_PAD, BLOCK]
+    normed = normed.to(Z.dtype.element_ty)
+    store_rows(Normed, row, inside, normed, C, C_PAD)
+    normed = tl.trans(normed)  # [C_PAD, BLOCK]
     if HAS_MASK:
         # [1, BLOCK]
         mask = tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[None, :]
