@@ -20,6 +20,9 @@ from bevatron.errors import ConfigError
 
 T = TypeVar("T")
 
+_PARAMETER = re.compile(r"^( *)(\w+(?:, \w+)*) : (\S+)(.*?)\.?$", re.MULTILINE)
+"""A parameter in a docstring: indentation, names, first word and rest of its meaning."""
+
 
 def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **options: Any) -> T:
     """Parse ``arguments`` into what ``target`` returns: `tyro.cli` with our errors.
@@ -36,7 +39,7 @@ def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **op
     SystemExit
         After ``--help`` was printed.
     """
-    _strip_markup(target)  # not for help alone: tyro remembers the docstrings that it has read
+    _write_help(target)  # always: tyro remembers the docstrings that it has read
     printed = io.StringIO()
     try:
         with redirect_stderr(printed):
@@ -75,18 +78,37 @@ def call(function: Callable[..., T], arguments: Sequence[str], command: str) -> 
     return parse(later, arguments, command)()
 
 
-def _strip_markup(target: Any) -> None:
-    """Take the double backticks out of the docstrings that help is made from."""
+def _write_help(target: Any) -> None:
+    """Rewrite the docstrings that help is made from."""
     documented = [*getattr(target, "__mro__", [target])]
     while hasattr(documented[-1], "__wrapped__"):
         documented.append(documented[-1].__wrapped__)
     for each in documented:
-        if "``" in (each.__doc__ or ""):
-            each.__doc__ = each.__doc__.replace("``", "")
+        text = as_help(each.__doc__ or "")
+        if text != (each.__doc__ or ""):
+            each.__doc__ = text
     for hint in _hints(target).values():
         for part in (hint, *typing.get_args(hint)):
             if isinstance(part, type) and dataclasses.is_dataclass(part):
-                _strip_markup(part)
+                _write_help(part)
+
+
+def as_help(docstring: str) -> str:
+    """Return a docstring without markup, what it says of each parameter in a sentence.
+
+    Examples
+    --------
+    >>> print(as_help("lr : learning rate, ``cosine`` decays it"))
+    lr
+        Learning rate, cosine decays it.
+    """
+    return _PARAMETER.sub(_in_a_sentence, docstring).replace("``", "")
+
+
+def _in_a_sentence(found: re.Match[str]) -> str:
+    indent, names, first, rest = found.groups()
+    first = first.capitalize() if re.fullmatch("[a-z-]+[,;:]?", first) else first
+    return f"{indent}{names}\n{indent}    {first}{rest}."
 
 
 def sentence(box: str, command: str) -> str:

@@ -1,4 +1,4 @@
-"""What commands print: results to standard output, notes about them to standard error.
+"""Output of the commands: results on standard output, notes on standard error.
 
 ``--quiet`` and ``--json`` are decided once, for the whole process, in `quietly` and by the command
 line; functions print through `say`, `note` and `Result` and know nothing of them.
@@ -25,14 +25,12 @@ MOST_WORDS = 8
 
 @dataclass(frozen=True)
 class Result:
-    """What a command has computed.
+    """The result of a command.
 
     Attributes
     ----------
-    values
-        Plain values, for ``--json``.
-    show
-        Prints them for people.
+    values : plain values, for ``--json``
+    show : prints them for people
     """
 
     values: Any
@@ -50,7 +48,7 @@ class Result:
 
 
 Outcome = Result | int | None
-"""What the function of a command returns: a result, or an exit code, or nothing."""
+"""Return value of a command's function: a result, an exit code or nothing."""
 
 
 def say(*lines: str) -> None:

@@ -116,18 +116,15 @@ class Task(Protocol[B_contra]):
 
 @dataclass(frozen=True)
 class StepNumbers:
-    """What is random in an optimiser step: a function of the run's seed and the step alone.
+    """The randomness of an optimiser step: a function of the run's seed and the step alone.
 
     Equal on all ranks, without communication, and after a resume.
 
     Attributes
     ----------
-    step
-        Steps done before.
-    seed
-        63 random bits.
-    stage
-        Number of the stage of the run, from 0.
+    step : steps done before
+    seed : 63 random bits
+    stage : number of the stage of the run, from 0
 
     Examples
     --------

@@ -37,10 +37,8 @@ class Tolerance:
 
     Attributes
     ----------
-    forward
-        Limit for the result.
-    gradients
-        Limit for first and second derivatives.
+    forward : limit for the result
+    gradients : limit for first and second derivatives
     """
 
     forward: float
@@ -62,21 +60,14 @@ def assert_close(
     """Compare two tensors, in float64, relative to the largest magnitude of ``expected``.
 
     Where all of ``expected`` is smaller than 1e-30 the error is absolute. Infinities and NaN must
-    stand in the same positions.
+    stand in the same positions. Raises AssertionError with the shapes, or the largest error, where
+    it is and both values there.
 
     Parameters
     ----------
-    actual, expected
-        Tensors of one shape, on any device.
-    tolerance
-        Largest error, as a share of the largest magnitude of ``expected``.
-    name
-        For the message.
-
-    Raises
-    ------
-    AssertionError
-        With the shapes, or the largest error, where it is and both values there.
+    actual, expected : tensors of one shape, on any device
+    tolerance : largest error, as a share of the largest magnitude of ``expected``
+    name : for the message
 
     Examples
     --------
@@ -118,8 +109,7 @@ def poisoned(tensor: Tensor, strided: bool = False) -> Tensor:
     ----------
     tensor
         What to copy; a floating-point copy is a leaf that requires gradients if ``tensor`` does.
-    strided
-        Leave gaps between the elements of the last axis too: the view is not contiguous.
+    strided : leave gaps between the elements of the last axis too: the view is not contiguous
     """
     poison = float("nan") if tensor.is_floating_point() else torch.iinfo(torch.int32).max
     step = 2 if strided else 1
@@ -137,12 +127,8 @@ def guarded_allocations() -> Iterator[None]:
     """Give every new empty tensor margins, and check at the end that nobody wrote into them.
 
     Within, `torch.empty`, `torch.empty_like` and `Tensor.new_empty` return the middle of a larger
-    buffer. The middle holds NaN, so an element that a kernel forgets to write shows too.
-
-    Raises
-    ------
-    AssertionError
-        If a margin has changed.
+    buffer. The middle holds NaN, so an element that a kernel forgets to write shows too. Raises
+    AssertionError if a margin has changed.
     """
     buffers: list[tuple[Tensor, int]] = []
     empty = torch.empty
@@ -183,14 +169,11 @@ def derivatives(
 
     Parameters
     ----------
-    function
-        Called with ``inputs`` by name.
-    inputs
-        Derivatives are taken by the tensors that require gradients.
+    function : called with ``inputs`` by name
+    inputs : derivatives are taken by the tensors that require gradients
     order
         0, 1 or 2. The second order is taken by the inputs and by the incoming gradient.
-    seed
-        Seed of the directions, which are the same for any type and device.
+    seed : seed of the directions, which are the same for any type and device
 
     Returns
     -------
@@ -226,27 +209,17 @@ def check_op(
     """Compare an operator with its float64 reference: result, gradients, second derivatives.
 
     Inputs are poisoned, new outputs guarded, and the operator runs twice: the same input must give
-    the same bits.
+    the same bits. Raises AssertionError naming the derivative that differs.
 
     Parameters
     ----------
-    function, reference
-        Called with ``inputs`` by name.
+    function, reference : called with ``inputs`` by name
     inputs
         Derivatives are taken by every floating-point tensor. For the reference they are float64.
-    order
-        Highest derivative that is compared, 0 to 2.
-    tolerance
-        `Tolerance.of` the inputs' type if not given.
-    ran
-        (operator, implementation): chosen for the test, and its launch counter must rise.
-    strided
-        Make the inputs not contiguous.
-
-    Raises
-    ------
-    AssertionError
-        Naming the derivative that differs.
+    order : highest derivative that is compared, 0 to 2
+    tolerance : `Tolerance.of` the inputs' type if not given
+    ran : (operator, implementation): chosen for the test, and its launch counter must rise
+    strided : make the inputs not contiguous
     """
     floating = [v for v in inputs.values() if isinstance(v, Tensor) and v.is_floating_point()]
     limits = tolerance or Tolerance.of(floating[0].dtype)
@@ -282,23 +255,18 @@ def check_equivariant(
 ) -> None:
     """Turn and mirror the inputs of a function and compare with its turned and mirrored result.
 
+    Raises AssertionError naming the result and the operation: rotation, reflection or inversion.
+
     Parameters
     ----------
-    function
-        Called with ``inputs`` by name; returns a tensor or tensors by name.
-    inputs
-        Float64 tensors and whatever else the function takes.
+    function : called with ``inputs`` by name; returns a tensor or tensors by name
+    inputs : Float64 tensors and whatever else the function takes
     turns
         The irreps of the last axis of those inputs that turn; positions, cells and other rows of
         vectors are ``1o``. The others stay.
     result_turns
         The irreps of the result, or of the results by name: ``0e`` for what stays,
         ``tensor`` for a 3x3 tensor such as the stress. Results that are not named are not compared.
-
-    Raises
-    ------
-    AssertionError
-        Naming the result and the operation: rotation, reflection or inversion.
     """
     expected = _by_name(function(**inputs))
     kinds = result_turns if isinstance(result_turns, Mapping) else {"result": result_turns}
@@ -327,16 +295,11 @@ def check_permutation(
 
     Parameters
     ----------
-    function
-        Called with ``inputs`` by name; returns a tensor or tensors by name.
-    inputs
-        Tensors and whatever else the function takes.
-    rows
-        Inputs whose first axis are the nodes.
-    pointers
-        Inputs that hold numbers of nodes, such as edges.
-    result_rows
-        Results whose first axis are the nodes; all others must stay as they are.
+    function : called with ``inputs`` by name; returns a tensor or tensors by name
+    inputs : tensors and whatever else the function takes
+    rows : inputs whose first axis are the nodes
+    pointers : inputs that hold numbers of nodes, such as edges
+    result_rows : results whose first axis are the nodes; all others must stay as they are
     """
     expected = _by_name(function(**inputs))
     generator = torch.Generator().manual_seed(seed)
@@ -357,12 +320,9 @@ class AwkwardGraph:
 
     Attributes
     ----------
-    name
-        What is awkward about it.
-    num_nodes
-        Number of nodes.
-    edges
-        Senders and receivers.
+    name : what is awkward about it
+    num_nodes : number of nodes
+    edges : senders and receivers
     """
 
     name: str
@@ -375,10 +335,8 @@ def awkward_graphs(hub: int = 300, seed: int = 0) -> list[AwkwardGraph]:
 
     Parameters
     ----------
-    hub
-        Number of edges into the node that has most.
-    seed
-        Seed of the random edges.
+    hub : number of edges into the node that has most
+    seed : seed of the random edges
     """
     generator = torch.Generator().manual_seed(seed)
 

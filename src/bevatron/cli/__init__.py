@@ -137,13 +137,11 @@ def one_sentence(
 
     Parameters
     ----------
-    command
-        Returns the exit code.
+    command : returns the exit code
     options
         Prefix of the options for labels, to name them as they are typed; None = the sentence
         stays as it is.
-    debug
-        Raise the error instead.
+    debug : raise the error instead
     """
     try:
         return command()

@@ -21,8 +21,7 @@ class StepOptions:
 
     Attributes
     ----------
-    model
-        A preset, a run or a model folder.
+    model : a preset, a run or a model folder
     """
 
     store: StoreFolder
@@ -58,8 +57,7 @@ def bench_loader(
 
     Parameters
     ----------
-    workers
-        Numbers of worker processes to try.
+    workers : numbers of worker processes to try
 
     Examples
     --------
@@ -75,8 +73,7 @@ def bench_packing(store: StoreFolder, capacity: Capacity = 1024, ranks: int = 8)
 
     Parameters
     ----------
-    ranks
-        Processes that share an epoch.
+    ranks : processes that share an epoch
 
     Examples
     --------
@@ -92,8 +89,7 @@ def bench_cost(steps: Steps, dtype: Dtype = "float32", most: int = 4096) -> Resu
 
     Parameters
     ----------
-    most
-        Atoms of the largest batch.
+    most : atoms of the largest batch
 
     Examples
     --------
@@ -115,12 +111,9 @@ def bench_capacity(
 
     Parameters
     ----------
-    dtype
-        Precisions, one curve each.
-    most
-        Atoms of the largest batch.
-    out
-        File for the figure.
+    dtype : precisions, one curve each
+    most : atoms of the largest batch
+    out : file for the figure
 
     Examples
     --------
@@ -145,16 +138,11 @@ def bench_profile(
 
     Parameters
     ----------
-    run
-        Folder of a run, or a YAML file.
-    steps
-        Number of steps to time, and then to trace.
-    warm
-        Warm-up steps; in the first, all batch shapes are captured where CUDA graphs are used.
-    device
-        auto, cpu, cuda or cuda:N; the run's by default.
-    out
-        Folder for profile.json and figures; ``profile`` in the run's folder by default.
+    run : folder of a run, or a YAML file
+    steps : number of steps to time, and then to trace
+    warm : Warm-up steps; in the first, all batch shapes are captured where CUDA graphs are used
+    device : auto, cpu, cuda or cuda:N; the run's by default
+    out : folder for profile.json and figures; ``profile`` in the run's folder by default
 
     Examples
     --------

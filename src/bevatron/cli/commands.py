@@ -23,14 +23,10 @@ def inspect(
 
     Parameters
     ----------
-    out
-        Folder for figures and inspect.html; STORE-inspect by default.
-    plan
-        Also show how fixed-count batches, Algorithm 1 and balanced batches fill the ranks.
-    capacity
-        Maximum number of atoms per batch, for --plan.
-    ranks
-        Processes that share an epoch, for --plan.
+    out : folder for figures and inspect.html; STORE-inspect by default
+    plan : also show how fixed-count batches, Algorithm 1 and balanced batches fill the ranks
+    capacity : maximum number of atoms per batch, for --plan
+    ranks : processes that share an epoch, for --plan
 
     Examples
     --------
@@ -57,10 +53,8 @@ def compare(
 
     Parameters
     ----------
-    runs
-        Folders of runs, finished or under way.
-    out
-        Page with the curves too, NAME.html; or the curves alone, NAME.png.
+    runs : folders of runs, finished or under way
+    out : page with the curves too, NAME.html; or the curves alone, NAME.png
 
     Examples
     --------
@@ -89,12 +83,9 @@ def init(
 
     Parameters
     ----------
-    system
-        mace, gpspp, graph, alphafold2 or alphafold3.
-    data
-        File to train on, instead of the placeholder.
-    output
-        Folder of the run, instead of the placeholder.
+    system : mace, gpspp, graph, alphafold2 or alphafold3
+    data : file to train on, instead of the placeholder
+    output : folder of the run, instead of the placeholder
 
     Examples
     --------
@@ -138,8 +129,7 @@ def demo(out: Out = Path("demo-run")) -> int:
 
     Parameters
     ----------
-    out
-        Folder for everything that it writes.
+    out : folder for everything that it writes
 
     Examples
     --------
@@ -158,8 +148,7 @@ def completion(
 
     Parameters
     ----------
-    shell
-        bash or zsh.
+    shell : bash or zsh
 
     Examples
     --------

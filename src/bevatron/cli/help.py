@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import tyro
 
+from bevatron.arguments import as_help
 from bevatron.recipes.starter import Key, starter_keys
 from bevatron.recipes.system import System
 
@@ -44,10 +45,8 @@ def command_help(function: Callable[..., Any], command: str) -> str:
 
     Parameters
     ----------
-    function
-        A function whose docstring has a summary line, parameters and examples.
-    command
-        The command as it is typed.
+    function : a function whose docstring has a summary line, parameters and examples
+    command : the command as it is typed
     """
     parts = _sections(inspect.getdoc(function) or "")
     positional: list[Row] = []
@@ -79,12 +78,9 @@ def train_help(system: System, command: str, start: type) -> str:
 
     Parameters
     ----------
-    system
-        What is trained.
-    command
-        As it is typed.
-    start
-        Dataclass of the options that say how to start.
+    system : what is trained
+    command : as it is typed
+    start : dataclass of the options that say how to start
     """
     examples = [
         f"bevatron train {system.name} --data FILE --output runs/first",
@@ -141,7 +137,6 @@ def _page(
 
 
 def _filled(text: str, width: int) -> list[str]:
-    text = text.replace("``", "")  # docstrings mark literals
     return textwrap.wrap(text, max(width, 30), break_on_hyphens=False, break_long_words=False) or [
         ""
     ]
@@ -202,7 +197,7 @@ def _value(bare: Any, default: Any) -> str:
 
 def _sections(docstring: str) -> Mapping[str, str]:
     """Split a docstring at its underlined headings; what comes before them has the name ""."""
-    pieces = re.split(r"^(\w+)\n-{3,}\n", docstring, flags=re.MULTILINE)
+    pieces = re.split(r"^(\w+)\n-{3,}\n", as_help(docstring), flags=re.MULTILINE)
     return {"": pieces[0].strip(), **dict(zip(pieces[1::2], pieces[2::2], strict=True))}
 
 
@@ -212,7 +207,7 @@ def _entries(section: str) -> dict[str, str]:
     names: list[str] = []
     for line in section.splitlines():
         if line and not line.startswith(" "):
-            names = [name.strip() for name in line.partition(":")[0].split(",")]
+            names = [name.strip() for name in line.split(",")]
         for name in names if line.startswith(" ") else ():
             found.setdefault(name, []).append(line.strip())
     return {name: " ".join(lines) for name, lines in found.items()}

@@ -18,15 +18,14 @@ from bevatron.recipes import system
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How to start.
+    """Options of starting a run.
 
     Attributes
     ----------
     resume
         ``never``: the folder must not hold a run; ``auto``: resume one if it does, from its newest
         intact checkpoint; ``must``: it has to hold one, whose newest checkpoint is intact.
-    dry_run
-        Print parameters, memory and steps; the run's folder stays as it is.
+    dry_run : print parameters, memory and steps; the run's folder stays as it is
     """
 
     resume: Literal["never", "auto", "must"] = "never"

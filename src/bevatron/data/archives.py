@@ -33,7 +33,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Archive:
-    """What is in an archive.
+    """Contents of an archive.
 
     Attributes
     ----------

@@ -12,13 +12,13 @@ from typing import Any, cast
 from bevatron.errors import DataError
 
 DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
-"""What reading a stream of `open_compressed` raises if the file is cut off or damaged."""
+"""Exceptions from a stream of `open_compressed` if the file is truncated or damaged."""
 
 MAX_BYTES = 4 << 30
-"""How many bytes a compressed file may expand to before `read_whole` refuses it."""
+"""Maximum number of bytes that `read_whole` lets a compressed file expand to."""
 
 MAX_RATIO = 200
-"""How many times its size a compressed file may expand to; text expands by 3 to 50."""
+"""Maximum expansion of a compressed file; text expands by 3 to 50."""
 
 _UNSUSPECTED = 64 << 20  # bytes, whatever their ratio: nearly all files of structures are smaller
 

@@ -1,4 +1,4 @@
-"""Which implementation of an operator runs, why, and how often it ran.
+"""Dispatch of operators: which implementation runs, why, and how often it ran.
 
 Every operator has an exact ``reference`` in plain PyTorch and may have fast implementations. Which
 one runs is decided here and nowhere else, so no flag travels through a model:
@@ -36,14 +36,12 @@ PREFERENCE = ("triton", "reference")
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """Which implementation of each operator runs.
+    """Implementations chosen for each operator.
 
     Attributes
     ----------
-    default
-        Implementation of every operator that ``ops`` does not name.
-    ops
-        Implementation by operator.
+    default : implementation of every operator that ``ops`` does not name
+    ops : implementation by operator
     """
 
     default: Choice = "auto"
@@ -148,20 +146,16 @@ def register(
 def use(default: str | KernelConfig | None = None, /, **operators: str) -> "Setting":
     """Choose implementations; as a statement for good, in a ``with`` until its end.
 
+    Raises ConfigError if there is no such choice or operator. Whether the choice can run shows when
+    it is called, because that depends on the device and type of the tensors.
+
     Parameters
     ----------
     default
         ``auto``, ``reference`` or ``triton`` for all operators (earlier choices for single
         operators end), or a whole `KernelConfig`. If it is not given, nothing changes but what
         ``operators`` names.
-    operators
-        The choice for single operators.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such choice or operator. Whether the choice can run shows when it is
-        called, because that depends on the device and type of the tensors.
+    operators : the choice for single operators
 
     Examples
     --------

@@ -68,10 +68,8 @@ def spherical_harmonics(
 
     Parameters
     ----------
-    l_max
-        Highest degree.
-    vectors
-        Any length if ``normalize``; then a vector of length zero gives NaN.
+    l_max : highest degree
+    vectors : any length if ``normalize``; then a vector of length zero gives NaN
     normalize
         Divide each vector by its length first. Otherwise degree l scales with the length to the l.
 

@@ -16,7 +16,7 @@ from bevatron.parallel.mesh import Mesh
 PCI_PARTS = ("domain", "bus", "device")
 
 _usable_before: dict[frozenset[int], set[int]] = {}
-"""What this process could use before it was kept to some CPUs: another run divides that anew."""
+"""CPUs allowed before this process was pinned: a later run divides them again."""
 
 
 def parse_cpus(text: str) -> set[int]:

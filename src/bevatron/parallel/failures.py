@@ -1,4 +1,4 @@
-"""What happens to the other ranks when one fails: they stop with its message, soon.
+"""Failure of a rank: the others stop with its message within seconds.
 
 A rank that fails leaves a message in the store of the process group. One that is killed leaves
 none, but its operating system closes its connections: each rank holds one with rank 0, the only
@@ -22,14 +22,14 @@ from torch._C._distributed_c10d import Store
 from bevatron.errors import BevatronError
 
 FAILURE_KEY = "bevatron/failure"
-"""Where the first rank that fails leaves its message."""
+"""Key under which the first rank to fail stores its message."""
 
 LIFELINE_KEY = "bevatron/lifeline"
-"""Where rank 0 leaves the port at which it listens and a token for who connects."""
+"""Key under which rank 0 stores its port and the token for clients."""
 
 WATCH_SECONDS = 1.0
 GRACE_SECONDS = 8.0
-"""How long the other ranks may take to stop by themselves once one has failed."""
+"""Time that the other ranks have to stop by themselves once one has failed."""
 
 GONE = "it ended without a message: killed, perhaps out of memory, or its machine is gone"
 GOODBYE = b"."

@@ -56,12 +56,9 @@ class Group:
 
     Parameters
     ----------
-    ranks
-        Their numbers; this process is one of them.
-    rank
-        This process's number in the run.
-    process_group
-        As torch.distributed made it; None for all processes, or for one.
+    ranks : their numbers; this process is one of them
+    rank : this process's number in the run
+    process_group : as torch.distributed made it; None for all processes, or for one
     """
 
     def __init__(
@@ -136,8 +133,7 @@ class Group:
 
         Parameters
         ----------
-        rows
-            [r, ...].
+        rows : [r, ...]
         send, receive
             Number of rows sent to and received from each process; equal parts by default.
         """

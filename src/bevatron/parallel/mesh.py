@@ -1,4 +1,4 @@
-"""Which process of a run this is, and the torch process group that joins them.
+"""Rank of this process in a run, and the run's torch process group.
 
 `open_mesh` reads what torchrun or Slurm's srun set in the environment. On one process nothing is
 started and every collective does nothing. A rank that fails or dies stops the others, see
@@ -98,7 +98,7 @@ def is_main_process() -> bool:
 def parse_device(wanted: torch.device | str, key: str) -> torch.device:
     """Read a device; ``auto`` is a GPU if there is one, else the CPU.
 
-    Raises ConfigError if there are no such devices; it names ``key``.
+    Raises ConfigError if there are no such devices, naming ``key``.
     """
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
@@ -154,21 +154,14 @@ def start_gpu(wanted: str) -> None:
 def open_mesh(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterator[Mesh]:
     """Join the processes of this run for the length of a ``with`` block.
 
-    CPU tensors are reduced through gloo, CUDA tensors through NCCL.
+    CPU tensors are reduced through gloo, CUDA tensors through NCCL. Raises ConfigError for a device
+    that is not there or an incomplete environment; BevatronError, with its message, if another rank
+    failed.
 
     Parameters
     ----------
-    device
-        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-    timeout_seconds
-        After which a collective that some rank never joins is an error.
-
-    Raises
-    ------
-    ConfigError
-        For a device that is not there or an incomplete environment.
-    BevatronError
-        If another rank failed; the message is that rank's.
+    device : ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
+    timeout_seconds : after which a collective that some rank never joins is an error
 
     Examples
     --------

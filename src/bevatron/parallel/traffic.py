@@ -21,10 +21,8 @@ class Traffic:
 
     Attributes
     ----------
-    sent
-        Operation -> bytes.
-    calls
-        Operation -> how often it was called.
+    sent : operation -> bytes
+    calls : operation -> how often it was called
     """
 
     sent: Counter[str] = field(default_factory=Counter)

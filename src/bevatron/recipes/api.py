@@ -29,28 +29,21 @@ def train(
 ) -> FitResult:
     """Train a model, as ``bevatron train`` does.
 
+    Raises BevatronError for settings and data that cannot be trained on.
+
     Parameters
     ----------
-    system
-        mace, gpspp, graph, alphafold2, alphafold3, or a YAML file.
-    data
-        Files to train on, or all keys of ``data``.
-    output
-        The run's folder.
+    system : mace, gpspp, graph, alphafold2, alphafold3, or a YAML file
+    data : files to train on, or all keys of ``data``
+    output : the run's folder
     resume
         ``never``: the folder must not hold a run; ``auto``: resume one if it does; ``must``: it has
         to hold one.
-    **values
-        Other keys of the configuration, as in a YAML file: ``train={"epochs": 20}``.
+    **values : other keys of the configuration, as in a YAML file: ``train={"epochs": 20}``
 
     Returns
     -------
     The outcome: folder, metrics, best epoch.
-
-    Raises
-    ------
-    BevatronError
-        For settings and data that cannot be trained on.
     """
     if data is not None:
         values["data"] = dict(data) if isinstance(data, Mapping) else {"train": _listed(data)}
@@ -62,21 +55,16 @@ def train(
 def load(model: Paths, **options: Any) -> Any:
     """Load a trained model, ready to be used, on a GPU if there is one.
 
+    Raises BevatronError if there is no model.
+
     Parameters
     ----------
-    model
-        A run or a model folder; several are a committee where the system has that.
-    **options
-        ``device``, ``dtype`` and what the system has besides.
+    model : a run or a model folder; several are a committee where the system has that
+    **options : ``device``, ``dtype`` and what the system has besides
 
     Returns
     -------
     An ASE calculator of a potential, or a predictor of molecules, vertices, chains or complexes.
-
-    Raises
-    ------
-    BevatronError
-        If there is no model.
     """
     return _system(model).used().load(model, **options)
 
@@ -84,23 +72,17 @@ def load(model: Paths, **options: Any) -> Any:
 def evaluate(model: Any, sources: Any, **options: Any) -> dict[str, Any]:
     """Compute the errors of a model on labelled data, as ``bevatron evaluate`` does.
 
+    Raises BevatronError for data without labels, or that the model does not know.
+
     Parameters
     ----------
-    model
-        A run, a model folder, or what `load` returned.
-    sources
-        A file, or several.
-    **options
-        Those of the command, with underscores.
+    model : a run, a model folder, or what `load` returned
+    sources : a file, or several
+    **options : those of the command, with underscores
 
     Returns
     -------
     The tables that the command prints with ``--json``.
-
-    Raises
-    ------
-    BevatronError
-        For data without labels, or that the model does not know.
     """
     found: dict[str, Any] = _system(model).used().evaluate(model, sources, **options)
     return found
@@ -109,26 +91,19 @@ def evaluate(model: Any, sources: Any, **options: Any) -> dict[str, Any]:
 def predict(model: Any, source: Any, out: str | Path | None = None, **options: Any) -> Any:
     """Predict, as ``bevatron predict`` does, or in memory.
 
+    Raises BevatronError for data that the model does not know.
+
     Parameters
     ----------
-    model
-        A run, a model folder, or what `load` returned.
-    source
-        A file; or structures of ASE, SMILES, a graph.
-    out
-        File to write, of proteins a folder; None = the predictions are returned.
-    **options
-        Those of the command, with underscores.
+    model : a run, a model folder, or what `load` returned
+    source : a file; or structures of ASE, SMILES, a graph
+    out : file to write, of proteins a folder; None = the predictions are returned
+    **options : those of the command, with underscores
 
     Returns
     -------
     Without ``out`` structures of ASE with results, predictions of molecules, or of vertices; else
     what the command says of the file.
-
-    Raises
-    ------
-    BevatronError
-        For data that the model does not know.
     """
     return _system(model).used().predict(model, source, out, **options)
 

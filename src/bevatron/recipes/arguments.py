@@ -37,16 +37,13 @@ Columns = Annotated[MoleculeOptions, tyro.conf.arg(name="columns")]
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """How a store is written.
+    """Options of writing a store.
 
     Attributes
     ----------
-    samples_per_shard
-        Samples in each shard; chosen from their number by default.
-    workers
-        Worker processes; all usable cores by default.
-    overwrite
-        Replace a store of other inputs in this folder.
+    samples_per_shard : samples in each shard; chosen from their number by default
+    workers : worker processes; all usable cores by default
+    overwrite : replace a store of other inputs in this folder
     """
 
     samples_per_shard: int | None = None

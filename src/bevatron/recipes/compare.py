@@ -19,7 +19,7 @@ ABSENT = "-"
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """What a run's folder holds for a comparison.
+    """The contents of a run's folder that are compared.
 
     Attributes
     ----------

@@ -19,7 +19,7 @@ from bevatron.typing import IntArray
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """How epochs are planned for the comparison.
+    """Settings of the epochs that are planned for comparison.
 
     Attributes
     ----------

@@ -63,16 +63,13 @@ def holds_model(path: Path) -> bool:
 def newest_model(path: Path, of_a_file: str = "") -> Path:
     """Return the folder of a model; of an unfinished run, that of its best model.
 
+    Raises CheckpointError if it is a file, or the name of a published model that is not there.
+    Whether there is a model is checked when it is read.
+
     Parameters
     ----------
     path : a run or a model folder, or the name of one in `named_models.models_folder`
     of_a_file : added to the message if this is a file
-
-    Raises
-    ------
-    CheckpointError
-        If it is a file, or the name of a published model that is not there. Whether there is a
-        model is checked when it is read.
     """
     path = named_model(path)
     if path.is_file():

@@ -1,4 +1,4 @@
-"""What the commands of both protein systems take, with what their help says of it."""
+"""Arguments shared by the commands of both protein systems, with their help."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""What is known of the chains of a prediction: alignments and templates of input and folders."""
+"""Alignments and templates of the chains to predict, from the input file and from folders."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ _ALIGNED: dict[str, Polymer] = {"protein": "protein", "rna": "rna"}
 
 
 class Known(NamedTuple):
-    """What is known of the chains of an input.
+    """Alignments and templates of the chains of an input.
 
     Attributes
     ----------

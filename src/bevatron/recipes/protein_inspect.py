@@ -1,4 +1,4 @@
-"""What ``bevatron inspect`` says of stores of proteins of any kind: searches, clusters, rejects."""
+"""The part of ``bevatron inspect`` common to all protein stores: searches, clusters, rejects."""
 
 import csv
 import datetime as dt

@@ -1,4 +1,4 @@
-"""What stores of complexes and of chains share: preparing them, and what lies beside them."""
+"""Preparation common to stores of complexes and of chains: alignments, templates, clusters."""
 
 import csv
 import io
@@ -55,15 +55,12 @@ class ProteinDataConfig:
     ----------
     train
         Stores, or folders of structures and alignments, which are prepared into the run's folder.
-    valid
-        One more of them, for validation; by default a part of ``train``.
+    valid : one more of them, for validation; by default a part of ``train``
     valid_fraction
         That part, drawn at random: of chains a fraction of the clusters of similar sequences, of
         complexes one of the entries.
-    valid_most
-        Maximum number of chains or complexes for validation.
-    split_seed
-        Seed of the random split.
+    valid_most : maximum number of chains or complexes for validation
+    split_seed : seed of the random split
     """
 
     train: tuple[Path, ...] = ()

@@ -34,18 +34,12 @@ class RunConfig:
 
     Attributes
     ----------
-    output
-        The run's folder.
-    preset
-        Hyper-parameters by name, see `preset_values`.
-    data, model
-        The system's own.
-    optim, schedule, batch, loader, checkpoint, train
-        See `bevatron.train.settings`.
-    kernels
-        Which implementation of an operator runs, see `bevatron.kernels`.
-    report
-        Write report.html and the figures at the end.
+    output : the run's folder
+    preset : hyper-parameters by name, see `preset_values`
+    data, model : the system's own
+    optim, schedule, batch, loader, checkpoint, train : see `bevatron.train.settings`
+    kernels : which implementation of an operator runs, see `bevatron.kernels`
+    report : write report.html and the figures at the end
     """
 
     recipe: ClassVar[str]
@@ -115,10 +109,8 @@ class SaveModel:
 
     Parameters
     ----------
-    kind
-        Kind of the model, see `bevatron.recipes.system.System.kind`.
-    config
-        The model's configuration.
+    kind : kind of the model, see `bevatron.recipes.system.System.kind`
+    config : the model's configuration
     """
 
     def __init__(self, kind: str, config: Any) -> None:
@@ -136,10 +128,8 @@ class WriteReport:
 
     Parameters
     ----------
-    module
-        Module whose ``report_of_run(folder, *values, result)`` is called.
-    *values
-        What the report is made from.
+    module : module whose ``report_of_run(folder, *values, result)`` is called
+    *values : what the report is made from
     """
 
     def __init__(self, module: str, *values: Any) -> None:

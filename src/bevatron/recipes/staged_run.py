@@ -1,4 +1,4 @@
-"""What runs in stages of drawn proteins share: their configuration, precision and stages."""
+"""The common part of runs on drawn proteins: configuration, precision, stages."""
 
 import dataclasses
 import os
@@ -25,7 +25,7 @@ from bevatron.typing import IntArray
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How the processes of a run divide the work.
+    """Division of a run's work among processes.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class StagedRun(RunConfig):
 
     @property
     def processes_per_sample(self) -> list[int]:
-        """How many processes may compute a sample together, the smallest number first."""
+        """Possible numbers of processes per sample, ascending."""
         given = self.parallel.axial
         if given != "auto":
             return [given]
@@ -88,7 +88,7 @@ class StagedRun(RunConfig):
 
     @property
     def sharing(self) -> Sharing:
-        """Which processes share a sample, as long as they have the memory."""
+        """Choose the processes that share a sample, given their memory."""
         size = self.processes_per_sample[0]
         return SamplesInGroups(size) if size > 1 else SamplesApart()
 

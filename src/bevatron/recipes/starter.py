@@ -71,10 +71,7 @@ def filled_in(text: str, values: Mapping[str, str]) -> str:
 def check_filled(values: Any) -> None:
     """Refuse a configuration that still holds a placeholder.
 
-    Raises
-    ------
-    ConfigError
-        It names the key.
+    Raises ConfigError naming the key.
     """
     for path, value in _texts(values, ""):
         if _PLACEHOLDER.fullmatch(value):

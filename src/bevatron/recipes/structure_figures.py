@@ -1,4 +1,4 @@
-"""What pages of predicted structures show, by chain: pLDDT, and a value of each two tokens."""
+"""Figures of predicted structures: pLDDT along the chains, maps over pairs of tokens."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -39,7 +39,7 @@ PIECE_BYTES = 2**24
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a checkpoint stores about the run besides its state.
+    """Description of the run that a checkpoint stores with the state.
 
     Attributes
     ----------

@@ -34,8 +34,7 @@ class Console:
     Parameters
     ----------
     log : file to which lines are added; None = no file
-    shown
-        Validation metrics to print after an epoch; none given: all. metrics.jsonl has all.
+    shown : validation metrics to print after an epoch; none given: all. metrics.jsonl has all
     """
 
     def __init__(
@@ -195,7 +194,7 @@ class Console:
 
 
 class Pace:
-    """How far a run is, in epochs or steps, and how long the rest will take at the speed so far.
+    """Progress of a run, in epochs or steps, and the time left at the speed so far.
 
     Parameters
     ----------

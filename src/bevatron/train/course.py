@@ -21,7 +21,7 @@ from bevatron.train.settings import ScheduleConfig
 from bevatron.train.state import Progress
 
 Choice = tuple[tuple[str, int], ...]
-"""What a task has chosen for a step, by name: `bevatron.task.Numbered`."""
+"""A task's choices for a step, by name: `bevatron.task.Numbered`."""
 
 
 class Course(Protocol):

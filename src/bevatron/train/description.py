@@ -1,4 +1,4 @@
-"""What a run would be, without running it: parameters, batches, steps, memory."""
+"""Description of a run without running it: parameters, batches, steps, memory."""
 
 import math
 from collections.abc import Mapping
@@ -31,12 +31,9 @@ def describe(run: Run, num_ranks: int = 1, *, gpu: bool = False) -> dict[str, An
 
     Parameters
     ----------
-    run
-        Nothing of it changes.
-    num_ranks
-        Number of processes.
-    gpu
-        Plan the memory of a GPU, which need not be there; else that of a CPU.
+    run : nothing of it changes
+    num_ranks : number of processes
+    gpu : plan the memory of a GPU, which need not be there; else that of a CPU
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Which batches of an epoch are still to come, also after a resume with other batches or ranks.
+"""Remaining batches of an epoch, also after resuming with other batches or ranks.
 
 An epoch is a list of segments. The first packs all samples; when a run is resumed with another
 capacity, algorithm or number of ranks, the samples not yet used are packed again as a further
@@ -72,7 +72,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """What is left of an epoch for one rank.
+    """The rest of an epoch for one rank.
 
     Attributes
     ----------

@@ -40,14 +40,10 @@ def evaluate(
 
     Parameters
     ----------
-    task, model
-        The model is in eval mode meanwhile; it must be on the mesh's device in ``dtype``.
-    dataset, sizes
-        Samples and what each uses of a batch's capacity, ``{"atoms": [n], ...}``.
-    batch, loader
-        How to batch and load.
-    mesh
-        The ranks that share the work; None = this process alone.
+    task, model : the model is in eval mode meanwhile; it must be on the mesh's device in ``dtype``
+    dataset, sizes : samples and what each uses of a batch's capacity, ``{"atoms": [n], ...}``
+    batch, loader : how to batch and load
+    mesh : the ranks that share the work; None = this process alone
 
     Returns
     -------

@@ -50,7 +50,7 @@ POLL_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Division:
-    """How the processes are divided.
+    """Division of the processes.
 
     Attributes
     ----------

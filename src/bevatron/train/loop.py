@@ -61,25 +61,19 @@ FEW_STEPS = 20
 def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
     """Train as a run says, or resume from its checkpoint.
 
-    Under torchrun or srun every process calls this with an equal run.
+    Under torchrun or srun every process calls this with an equal run. Raises BevatronError for
+    anything that a user can fix, see `bevatron.errors`.
 
     Parameters
     ----------
-    run
-        What to train.
-    trainer
-        Makes the trainer in place of `Trainer`; profiling has its own.
+    run : what to train
+    trainer : makes the trainer in place of `Trainer`; profiling has its own
 
     Returns
     -------
     FitResult
         Also of a run that was stopped by SIGTERM, SIGUSR1 or Ctrl-C and has saved its state; the
         model then has its last weights. After a finished run it has its final ones.
-
-    Raises
-    ------
-    BevatronError
-        Any error that a user can fix, see `bevatron.errors`.
     """
     config = run.settings.train
     with ExitStack() as stack:

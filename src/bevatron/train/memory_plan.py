@@ -46,7 +46,7 @@ from bevatron.train.state import TrainState
 
 
 class NotPlannableError(BevatronError):
-    """What a step allocates depends on values of its batch."""
+    """The memory of a step depends on values of its batch."""
 
 
 BLOCK_BYTES = 512
@@ -81,7 +81,7 @@ class MemoryPlan:
 
     @property
     def activations(self) -> int:
-        """What the step needs beyond what stays."""
+        """Memory of the step in addition to what is always held."""
         return self.peak - self.weights - self.optimizer - self.batch - self.workspaces
 
 
@@ -96,6 +96,9 @@ def plan_memory(
 ) -> MemoryPlan:
     """Plan the memory of a step over one batch.
 
+    Raises NotPlannableError if a step on a GPU looks at values. On a CPU such a step is carried out
+    and counted.
+
     Parameters
     ----------
     run : model, task and settings; nothing of it changes
@@ -104,11 +107,6 @@ def plan_memory(
     gpu : plan for a GPU, whether there is one or not; else for a CPU
     captured : the step is captured as a CUDA graph, see `would_be_captured`
     numbers : numbers of the step, for tasks whose steps differ; those of the first by default
-
-    Raises
-    ------
-    NotPlannableError
-        If a step on a GPU looks at values. On a CPU such a step is carried out and counted.
     """
     # Imported here: it takes a second, which no other command should wait for.
     from torch._subclasses.fake_tensor import (

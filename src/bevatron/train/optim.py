@@ -206,8 +206,7 @@ class AveragedWeights:
     ----------
     decays, sets
         Decay of each average, and its tensors by parameter; the first is the one to validate.
-    updates
-        So far.
+    updates : so far
     """
 
     def __init__(self, model: nn.Module, *decays: float) -> None:
@@ -251,10 +250,7 @@ class AveragedWeights:
     def load(self, tensors: Mapping[str, Tensor], updates: int) -> None:
         """Replace the averages by what `tensors` returned.
 
-        Raises
-        ------
-        CheckpointError
-            If they are of other parameters.
+        Raises CheckpointError if they are of other parameters.
         """
         own = self.tensors()
         if set(tensors) != set(own):

@@ -44,7 +44,7 @@ class Sharing(Protocol):
 
     @property
     def repeats(self) -> int:
-        """How many ranks each have the whole of the same batch, whose sizes count once."""
+        """Number of ranks that hold the same batch, whose sizes are counted once."""
 
     def planner(self, mesh: Mesh) -> Mesh:
         """Return this rank among those that have batches of their own."""
@@ -123,22 +123,16 @@ class FitResult:
 
     Attributes
     ----------
-    folder
-        The run's folder.
+    folder : the run's folder
     finished
         Why the run is over: ``epochs``, ``patience``, or of a run in stages ``steps``, ``target``
         (the last stage has reached it) or ``target missed``. None if it was stopped and can be
         resumed.
-    stopped_by
-        Name of the signal that stopped it: SIGTERM, SIGUSR1, SIGINT.
-    epochs, steps
-        Done so far.
-    metrics
-        Results of the last validation.
-    best, best_epoch
-        Smallest monitored metric and the epoch after which it was measured, from 0.
-    seconds
-        Training time over all resumes.
+    stopped_by : name of the signal that stopped it: SIGTERM, SIGUSR1, SIGINT
+    epochs, steps : done so far
+    metrics : results of the last validation
+    best, best_epoch : smallest monitored metric and the epoch after which it was measured, from 0
+    seconds : training time over all resumes
     """
 
     folder: Path
@@ -167,12 +161,9 @@ class Stage:
 
     Attributes
     ----------
-    name
-        As in the configuration.
-    config
-        Its length, samples per step, learning rate and target.
-    train
-        What is drawn, with the stage's own crops and mixture; its seed is that of the run.
+    name : as in the configuration
+    config : its length, samples per step, learning rate and target
+    train : what is drawn, with the stage's own crops and mixture; its seed is that of the run
     sizes
         Named counts of the samples of all sources, in their order, [n] each: ranks get about the
         same ``batch.cost`` of them.
@@ -190,44 +181,32 @@ class Run:
 
     Attributes
     ----------
-    model, task
-        What is trained and by which loss.
+    model, task : what is trained and by which loss
     train, sizes
         Samples and their named counts, [n] each. The first is what samples are measured in: a
         plain ``batch.capacity`` and ``batch.cost`` mean it.
-    folder
-        Where the run writes.
-    settings
-        See `bevatron.train.settings`.
-    valid, valid_sizes
-        The same of the validation set, None without one.
+    folder : where the run writes
+    settings : see `bevatron.train.settings`
+    valid, valid_sizes : the same of the validation set, None without one
     config
         The whole configuration as plain values, for config.yaml and for the list of changes on
         resume.
     identity
         Plain values that make the run what it is (model, loss, data): it is not resumed with
         others.
-    monitor
-        Validation metric that decides what is best; `TrainConfig.monitor` overrides it.
-    stage_two_monitor
-        The same from the second stage on; None = as before it.
-    resume
-        Resume from the newest checkpoint in ``folder``, if there is one.
-    checkpoint
-        Resume from this checkpoint of ``folder`` instead; newer ones are removed.
-    save_model
-        Writes a model folder.
-    shown_metrics
-        Validation metrics that the console shows after an epoch; none given: all.
+    monitor : validation metric that decides what is best; `TrainConfig.monitor` overrides it
+    stage_two_monitor : the same from the second stage on; None = as before it
+    resume : resume from the newest checkpoint in ``folder``, if there is one
+    checkpoint : resume from this checkpoint of ``folder`` instead; newer ones are removed
+    save_model : writes a model folder
+    shown_metrics : validation metrics that the console shows after an epoch; none given: all
     rate_names
         What the log calls sizes of batches in rates, where not by their own name:
         ``{"graphs": "molecules"}``.
-    notes
-        Lines for the start of the log: what was found in the data.
+    notes : lines for the start of the log: what was found in the data
     model_options
         What commands that use the model are shown with at the end, such as `` --head new``.
-    sharing
-        Whether ranks divide the samples, or each sample among all or some of them.
+    sharing : whether ranks divide the samples, or each sample among all or some of them
     optimizer_tensors
         State that the optimiser of a new run starts from, as
         `bevatron.train.optim.optimizer_tensors` names it; none = as usual.

@@ -11,7 +11,7 @@ from bevatron.train.settings import ScheduleConfig
 
 @dataclass
 class Decisions:
-    """What validations have decided so far.
+    """Decisions made from validations so far.
 
     Attributes
     ----------

@@ -29,21 +29,15 @@ class OptimConfig:
     algorithm
         ``adam`` (weight decay added to the gradient), ``amsgrad`` (Adam with the largest second
         moment so far, mace's default) or ``adamw`` (weight decay apart from the gradient).
-    lr
-        Learning rate before schedule and warm-up.
-    weight_decay
-        Weight decay of the parameters that the model selects (all by default).
-    betas
-        Adam's decay rates of the first and second moment.
-    eps
-        Adam's epsilon, added to the root of the second moment.
-    clip
-        Maximum norm of the gradient; None = no clipping.
+    lr : learning rate before schedule and warm-up
+    weight_decay : weight decay of the parameters that the model selects (all by default)
+    betas : Adam's decay rates of the first and second moment
+    eps : Adam's epsilon, added to the root of the second moment
+    clip : maximum norm of the gradient; None = no clipping
     clip_norm
         Whether that norm is of the whole gradient (``global``) or of each parameter's by itself
         (``tensor``, GPS++).
-    accumulate
-        Batches per rank and optimiser step (gradient accumulation).
+    accumulate : batches per rank and optimiser step (gradient accumulation)
     ema
         Decay of the exponential moving average of the weights, which is what is validated and
         kept; None = the weights themselves. Of several decays the first is validated; the other
@@ -89,7 +83,7 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How the learning rate changes.
+    """Learning-rate schedule.
 
     Attributes
     ----------
@@ -98,22 +92,14 @@ class ScheduleConfig:
         the last epoch, changing every step); ``linear`` (likewise, on a straight line);
         ``plateau`` (times ``factor`` once the monitored metric has not improved for ``patience``
         validations).
-    gamma
-        Decay factor of ``exponential``.
-    gamma_steps
-        Steps between the decays of ``exponential``; None = one epoch.
-    factor
-        Decay factor of ``plateau``.
-    patience
-        Validations without improvement before ``plateau`` decays.
-    threshold
-        Smallest relative improvement that counts for ``plateau``.
-    lr_min
-        Lower bound of the learning rate.
-    warmup_steps
-        Steps over which the learning rate rises linearly from 0.
-    warmup_epochs
-        The same in epochs; the longer one counts.
+    gamma : decay factor of ``exponential``
+    gamma_steps : steps between the decays of ``exponential``; None = one epoch
+    factor : decay factor of ``plateau``
+    patience : validations without improvement before ``plateau`` decays
+    threshold : smallest relative improvement that counts for ``plateau``
+    lr_min : lower bound of the learning rate
+    warmup_steps : steps over which the learning rate rises linearly from 0
+    warmup_epochs : the same in epochs; the longer one counts
     per_epoch
         The learning rate changes from epoch to epoch only. With a warm-up in epochs the first
         epoch then has rate 0, as GPS++ was trained.
@@ -122,8 +108,7 @@ class ScheduleConfig:
         and stays, the best epoch and patience are counted anew, the average of the weights
         (``optim.ema``) goes on. A loss with a second stage (MACE: ``loss.stage_two``, energies
         times 1000) takes its weights. None = no second stage.
-    stage_two_lr
-        Learning rate of the second stage.
+    stage_two_lr : learning rate of the second stage
     """
 
     kind: Literal["constant", "exponential", "cosine", "linear", "plateau"] = "plateau"
@@ -162,22 +147,17 @@ class StageConfig:
 
     Attributes
     ----------
-    steps
-        Length of the stage.
+    steps : length of the stage
     samples_per_step
         Samples of one optimiser step over all ranks. Each rank takes its part in batches of
         ``batch.size``.
-    evaluate_every
-        Steps between validations; the last step is always validated.
-    lr
-        Learning rate before schedule and warm-up; None = ``optim.lr``.
+    evaluate_every : steps between validations; the last step is always validated
+    lr : learning rate before schedule and warm-up; None = ``optim.lr``
     schedule
         The stage's own schedule, counted from its first step; None = that of the run, which goes
         on.
-    target
-        Value that the monitored metric must reach by the end of the stage, or the run ends.
-    ends_at_target
-        End the stage as soon as the target is reached.
+    target : value that the monitored metric must reach by the end of the stage, or the run ends
+    ends_at_target : end the stage as soon as the target is reached
     """
 
     steps: int
@@ -224,7 +204,7 @@ def with_named_costs(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """How samples are batched.
+    """Batching of samples.
 
     Attributes
     ----------
@@ -237,22 +217,17 @@ class BatchConfig:
         For structures that is the smallest batch that trains within 5 % of the GPU's highest rate,
         leaves 100 steps an epoch and fits into memory, measured when the run begins; 256 atoms on a
         CPU.
-    size
-        Samples per batch of ``fixed_count``.
+    size : samples per batch of ``fixed_count``
     cost
         What is balanced over ranks: weights by name, such as ``{atoms: 1.0, edges: 0.29}``, and
         ``constant`` for a sample by itself. None = what the samples are measured in.
-    order
-        Which batch ``algorithm1`` serves first.
+    order : which batch ``algorithm1`` serves first
     oversized
         A sample above capacity: ``refuse`` stops and names it, ``alone`` gives it a batch of its
         own.
-    cost_nodes
-        Old key of ``cost``: the weight of what the samples are measured in.
-    cost_edges
-        Old key of ``cost``.
-    cost_constant
-        Old key of ``cost``.
+    cost_nodes : old key of ``cost``: the weight of what the samples are measured in
+    cost_edges : old key of ``cost``
+    cost_constant : old key of ``cost``
     """
 
     algorithm: Literal["balanced", "algorithm1", "streaming", "fixed_count"] = "balanced"
@@ -286,16 +261,13 @@ class BatchConfig:
     def capacities(self, counted: Iterable[str] = ()) -> dict[str, int]:
         """Return the capacity by name.
 
+        Raises ConfigError if it is ``auto`` and has not been measured.
+
         Parameters
         ----------
         counted
             Names of what is counted; the first, which a plain number needs, is what samples are
             measured in.
-
-        Raises
-        ------
-        ConfigError
-            If it is ``auto`` and has not been measured.
         """
         if isinstance(self.capacity, dict):
             return dict(self.capacity)
@@ -317,7 +289,7 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """How batches reach the step.
+    """Loading of batches.
 
     Attributes
     ----------
@@ -328,10 +300,8 @@ class LoaderConfig:
     window
         1 = strict order of the plan; more = a ready batch may overtake up to that many slow ones
         (faster on uneven data, but a run does not repeat to the last bit).
-    prefetch
-        Maximum number of batches in preparation or ready; None = two per worker.
-    sample_timeout
-        Seconds after which a sample counts as hanging; None = never.
+    prefetch : maximum number of batches in preparation or ready; None = two per worker
+    sample_timeout : seconds after which a sample counts as hanging; None = never
     leave_out
         How many training samples of the whole run may be left out because they cannot be read, or
         not in time, at the second attempt either: each is logged with its name. One more ends the
@@ -339,8 +309,7 @@ class LoaderConfig:
     pin
         Use page-locked memory, so that transfers overlap with work; None = on a GPU, where steps
         are not captured.
-    stage_to
-        Node-local folder to copy the store to first, once per machine.
+    stage_to : node-local folder to copy the store to first, once per machine
     """
 
     workers: int | None = None
@@ -371,21 +340,16 @@ class CheckpointConfig:
     every_steps
         Steps between checkpoints; None = not counted in steps. A checkpoint is always written at
         the end and on SIGTERM, SIGUSR1 and Ctrl-C.
-    every_epochs
-        The same in epochs.
-    every_minutes
-        The same in minutes.
-    keep
-        How many checkpoints are kept, newest first.
-    best
-        Whether the weights with the best monitored metric are kept in the folder ``best``.
+    every_epochs : the same in epochs
+    every_minutes : the same in minutes
+    keep : how many checkpoints are kept, newest first
+    best : whether the weights with the best monitored metric are kept in the folder ``best``
     best_seconds
         An epoch that improves on the best is saved, with a checkpoint, unless the last saving is
         fewer seconds ago; then it waits in memory until they are over, or until there is another
         reason to save. So epochs of milliseconds do not wait for the disk, and a kill costs no
         more than this time beyond the other intervals. 0 = at once.
-    final
-        Which weights become the run's model: the best validated ones or the last.
+    final : which weights become the run's model: the best validated ones or the last
     """
 
     every_steps: int | None = None
@@ -412,22 +376,16 @@ class TrainConfig:
 
     Attributes
     ----------
-    epochs
-        Number of passes over the samples.
-    seed
-        Seed of weights, batches and random numbers.
-    dtype
-        Type of weights and batches.
-    device
-        ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:N``.
+    epochs : number of passes over the samples
+    seed : seed of weights, batches and random numbers
+    dtype : type of weights and batches
+    device : ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:N``
     monitor
         The validation metric by which the best epoch, early stopping and the plateau schedule go
         (smaller is better; with a minus before it, as in ``-accuracy``, larger is); None = what the
         recipe names.
-    patience
-        Validations without improvement after which the run ends; None = never.
-    evaluate_every
-        Epochs between validations; the last epoch is always validated.
+    patience : validations without improvement after which the run ends; None = never
+    evaluate_every : epochs between validations; the last epoch is always validated
     evaluation_ranks
         Number of processes, the last ones, that validate while the others go on training. What a
         validation decides (best weights, patience, plateau, target) is decided where the next one
@@ -440,37 +398,28 @@ class TrainConfig:
     threads
         CPU threads of torch; None = as the checkpoint says, for a new run one for each 32 atoms or
         nodes of a batch, but no more than usable cores or OMP_NUM_THREADS.
-    affinity
-        Keep each process and its workers to its share of the CPU cores nearest to its GPU.
+    affinity : keep each process and its workers to its share of the CPU cores nearest to its GPU
     explode_factor
         A loss this many times above its recent average stops the run; None = only NaN and
         infinity do.
-    deterministic
-        Only algorithms that repeat to the last bit (slower on a GPU).
-    tf32
-        Use TF32 (10 bits of mantissa) in float32 matmuls on a GPU.
+    deterministic : only algorithms that repeat to the last bit (slower on a GPU)
+    tf32 : use TF32 (10 bits of mantissa) in float32 matmuls on a GPU
     autocast
         Matmuls of float32 in this type, weights and sums staying float32, for models that allow it;
         None = in float32. With float16 the loss is scaled, see
         `bevatron.train.precision.LossScale`, and steps are not captured as CUDA graphs.
-    compile
-        Pass the model through torch.compile.
+    compile : pass the model through torch.compile
     cuda_graphs
         Capture whole steps as CUDA graphs over a few padded shapes of batches and replay them, so
         that launching costs nothing; a step's figures are then read one step later. None = on a
         GPU where model and task allow it.
     collect_every
         Steps between garbage collections in place of Python's automatic ones; None = Python's own.
-    log_every
-        Steps between lines of metrics.jsonl; the epoch's averages take in every step.
-    tensorboard
-        Also write metrics for TensorBoard (extra ``tensorboard``).
-    wandb
-        Also send metrics to Weights & Biases (extra ``wandb``).
-    wandb_project
-        Name of the project at Weights & Biases.
-    timeout_minutes
-        Minutes after which a collective that some rank never joins is an error.
+    log_every : steps between lines of metrics.jsonl; the epoch's averages take in every step
+    tensorboard : also write metrics for TensorBoard (extra ``tensorboard``)
+    wandb : also send metrics to Weights & Biases (extra ``wandb``)
+    wandb_project : name of the project at Weights & Biases
+    timeout_minutes : minutes after which a collective that some rank never joins is an error
     """
 
     epochs: int = 100

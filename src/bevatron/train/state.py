@@ -81,7 +81,7 @@ class Progress:
 
 @dataclass
 class TrainState:
-    """What a checkpoint saves and a resume restores.
+    """The state that a checkpoint saves and a resumed run restores.
 
     Attributes
     ----------

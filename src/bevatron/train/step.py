@@ -71,25 +71,16 @@ def train_step(
 ) -> StepResult:
     """Step once over this rank's batches; equal to one large batch of all ranks' samples.
 
+    Raises DivergenceError if the loss or the gradient is not finite or the loss has exploded
+    (nothing has changed); OutOfMemoryError if the GPU has too little memory.
+
     Parameters
     ----------
-    state
-        Changed in place, except for its progress.
-    model
-        The model of ``state``, or a compiled one that shares its weights.
-    batches
-        On the CPU.
-    mesh
-        All ranks call this together.
-    notes
-        Numbers to sum over ranks along with the step.
-
-    Raises
-    ------
-    DivergenceError
-        If the loss or the gradient is not finite or the loss has exploded; nothing has changed.
-    OutOfMemoryError
-        If the GPU has too little memory.
+    state : changed in place, except for its progress
+    model : the model of ``state``, or a compiled one that shares its weights
+    batches : on the CPU
+    mesh : all ranks call this together
+    notes : numbers to sum over ranks along with the step
     """
     task, settings = run.task, run.settings
     dtype = dtype_of(settings.train.dtype)

@@ -54,8 +54,7 @@ class Kronecker:
         At least 2. Rounded down to a power of two, as Graph500's generator needs; with
         ``round_down=False`` the graph is the part on the first ``vertices`` of the next power of
         two, and as many more positions are drawn as fall outside on average.
-    edges
-        Asked for; ceil(edges / vertices) are drawn for each vertex.
+    edges : asked for; ceil(edges / vertices) are drawn for each vertex
 
     Examples
     --------

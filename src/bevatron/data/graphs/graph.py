@@ -68,7 +68,7 @@ class SparseFeatures:
 
 @dataclass(frozen=True)
 class Found:
-    """What was found in the file and changed.
+    """What was found in the file, and what was changed.
 
     Attributes
     ----------
@@ -92,23 +92,16 @@ class GraphArrays:
 
     Attributes
     ----------
-    name
-        The file, for messages.
-    num_nodes
-        Number of vertices.
-    edges
-        Sorted by row, then by column, without duplicates.
-    features
-        [N, C], dense or sparse; None = none.
+    name : the file, for messages
+    num_nodes : number of vertices
+    edges : sorted by row, then by column, without duplicates
+    features : [N, C], dense or sparse; None = none
     labels
         [N] int32, class from 0, -1 = none; or [N, T] float32, answers 0 or 1 to T questions, NaN =
         none. None = no labels at all.
-    roles
-        [N] uint8: 1 + position in `ROLES`, 0 = none; None = no split.
-    found
-        Changes made to the edges.
-    ids
-        [N] the file's ids of the vertices if they were renumbered.
+    roles : [N] uint8: 1 + position in `ROLES`, 0 = none; None = no split
+    found : changes made to the edges
+    ids : [N] the file's ids of the vertices if they were renumbered
     """
 
     name: str

@@ -11,15 +11,14 @@ ROLES = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class EdgePolicy:
-    """What is done with repeated edges, missing reverse edges and self loops, in this order.
+    """Treatment of repeated edges, missing reverse edges and self loops, in this order.
 
     Attributes
     ----------
     self_loops
         ``keep`` those of the file, ``add`` one to every vertex that has none (with weight 1, as
         attention of a vertex to itself needs), ``remove`` them, or ``reset``: remove, then add.
-    symmetrise
-        Add the reverse of every edge that has none, with the same weight.
+    symmetrise : add the reverse of every edge that has none, with the same weight
     duplicates
         For repeated edges ``refuse`` the file, ``merge`` (keep the first) or ``sum`` the weights
         (1 each without weights).
@@ -52,27 +51,23 @@ class EdgePolicy:
 
 @dataclass(frozen=True)
 class GraphOptions(EdgePolicy):
-    """How a graph is read.
+    """Options of reading a graph.
 
     Attributes
     ----------
-    self_loops, symmetrise, duplicates
-        See `EdgePolicy`.
+    self_loops, symmetrise, duplicates : see `EdgePolicy`
     features
         ``rows`` divides each vertex's features by the sum of their absolute values, as usual for
         bags of words; ``keep`` leaves them unchanged.
     renumber
         Renumber vertices 0, 1, ... in the order of their ids in the file; for edge lists with
         gaps.
-    num_nodes
-        Number of vertices; by default as given in the file, or the largest id + 1.
-    split
-        Index of the split, in files that hold several.
+    num_nodes : number of vertices; by default as given in the file, or the largest id + 1
+    split : index of the split, in files that hold several
     random_split
         Fractions of the labelled vertices for training, validation and test, drawn at random; by
         default the splits in the file.
-    split_seed
-        Seed of ``random_split``.
+    split_seed : seed of ``random_split``
 
     Examples
     --------

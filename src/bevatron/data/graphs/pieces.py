@@ -44,14 +44,10 @@ class EdgeSource:
 
     Attributes
     ----------
-    path
-        The file or OGB's folder.
-    policy
-        Duplicates, reverse edges and self loops; applied where the pieces come together.
-    num_vertices
-        Number of vertices.
-    weight_type
-        Type of the edge weights: torch.float32 or float64; None if all are 1.
+    path : the file or OGB's folder
+    policy : duplicates, reverse edges and self loops; applied where the pieces come together
+    num_vertices : number of vertices
+    weight_type : type of the edge weights: torch.float32 or float64; None if all are 1
     """
 
     path: Path
@@ -80,10 +76,8 @@ class EdgeSource:
     ) -> Iterator[tuple[Tensor, ...]]:
         """Yield (row, column), or (row, column, weight), of about ``piece`` edges at a time.
 
-        Raises
-        ------
-        DataError
-            For an index out of range or a weight that is not a number; names the edge.
+        Raises DataError for an index out of range or a weight that is not a number, naming the
+        edge.
         """
         first = 0
         for edges in _file_pieces(self.path, piece or PIECE_EDGES):
@@ -116,21 +110,15 @@ def read_in_pieces(
 ) -> EdgeSource:
     r"""Open an edge list (text, npz, OGB's folder) to be read a piece at a time.
 
+    Raises ConfigError for a file or options that need the whole list; DataError if the file cannot
+    be read.
+
     Parameters
     ----------
-    path
-        The file; of an npz with ``edge_index`` or ``edge_src``/``edge_dst``, or a CSR matrix.
-    options
-        As for a whole graph; ids are not renumbered.
+    path : the file; of an npz with ``edge_index`` or ``edge_src``/``edge_dst``, or a CSR matrix
+    options : as for a whole graph; ids are not renumbered
     num_vertices
         How many there are unless the options or the file say so; by default the largest id + 1.
-
-    Raises
-    ------
-    ConfigError
-        For a file or options that need the whole list.
-    DataError
-        If the file cannot be read.
 
     Examples
     --------

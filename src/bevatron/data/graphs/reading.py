@@ -32,26 +32,18 @@ def read_graph(
 ) -> GraphArrays:
     r"""Read a graph, check it and sort its edges.
 
+    Raises DataError if a file cannot be read or holds invalid data, naming file and position;
+    TrustError if a .pt file holds more than tensors and plain values; OutOfMemoryError if this
+    machine has too little memory.
+
     Parameters
     ----------
     source
         An npz file, an edge list (.txt, .csv, .tsv, .edges, also .gz), a folder of OGB, a .pt file
         of PyTorch Geometric, or a `Data` object.
-    options
-        Self loops, reverse edges, duplicates, features, splits.
-    features, labels
-        .npy files with one row per vertex, for edge lists.
-    splits
-        .npz file with masks or indices of vertices: train, valid, test.
-
-    Raises
-    ------
-    DataError
-        If a file cannot be read or holds invalid data; the message names file and position.
-    TrustError
-        If a .pt file holds more than tensors and plain values.
-    OutOfMemoryError
-        If this machine has too little memory.
+    options : self loops, reverse edges, duplicates, features, splits
+    features, labels : .npy files with one row per vertex, for edge lists
+    splits : .npz file with masks or indices of vertices: train, valid, test
 
     Examples
     --------

@@ -31,14 +31,10 @@ class LoadedBatch(Generic[B]):
 
     Attributes
     ----------
-    batch
-        Return value of ``collate``.
-    position
-        Where the batch stands in the plan.
-    waited_seconds
-        Time the consumer waited for it.
-    left_out
-        Samples that it lacks because they could not be read.
+    batch : return value of ``collate``
+    position : where the batch stands in the plan
+    waited_seconds : time the consumer waited for it
+    left_out : samples that it lacks because they could not be read
     """
 
     batch: B
@@ -57,19 +53,18 @@ class Loader:
     through anonymous shared memory without a copy.
 
     Workers start with the first batch, or when `set_batches` is called, and live until `close`,
-    across the epochs set by `set_batches`. They are fresh processes (not forks of this one). If
-    the main script defines the data set or ``collate``, workers import it and it needs
-    ``if __name__ == "__main__":``.
+    across the epochs set by `set_batches`. They are fresh processes (not forks of this one). If the
+    main script defines the data set or ``collate``, workers import it and it needs ``if __name__ ==
+    "__main__":``. Raises LoaderError while iterating, for a batch that cannot be loaded, after all
+    batches before it.
 
     Parameters
     ----------
     dataset
         Picklable; every worker opens it again. ``dataset[i]`` is a sample and ``describe(i)`` its
         name.
-    batches
-        (indices, weights) of each batch in order, such as ``plan.flat(rank)``.
-    collate
-        (samples, indices, weights) -> batch; picklable.
+    batches : (indices, weights) of each batch in order, such as ``plan.flat(rank)``
+    collate : (samples, indices, weights) -> batch; picklable
     workers
         Number of worker processes; 0 collates in this process on demand. None makes batches in a
         thread of this process while each takes under a millisecond, then in as many processes as
@@ -77,8 +72,7 @@ class Loader:
     window
         1 keeps the order of the plan. With w > 1 a finished batch may overtake unfinished ones, if
         it is less than w positions ahead of the first of them.
-    prefetch
-        Maximum number of batches in progress or ready; None is two per worker.
+    prefetch : maximum number of batches in progress or ready; None is two per worker
     sample_timeout
         Time limit in seconds for reading one sample, after which the worker is killed. Without
         workers it is checked only after the sample was read. None is no limit.
@@ -86,15 +80,8 @@ class Loader:
         Make batches without samples that cannot be read at the second attempt either; of a data set
         that is `bevatron.data.dataset.Replaceable` others stand in for them. Without workers there
         is no time limit then.
-    pin_memory
-        Copy batches to pinned memory in the background; ignored without CUDA.
-    start_method
-        ``forkserver`` (fast start) or ``spawn``.
-
-    Raises
-    ------
-    LoaderError
-        While iterating, for a batch that cannot be loaded, after all batches before it.
+    pin_memory : copy batches to pinned memory in the background; ignored without CUDA
+    start_method : ``forkserver`` (fast start) or ``spawn``
 
     Examples
     --------

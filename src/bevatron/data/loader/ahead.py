@@ -29,13 +29,13 @@ Not wall-clock time: while the consumer computes, this thread also waits for the
 """
 
 SPARE_SECONDS = 0.02
-"""How much longer some may take together: the first ones open the files of the data set."""
+"""Additional time for the first batches, which open the files of the data set."""
 
 DEPTH = 8
 """Batches that are made ahead."""
 
 STOP_SECONDS = 10.0
-"""How long a batch in work is waited for when the thread ends."""
+"""Timeout for an unfinished batch when the thread ends."""
 
 
 class Ahead:

@@ -18,10 +18,8 @@ class LeftOut:
 
     Attributes
     ----------
-    sample, name
-        Index of the sample, and how ``describe`` names it.
-    reason
-        The exception, or the time limit.
+    sample, name : index of the sample, and how ``describe`` names it
+    reason : the exception, or the time limit
     """
 
     sample: int

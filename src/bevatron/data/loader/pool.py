@@ -36,7 +36,7 @@ TASKS_PER_WORKER = 2
 """Batches that a worker has: one in work, and one for which it need not wait."""
 
 MOST_DEATHS = 4
-"""How many workers may die over a batch, each while it read another sample or had not begun."""
+"""Maximum number of workers that may die over a batch, each at another sample or before any."""
 
 
 @dataclass

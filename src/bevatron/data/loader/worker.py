@@ -25,7 +25,7 @@ IDLE, COLLATING = -1.0, -2.0
 """Values of a worker's first progress cell while no sample is being read."""
 
 STAND_INS = 3
-"""How many other samples are tried in place of one that cannot be read."""
+"""Maximum number of samples tried in place of one that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ def make_batch(
 ) -> tuple[Any, list[Unreadable]]:
     """Read samples and collate them.
 
+    Raises SampleError for any exception, and if no sample is left.
+
     Parameters
     ----------
     progress : two cells: the sample being read and its start time
@@ -76,11 +78,6 @@ def make_batch(
     Returns
     -------
     (batch, what was left out)
-
-    Raises
-    ------
-    SampleError
-        Around any exception; also if no sample is left.
     """
     samples: list[Any] = []
     chosen: list[int] = []

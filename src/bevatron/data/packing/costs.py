@@ -27,12 +27,9 @@ class CostModel:
 
     Parameters
     ----------
-    nodes, edges
-        Weights of the two counts of a graph, if ``weights`` are not given.
-    constant
-        What a sample costs by itself.
-    weights
-        By the name of a count; one called ``constant`` is the constant.
+    nodes, edges : weights of the two counts of a graph, if ``weights`` are not given
+    constant : what a sample costs by itself
+    weights : by the name of a count; one called ``constant`` is the constant
 
     Examples
     --------
@@ -64,10 +61,8 @@ class CostModel:
 
         Parameters
         ----------
-        counts
-            By name, [n] each; or the numbers of nodes alone.
-        num_edges
-            Numbers of edges, [n], if ``counts`` are those of nodes.
+        counts : by name, [n] each; or the numbers of nodes alone
+        num_edges : numbers of edges, [n], if ``counts`` are those of nodes
 
         Returns
         -------

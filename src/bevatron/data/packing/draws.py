@@ -26,15 +26,13 @@ class Source:
 
     Attributes
     ----------
-    name
-        In messages.
+    name : in messages
     dataset
         ``dataset.sample(index, seed)`` gives a sample if it has that method, else
         ``dataset[index]``.
     weights : [n]
         How often each sample is drawn, relative to the others of this data set; None = all alike.
-    share
-        How often this data set is drawn from, relative to the others.
+    share : how often this data set is drawn from, relative to the others
     """
 
     name: str
@@ -59,17 +57,13 @@ SUBSTITUTES = 2**45
 class Draws:
     """Samples drawn from a mixture, by the number of the draw; also a data set for the loader.
 
+    Raises DataError if there is nothing to draw from, or weights or shares are not numbers of at
+    least 0.
+
     Parameters
     ----------
-    sources
-        The data sets.
-    seed
-        Another seed gives other draws; that of the run.
-
-    Raises
-    ------
-    DataError
-        If there is nothing to draw from, or weights or shares are not numbers of at least 0.
+    sources : the data sets
+    seed : another seed gives other draws; that of the run
 
     Examples
     --------

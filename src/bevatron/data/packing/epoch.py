@@ -37,7 +37,8 @@ def pack(
 
     A pure function of its arguments, equal on every rank and machine. Every sample occurs exactly
     once, no batch is empty, and all ranks have the same number of batches; if there are too few
-    samples for that, the cheapest are repeated with weight zero.
+    samples for that, the cheapest are repeated with weight zero. Raises DataError if there are no
+    samples, one is above a capacity, or arguments are inconsistent.
 
     Parameters
     ----------
@@ -46,29 +47,19 @@ def pack(
     capacity
         Upper bound of each cost column over a batch: a number, or one per column. Only
         ``fixed_count`` works without (None); given one, it reports the fill but does not obey it.
-    num_ranks
-        Number of processes that share the epoch.
-    seed, epoch
-        Seed the batches, their order and their ranks.
+    num_ranks : number of processes that share the epoch
+    seed, epoch : seed the batches, their order and their ranks
     algorithm
         ``balanced`` (ours), ``algorithm1`` (Firoz et al. 2025), ``streaming`` (GPS++) or
         ``fixed_count`` (mace-torch, PyG).
     balance
         The quantity to balance over ranks: a column of ``costs``, or one value per sample, such as
         a `CostModel` returns.
-    batch_size
-        Number of samples in a batch; only for ``fixed_count``.
-    order
-        Which batch `algorithm1` fills first.
+    batch_size : number of samples in a batch; only for ``fixed_count``
+    order : which batch `algorithm1` fills first
     oversized
         What to do with a sample above a capacity: raise an error that names it, or pack it alone.
-    names
-        Returns the name of a sample for messages, such as ``dataset.describe``.
-
-    Raises
-    ------
-    DataError
-        If there are no samples, one is above a capacity, or arguments are inconsistent.
+    names : returns the name of a sample for messages, such as ``dataset.describe``
 
     Examples
     --------

@@ -16,10 +16,8 @@ class RankPlan(Sequence[IntArray]):
 
     Attributes
     ----------
-    indices, offsets, num_ranks
-        As in the `Plan`.
-    rank
-        The rank whose batches these are.
+    indices, offsets, num_ranks : as in the `Plan`
+    rank : the rank whose batches these are
     """
 
     indices: IntArray
@@ -52,8 +50,7 @@ class Plan(Sequence[RankPlan]):
     ----------
     indices : int64, samples of all batches, steps first
     offsets : [num_steps * num_ranks + 1], start of each batch
-    num_ranks
-        Number of ranks that share the epoch.
+    num_ranks : number of ranks that share the epoch
     repeated : bool like ``indices``, repeated samples, which have weight zero; or None
     costs : [num_steps, num_ranks] cost of each batch, repeats included
     used : [d] sum of each cost column over the epoch, without repeats

@@ -59,7 +59,7 @@ class RandomStream:
 
 
 DRAWS, STEPS = 1, 2
-"""What random words are for: streams of the same seed that have nothing to do with each other."""
+"""Purposes of random numbers: independent streams of one seed."""
 
 
 def counted_words(seed: int, purpose: int, first: int, count: int) -> WordArray:

@@ -26,18 +26,14 @@ class Axis:
 
     Attributes
     ----------
-    name
-        As in the ``sizes`` of the batch.
+    name : as in the ``sizes`` of the batch
     multiple
         Shapes that are chosen for a data set are multiples of it, and `rounded` gives no less.
-    spare
-        Padding rows that a padded batch has at least.
-    headroom
-        How much headroom it gets, relative to other axes.
+    spare : padding rows that a padded batch has at least
+    headroom : how much headroom it gets, relative to other axes
     counts_work
         Whether the time of a step grows with it; shapes are chosen to waste little of these.
-    fine_from
-        Length from which on shapes are sixteen to a doubling instead of four.
+    fine_from : length from which on shapes are sixteen to a doubling instead of four
     """
 
     name: str
@@ -69,8 +65,7 @@ class BatchShape:
 
     Parameters
     ----------
-    **lengths
-        In the order of the kind's axes.
+    **lengths : in the order of the kind's axes
 
     Examples
     --------
@@ -108,17 +103,15 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class PaddingRule:
-    """What a kind of batch asks of a shape; this one treats every axis by itself.
+    """Requirements of a kind of batch on its shapes; by default each axis is independent.
 
     A kind of batch whose axes depend on each other, such as edges that need an atom to point to,
     has a subclass. Sizes are lengths in the order of ``axes``.
 
     Attributes
     ----------
-    axes
-        The one that most of the work depends on comes first.
-    samples
-        Name of the axis that counts samples.
+    axes : the one that most of the work depends on comes first
+    samples : name of the axis that counts samples
 
     Examples
     --------
@@ -200,12 +193,9 @@ class Ragged:
 
     Attributes
     ----------
-    axis
-        Name of the axis.
-    dim
-        Dimension of the tensor.
-    extra
-        Entries beyond the axis's length: 1 for offsets.
+    axis : name of the axis
+    dim : dimension of the tensor
+    extra : entries beyond the axis's length: 1 for offsets
     """
 
     axis: str

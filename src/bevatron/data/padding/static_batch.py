@@ -26,17 +26,13 @@ class StaticBatch:
 
     Parameters
     ----------
-    shape
-        Length of each of its ragged axes.
+    shape : length of each of its ragged axes
     dtype
         Type of floating-point tensors, but for those that the batch keeps as they are; None = each
         keeps its own.
-    device
-        Where.
-    pin
-        Page-locked, for copies to a GPU that do not wait.
-    like
-        A batch of the kind that it is for; structures by default.
+    device : where
+    pin : page-locked, for copies to a GPU that do not wait
+    like : a batch of the kind that it is for; structures by default
 
     Examples
     --------
@@ -83,10 +79,7 @@ class StaticBatch:
     def fill(self, batch: Paddable) -> None:
         """Write a batch and the padding rows after it.
 
-        Raises
-        ------
-        ValueError
-            If the batch is larger than the shape allows.
+        Raises ValueError if the batch is larger than the shape allows.
         """
         if not self.shape.fits(batch):
             raise ValueError(f"a batch of {dict(batch.sizes)} does not fit into {self.shape}")
@@ -112,22 +105,17 @@ class StaticBatch:
 def pad(batch: P, shape: BatchShape) -> P:
     """Pad a batch on the CPU to a shape.
 
+    Raises ValueError if the batch is larger than the shape allows.
+
     Parameters
     ----------
-    batch
-        On the CPU.
-    shape
-        With room for the padding that this kind of batch needs.
+    batch : on the CPU
+    shape : with room for the padding that this kind of batch needs
 
     Returns
     -------
     Paddable
         In new memory; its samples are the real ones alone.
-
-    Raises
-    ------
-    ValueError
-        If the batch is larger than the shape allows.
     """
     static = StaticBatch(shape, None, like=batch)
     static.fill(batch)

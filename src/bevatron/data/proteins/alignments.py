@@ -113,8 +113,7 @@ class Alignments:
 
     Parameters
     ----------
-    store
-        Written by `prepare_alignments`.
+    store : written by `prepare_alignments`
     """
 
     def __init__(self, store: Store) -> None:

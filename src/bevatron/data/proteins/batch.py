@@ -25,7 +25,7 @@ from bevatron.errors import DataError
 from bevatron.typing import Arrays, IntArray
 
 ENTRIES = "entries"
-"""What the samples of these batches are called in logs."""
+"""Name of the samples in logs."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a plan needs of every entry: its chains, their kinds and clusters, and its interfaces.
+"""Index of a store for planning: each entry's chains, their kinds and clusters, its interfaces.
 
 A plan weighs all chains and interfaces of a store; these are columns of their own, so that it reads
 a few bytes of each entry and not its atoms.

@@ -68,7 +68,7 @@ def fitted(sizes: ChainSizes, rows: AlignmentRows, templates: object | None = No
 
 
 class CycleDraw(NamedTuple):
-    """What is drawn for one recycling iteration.
+    """Random draws of one recycling iteration.
 
     Attributes
     ----------

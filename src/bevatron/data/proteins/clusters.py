@@ -139,7 +139,7 @@ def _words(codes: npt.NDArray[np.int64]) -> tuple[IntArray, IntArray]:
 
 
 class _WordIndex:
-    """Where each word occurs in the representatives."""
+    """Index of the k-mers of the representatives."""
 
     def __init__(self) -> None:
         self._of_word: dict[int, list[tuple[int, int]]] = {}

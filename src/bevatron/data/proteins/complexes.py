@@ -71,26 +71,19 @@ def featurize(
     not resolved. Unlike Protenix's: chains are not sorted by kind; numbers of chains, entities and
     copies begin at 1; ``ref_element`` is the atomic number, not its class; ``frame_atoms`` of a
     token without a frame are all -1; residues that follow each other in a sequence but were
-    observed more than 2.4 Å apart (a depsipeptide) are not bonded.
+    observed more than 2.4 Å apart (a depsipeptide) are not bonded. Raises DataError if no polymer
+    or ligand is left, there are too many tokens, or a position is not finite.
 
     Parameters
     ----------
-    structure
-        One assembly: ``read_structure(path).assembly("1")``.
-    components
-        The chemical component dictionary.
-    max_tokens
-        More tokens are an error; None for any number.
+    structure : one assembly: ``read_structure(path).assembly("1")``
+    components : the chemical component dictionary
+    max_tokens : more tokens are an error; None for any number
 
     Returns
     -------
     Arrays
         See `ENTRY_FIELDS`.
-
-    Raises
-    ------
-    DataError
-        If no polymer or ligand is left, there are too many tokens, or a position is not finite.
     """
     layout = lay_out(structure, components)
     if max_tokens is not None and layout.num_tokens > max_tokens:

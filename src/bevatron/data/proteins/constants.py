@@ -277,7 +277,7 @@ ATOM14_MASK, ATOM37_MASK, ATOM14_TO_ATOM37, ATOM37_TO_ATOM14, ATOM14_SWAP = _ato
 int64 [21, 14] and [21, 37]; the slot that an atom exchanges its name with, int64 [21, 14]."""
 
 ATOM14_AMBIGUOUS: BoolArray = np.arange(14) != ATOM14_SWAP
-"""Which atoms have interchangeable names, bool [21, 14]."""
+"""Atoms with interchangeable names, bool [21, 14]."""
 
 
 def _torsion_tables() -> tuple[BoolArray, IntArray, BoolArray]:
@@ -312,7 +312,7 @@ points from the first to the second, the origin (the other way in the backbone),
 the xy plane with y > 0, int64 [21, 8, 3]."""
 
 GROUP_AMBIGUOUS: BoolArray = np.concatenate([np.zeros((21, 4), bool), CHI_PI_PERIODIC], axis=1)
-"""Which rigid groups have interchangeable names, bool [21, 8]."""
+"""Rigid groups with interchangeable names, bool [21, 8]."""
 
 
 def _literature() -> tuple[IntArray, npt.NDArray[np.float32], FloatArray]:

@@ -1,4 +1,4 @@
-"""A crop of an entry: its tokens and atoms, numbered anew, and what refers to them."""
+"""A crop of an entry: its tokens and atoms, renumbered, and all references to them."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ ABSENT = -1
 
 @dataclass(frozen=True)
 class Crop:
-    """Which tokens and atoms of an entry are in a crop, and their new numbers.
+    """The tokens and atoms of a crop, and their new numbers.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ def _inverse(kept: IntArray, total: int) -> IntArray:
 
 
 def indices_of(entry: Arrays, crop: Crop) -> dict[str, Array]:
-    """Return what refers to tokens and atoms, numbered anew.
+    """Return all references to tokens and atoms, renumbered.
 
     A frame with an atom outside the crop is dropped: ``has_frame`` is False, its atoms are 0.
     """
@@ -76,7 +76,7 @@ def indices_of(entry: Arrays, crop: Crop) -> dict[str, Array]:
 
 
 def _pairs(pairs: Array, new: IntArray) -> IntArray:
-    """Return the pairs that are wholly in the crop, numbered anew."""
+    """Return the pairs that lie within the crop, renumbered."""
     numbered: IntArray = new[pairs].reshape(-1, 2)
     return numbered[(numbered >= 0).all(axis=1)]
 

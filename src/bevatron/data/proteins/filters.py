@@ -68,10 +68,7 @@ def filter_chains(structure: Structure) -> tuple[Structure, npt.NDArray[np.int32
 def check_structure(structure: Structure) -> None:
     """Refuse an assembly that AlphaFold3 is not trained on.
 
-    Raises
-    ------
-    DataError
-        Saying why.
+    Raises DataError saying why.
     """
     resolution = structure.resolution
     if resolution is not None and resolution > WORST_RESOLUTION:

@@ -1,4 +1,4 @@
-"""Which chains a file of template hits belongs to, by names and by neighbouring alignments."""
+"""Assignment of template hit files to chains, by names and by neighbouring alignments."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

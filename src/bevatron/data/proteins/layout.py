@@ -1,4 +1,4 @@
-"""Which residues of a structure are kept, and where their tokens and atoms begin."""
+"""Residues of a structure that are kept, and the offsets of their tokens and atoms."""
 
 from dataclasses import dataclass, replace
 
@@ -22,8 +22,7 @@ class Layout:
 
     Attributes
     ----------
-    structure
-        Without waters.
+    structure : without waters
     residue : int64 [U]
         Residue of the structure.
     variants : [U]
@@ -37,8 +36,7 @@ class Layout:
         Where the tokens and atoms of each residue begin.
     source : int32 [A]
         Atom of the structure; -1 if it was not observed.
-    left_out
-        Components that the dictionary lacks; their residues are not in the entry.
+    left_out : components that the dictionary lacks; their residues are not in the entry
     """
 
     structure: Structure

@@ -1,4 +1,4 @@
-"""Where the query of a search lies in the chains: it is one, a part of one, or holds one.
+"""Matches of a search's query to chains: equal to one, a part of one, or containing one.
 
 Databases of alignments write X for a modified residue, where a structure may name its parent: an
 unknown residue is any.

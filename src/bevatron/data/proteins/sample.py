@@ -37,7 +37,7 @@ class TemplateSource(Protocol):
 
 @dataclass(frozen=True)
 class Sources:
-    """What samples look up.
+    """Data that samples look up.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class SampleSizes:
-    """How much a sample holds at most.
+    """Maximum sizes of a sample.
 
     Attributes
     ----------
@@ -164,7 +164,7 @@ def element_class(number: Array) -> IntArray:
 
 @dataclass(frozen=True)
 class _LookUp:
-    """What belongs to the sequences of an entry; [C] is -1 where a chain has none."""
+    """Values per sequence of an entry; [C] is -1 where a chain has none."""
 
     stack: RowStack
     alignment: IntArray

@@ -1,4 +1,4 @@
-"""Which hits of a search can be templates of a protein's sequence."""
+"""Selection of the hits that can be templates of a protein."""
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Sequence

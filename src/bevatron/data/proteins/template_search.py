@@ -24,7 +24,7 @@ _STRUCTURES_HELD = 64
 
 @dataclass(frozen=True)
 class HitsOf:
-    """Where hits of a sequence are.
+    """Hits of a sequence.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How often a chain or an interface is drawn: sampling weights of AlphaFold3 and AlphaFold2."""
+"""Sampling weights of chains and interfaces, as in AlphaFold3 and AlphaFold2."""
 
 from dataclasses import dataclass
 

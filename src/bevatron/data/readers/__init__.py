@@ -20,20 +20,15 @@ def open_reader(
 ) -> StructureReader:
     r"""Open files of structures as one reader.
 
+    Raises DataError if a file is missing, unreadable, given twice or holds what must not be trained
+    on; TrustError if a file is a pickle and ``options.trust`` is not set.
+
     Parameters
     ----------
     paths
         Files, folders (their .extxyz, .xyz, .traj, .db and .aselmdb files, sorted) and patterns
         such as ``data/*.extxyz.gz``. Extended XYZ may be compressed (.gz, .bz2, .xz).
-    options
-        How labels are found; by themselves if left out.
-
-    Raises
-    ------
-    DataError
-        If a file is missing, unreadable, given twice or holds what must not be trained on.
-    TrustError
-        If a file is a pickle and ``options.trust`` is not set.
+    options : how labels are found; by themselves if left out
 
     Examples
     --------

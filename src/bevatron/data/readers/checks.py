@@ -13,10 +13,7 @@ NUM_ELEMENTS = 118
 def check_structure(frame: RawFrame) -> None:
     """Refuse a frame for which nothing can be computed.
 
-    Raises
-    ------
-    DataError
-        The caller adds file and frame.
+    Raises DataError, to which the caller adds file and frame.
     """
     if len(frame.numbers) == 0:
         raise DataError("there are no atoms")

@@ -15,7 +15,7 @@ from bevatron.typing import BoolArray, FloatArray
 
 
 class Columns(NamedTuple):
-    """What ``Properties`` says of the columns: where each begins and how wide it is.
+    """Columns according to ``Properties``: where each begins and how wide it is.
 
     ``others`` are the names of all but positions and elements.
     """

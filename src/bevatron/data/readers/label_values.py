@@ -45,11 +45,8 @@ class Labels:
 def extract_labels(frame: RawFrame, keys: LabelKeys, options: LabelOptions) -> Labels:
     """Extract the labels of a frame.
 
-    Raises
-    ------
-    DataError
-        For values that are not numbers, not finite or of the wrong shape, and for two names with
-        different values. The caller adds file and frame.
+    Raises DataError for values that are not numbers, not finite or of the wrong shape, and for two
+    names with different values. The caller adds file and frame.
     """
     group = str(frame.info.get(options.group_key, ""))
     return Labels(

@@ -51,39 +51,28 @@ _LOOKS_LIKE: dict[Quantity, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """How labels are found in files of structures.
+    """Options of finding labels in files of structures.
 
     Attributes
     ----------
     energy_key
         Name of the energy; detected by default. An empty name ignores the label.
-    forces_key
-        Name of the forces, likewise.
-    stress_key
-        Name of the stress, likewise.
-    virials_key
-        Name of the virials, likewise.
+    forces_key : name of the forces, likewise
+    stress_key : name of the stress, likewise
+    virials_key : name of the virials, likewise
     group_key
         Name of the text that assigns a structure to a group for metrics ('IsolatedAtom' marks
         reference energies of single atoms).
-    group_weights
-        Factor on the weight of every structure of a group, 0 or more.
-    weight_key
-        Name of the weight of a structure; 1 where absent.
-    energy_weight_key
-        Name of the weight of its energy.
-    forces_weight_key
-        Name of the weight of its forces.
-    stress_weight_key
-        Name of the weight of its stress.
-    head_key
-        Name of the text that names the head of a structure.
-    heads
-        The heads in order; a structure that names none belongs to the first.
+    group_weights : factor on the weight of every structure of a group, 0 or more
+    weight_key : name of the weight of a structure; 1 where absent
+    energy_weight_key : name of the weight of its energy
+    forces_weight_key : name of the weight of its forces
+    stress_weight_key : name of the weight of its stress
+    head_key : name of the text that names the head of a structure
+    heads : the heads in order; a structure that names none belongs to the first
     allow_unlabelled
         Accept structures without any label (for prediction); NaN labels count as absent.
-    allow_zero_labels
-        Accept files whose energies, forces or stresses are all exactly zero.
+    allow_zero_labels : accept files whose energies, forces or stresses are all exactly zero
     trust
         Unpickle files that are pickles. A pickle can run arbitrary code.
     """

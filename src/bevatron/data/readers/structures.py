@@ -28,19 +28,13 @@ class StructureReader:
     """Samples with `bevatron.data.samples.RAW_STRUCTURE_FIELDS`, from files in the order given.
 
     Opening it decides which names hold the labels and refuses files without; reading it checks
-    every frame. Frames are counted from 0.
+    every frame. Frames are counted from 0. Raises DataError if a file has no energy, its labels are
+    all zero or the name to use is ambiguous.
 
     Parameters
     ----------
-    files
-        Readers of single files.
-    options
-        How labels are found.
-
-    Raises
-    ------
-    DataError
-        If a file has no energy, its labels are all zero or the name to use is ambiguous.
+    files : readers of single files
+    options : how labels are found
     """
 
     def __init__(self, files: Sequence[FileReader], options: LabelOptions) -> None:
@@ -65,7 +59,7 @@ class StructureReader:
 
     @property
     def options(self) -> LabelOptions:
-        """How labels are found."""
+        """Options of finding labels."""
         return self._options
 
     @property
@@ -84,10 +78,7 @@ class StructureReader:
     def read(self, start: int, stop: int) -> Iterator[Arrays]:
         """Yield samples ``start`` to ``stop - 1``, in order.
 
-        Raises
-        ------
-        DataError
-            For a frame that must not be trained on, naming it and what was found.
+        Raises DataError for a frame that must not be trained on, naming it and what was found.
         """
         if not 0 <= start <= stop <= self.num_samples:
             raise IndexError(f"samples {start} to {stop} of {self.num_samples}")

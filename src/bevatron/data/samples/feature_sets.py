@@ -67,10 +67,8 @@ class FeatureSet:
 
     Attributes
     ----------
-    name
-        As in configurations.
-    atom, bond
-        Names of the features.
+    name : as in configurations
+    atom, bond : names of the features
 
     Examples
     --------
@@ -172,10 +170,7 @@ FEATURE_SETS: Mapping[str, FeatureSet] = MappingProxyType(
 def feature_set(name: str) -> FeatureSet:
     """Look a feature set up.
 
-    Raises
-    ------
-    ConfigError
-        If there is none of that name.
+    Raises ConfigError if there is none of that name.
     """
     if name not in FEATURE_SETS:
         raise ConfigError(f"feature_set: expected one of {', '.join(FEATURE_SETS)}, got '{name}'")

@@ -11,16 +11,11 @@ class Field:
 
     Attributes
     ----------
-    name
-        Key in the sample and column in the store.
-    dtype
-        Numpy type name, little-endian in the store.
-    shape
-        Shape of the fixed axes.
-    ragged
-        Whether there is a first axis whose length differs from sample to sample.
-    meaning
-        One line: what it is, its unit, how absence is written.
+    name : key in the sample and column in the store
+    dtype : numpy type name, little-endian in the store
+    shape : shape of the fixed axes
+    ragged : whether there is a first axis whose length differs from sample to sample
+    meaning : one line: what it is, its unit, how absence is written
     in_parts
         Whether it is read and verified part by part: the checksum of a sample leaves out its
         values. Who reads a part compares it with checksums in another field.

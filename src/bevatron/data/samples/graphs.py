@@ -35,8 +35,7 @@ def graph_fields(
 
     Parameters
     ----------
-    num_features
-        Width of the node features.
+    num_features : width of the node features
     label_columns
         0 for one class number per node (int64); else how many numbers a node's label has, 0 or 1
         for a yes-or-no label, NaN where it is not known (float32).
@@ -272,17 +271,11 @@ class WholeGraph(Mapping[str, Any]):
 
     A mapping with the fields of `graph_fields`, like any sample; `collate_graphs` gives the same
     batch object for it every time, and the samples of `part` share edges, features and whatever is
-    derived from them, on every device.
+    derived from them, on every device. Raises DataError if fields contradict each other.
 
     Parameters
     ----------
-    sample
-        The fields; see `check_graph`.
-
-    Raises
-    ------
-    DataError
-        If fields contradict each other.
+    sample : the fields; see `check_graph`
 
     Examples
     --------
@@ -341,10 +334,7 @@ class WholeGraph(Mapping[str, Any]):
 def check_graph(sample: Arrays, name: str = "graph") -> None:
     """Refuse a sample whose fields contradict each other.
 
-    Raises
-    ------
-    DataError
-        Naming the field, what was found and what was expected.
+    Raises DataError naming the field, what was found and what was expected.
     """
     n = int(sample["num_nodes"])
     edges: Any = np.asarray(sample["edges"])
@@ -373,12 +363,9 @@ def collate_graphs(
 
     Parameters
     ----------
-    samples
-        Each with the fields of `graph_fields`; a single `WholeGraph` is not copied.
-    indices
-        Positions of the samples in their data set, [G].
-    weights
-        1, or 0 for a sample whose labels must not count, [G].
+    samples : each with the fields of `graph_fields`; a single `WholeGraph` is not copied
+    indices : positions of the samples in their data set, [G]
+    weights : 1, or 0 for a sample whose labels must not count, [G]
     """
     if len(samples) == 1 and isinstance(samples[0], WholeGraph) and weights[0]:
         return samples[0].batch(int(indices[0]))

@@ -32,17 +32,12 @@ MAX_DISTANCE = 254
 def molecule_fields(feature_set_name: str, num_targets: int) -> tuple[Field, ...]:
     """List what a store of molecules holds per sample.
 
+    Raises ConfigError if there is no such feature set.
+
     Parameters
     ----------
-    feature_set_name
-        One of `bevatron.data.samples.FEATURE_SETS`.
-    num_targets
-        T, number of targets; molecules to predict have 0 and no field for them.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such feature set.
+    feature_set_name : one of `bevatron.data.samples.FEATURE_SETS`
+    num_targets : t, number of targets; molecules to predict have 0 and no field for them
 
     Examples
     --------
@@ -201,19 +196,13 @@ def collate_molecules(
 ) -> MoleculeBatch:
     """Concatenate molecules into one batch, in float32.
 
+    Raises ValueError if there is no sample.
+
     Parameters
     ----------
-    samples
-        Each with the fields of `molecule_fields`.
-    indices
-        Positions of the samples in their data set, [G].
-    weights
-        1, or 0 for a sample that must not count, [G].
-
-    Raises
-    ------
-    ValueError
-        If there is no sample.
+    samples : each with the fields of `molecule_fields`
+    indices : positions of the samples in their data set, [G]
+    weights : 1, or 0 for a sample that must not count, [G]
     """
     num_atoms = _lengths(samples, "atom_features")
     num_edges = _lengths(samples, "bonds")

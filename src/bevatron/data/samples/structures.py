@@ -61,8 +61,7 @@ def unlabelled_structure(
     positions : [N, 3] Å
     cell : [3, 3] Å, rows are lattice vectors
     pbc : [3], or one value for all axes
-    head
-        Which read-out of a multi-head model.
+    head : which read-out of a multi-head model
 
     Returns
     -------
@@ -170,12 +169,9 @@ def collate_structures(
 
     Parameters
     ----------
-    samples
-        Each with `STRUCTURE_FIELDS`.
-    indices
-        Positions of the samples in their data set, [G].
-    weights
-        1, or 0 for a sample that must not count, [G].
+    samples : each with `STRUCTURE_FIELDS`
+    indices : positions of the samples in their data set, [G]
+    weights : 1, or 0 for a sample that must not count, [G]
     """
     num_atoms = np.array([len(s["atomic_numbers"]) for s in samples], dtype=np.int64)
     graph_ptr = np.concatenate([[0], np.cumsum(num_atoms)]).astype(np.int64)

@@ -36,10 +36,8 @@ class Columns:
 
     Attributes
     ----------
-    arrays
-        By field: the rows of all samples concatenated (ragged), or one entry per sample.
-    offsets
-        By ragged field: int64 [num_samples + 1], where the rows of each sample start.
+    arrays : by field: the rows of all samples concatenated (ragged), or one entry per sample
+    offsets : by ragged field: int64 [num_samples + 1], where the rows of each sample start
     """
 
     num_samples: int
@@ -274,7 +272,7 @@ REBUILD = "delete that file and run prepare again, which rebuilds only what is m
 def check_size(path: Path, size: int) -> None:
     """Check that a shard exists and has the size in the manifest.
 
-    Raises StoreError if it is missing or of another size; the message gives both sizes.
+    Raises StoreError if it is missing or of another size, giving both.
     """
     try:
         found = path.stat().st_size

@@ -32,19 +32,15 @@ _SECONDS_BETWEEN_REPORTS = 0.2
 def run_jobs(work: Work, jobs: Sequence[int], workers: int, advance: Advance) -> None:
     """Run all jobs, in this process (``workers=0``) or in worker processes.
 
+    Raises the BevatronError of a job that fails, or DataError for any other exception, after
+    stopping the rest; StoreError if a worker died.
+
     Parameters
     ----------
     work : the function to run; picklable unless ``workers`` is 0
     jobs : numbers of the jobs, started in this order
     workers : number of processes, at most one per job
     advance : called in this process with the progress
-
-    Raises
-    ------
-    BevatronError
-        Raised by a job (any other exception becomes a DataError); the other jobs are stopped.
-    StoreError
-        If a worker died.
     """
     if workers <= 0:
         for job in jobs:

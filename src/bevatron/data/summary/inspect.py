@@ -39,10 +39,7 @@ class Table:
 def describe(store: Store) -> list[Table]:
     """Describe a store of structures: overview, files, labels, sizes, elements, groups.
 
-    Raises
-    ------
-    StoreError
-        If the store holds no structures or was prepared without a summary.
+    Raises StoreError if the store holds no structures or was prepared without a summary.
     """
     summary = _summary(store)
     tables = [_overview(store, summary), _files(store, summary), _labels(summary), _sizes(store)]

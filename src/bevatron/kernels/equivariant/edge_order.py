@@ -12,22 +12,17 @@ class EdgeOrder:
 
     Everything is computed on the device of the edges without asking it for a number, so that it can
     be part of a captured CUDA graph. Make one for each batch and hand it to all layers: an operator
-    that takes ``edges`` takes this too, and sorts for itself if it is given a tensor.
+    that takes ``edges`` takes this too, and sorts for itself if it is given a tensor. Raises
+    RuntimeError if the edges were declared sorted and are not (on a GPU: at the next
+    synchronisation).
 
     Parameters
     ----------
-    edges
-        Senders and receivers.
-    num_nodes
-        N.
+    edges : senders and receivers
+    num_nodes : n
     by_receiver
         Whether the edges are known to be sorted by receiver, which saves sorting them. It is
         checked on the device, without waiting for it.
-
-    Raises
-    ------
-    RuntimeError
-        If the edges were declared sorted and are not (on a GPU: at the next synchronisation).
 
     Examples
     --------
@@ -61,12 +56,12 @@ class EdgeOrder:
 
     @property
     def receiver_ptr(self) -> Int[Tensor, " _"]:
-        """Where the edges into each node begin among those sorted by receiver."""
+        """Offsets of each node's incoming edges, sorted by receiver."""
         return self._by_receiver()[1]
 
     @property
     def permutation(self) -> Int[Tensor, " E"] | None:
-        """Which edge comes where when sorted by receiver; None if they are in that order."""
+        """Permutation that sorts the edges by receiver; None if they are sorted."""
         return self._by_receiver()[2]
 
     def by_sender(self, chunk: int) -> tuple[Int[Tensor, " E"], Int[Tensor, " _"]]:
@@ -111,7 +106,7 @@ class EdgeOrder:
 
 
 def _pointers(ordered: Tensor, num_segments: int) -> Tensor:
-    """Where each segment begins in a sorted list of their numbers, and where the last ends."""
+    """Offsets of the segments in a sorted list of segment numbers."""
     bounds = torch.arange(num_segments + 1, device=ordered.device, dtype=ordered.dtype)
     return torch.searchsorted(ordered.contiguous(), bounds)
 

@@ -46,7 +46,7 @@ class ElementOrder:
 
     @property
     def ptr(self) -> Int[Tensor, " _"]:
-        """Where the atoms of each element begin in `order`, and where the last end."""
+        """Offsets of each element's atoms in `order`."""
         if self._ptr is None:
             ordered = self._sort()[0]
             bounds = torch.arange(self.num_elements + 1, device=ordered.device, dtype=ordered.dtype)

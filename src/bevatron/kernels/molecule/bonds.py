@@ -41,18 +41,14 @@ class Bonds:
 def index_bonds(edges: Int[Tensor, "2 E"], num_atoms: int) -> Bonds:
     """Find the edges into each atom, on the device of the edges and without waiting for it.
 
+    Raises ValueError if the number of edges is odd.
+
     Parameters
     ----------
     edges
         Senders and receivers; edge 2k + 1 is edge 2k reversed. That is not checked: it would mean
         asking the device.
-    num_atoms
-        N.
-
-    Raises
-    ------
-    ValueError
-        If the number of edges is odd.
+    num_atoms : n
 
     Examples
     --------

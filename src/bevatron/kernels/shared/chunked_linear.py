@@ -138,12 +138,9 @@ class Linear:
 
     Parameters
     ----------
-    dtype
-        Type of the matmuls; weights of another type are rounded to it.
-    weights
-        [K, C] each; in the result the layers are concatenated.
-    biases
-        [K] each, or None.
+    dtype : type of the matmuls; weights of another type are rounded to it
+    weights : [K, C] each; in the result the layers are concatenated
+    biases : [K] each, or None
     """
 
     def __init__(

@@ -28,7 +28,7 @@ PLAIN = {Tensor, torch.nn.Parameter, list, float, int, bool, str, type(None)}
 NEEDS = "needs"
 """Parameter of a formula that receives whether each gradient is needed."""
 bodies: dict[str, Callable[..., Any]] = {}
-"""What each custom operator runs, by torch's name for it."""
+"""The function behind each custom operator, by torch's name for it."""
 
 
 def custom_op(
@@ -207,7 +207,7 @@ def _is_used(ctx: Any, tensor: int) -> bool:
 
 
 class _Wiring:
-    """What a formula takes from the forward pass, and where its results go."""
+    """Inputs of a backward formula from the forward pass, and the destinations of its results."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What follows from the layout of tensors alone is computed once for each layout."""
+"""Values that depend only on the layout of tensors, computed once per layout."""
 
 import functools
 from collections.abc import Callable

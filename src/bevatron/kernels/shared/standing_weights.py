@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class _Kept(threading.local):
-    """What one thread keeps: weights that stand still in one may change in another."""
+    """The cache of one thread: weights that are constant in one may change in another."""
 
     made: dict[Hashable, tuple[Tensor, tuple[Tensor | None, ...]]] | None = None
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the work of one kernel is cut.
+    """Tiling of one kernel.
 
     Attributes
     ----------

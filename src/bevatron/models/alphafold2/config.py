@@ -15,16 +15,11 @@ class TriangleConfig:
 
     Attributes
     ----------
-    hidden
-        Channels of the projections of triangle multiplication.
-    num_heads
-        Heads of triangle attention.
-    head_width
-        Channels of each of these heads.
-    transition_factor
-        Hidden channels of the pair transition as a multiple of its input channels.
-    dropout
-        Dropout rate of the triangle updates.
+    hidden : channels of the projections of triangle multiplication
+    num_heads : heads of triangle attention
+    head_width : channels of each of these heads
+    transition_factor : hidden channels of the pair transition as a multiple of its input channels
+    dropout : dropout rate of the triangle updates
     """
 
     hidden: int = 128
@@ -45,20 +40,13 @@ class EvoformerConfig:
 
     Attributes
     ----------
-    num_blocks
-        Number of blocks.
-    num_heads
-        Heads of row and column attention.
-    head_width
-        Channels of each of these heads.
-    transition_factor
-        Hidden channels of the MSA transition as a multiple of its input channels.
-    outer_width
-        Channels of each projection of the outer product mean.
-    dropout
-        Dropout rate of row attention.
-    triangles
-        Updates of the pair representation.
+    num_blocks : number of blocks
+    num_heads : heads of row and column attention
+    head_width : channels of each of these heads
+    transition_factor : hidden channels of the MSA transition as a multiple of its input channels
+    outer_width : channels of each projection of the outer product mean
+    dropout : dropout rate of row attention
+    triangles : updates of the pair representation
     """
 
     num_blocks: int = 48
@@ -81,17 +69,13 @@ class TemplateConfig:
 
     Attributes
     ----------
-    num_blocks
-        Blocks of the pair stack; 0 = no templates, as in DeepMind's models 3 to 5.
-    num_heads
-        Heads of template pointwise attention.
-    head_width
-        Channels of each of these heads.
+    num_blocks : blocks of the pair stack; 0 = no templates, as in DeepMind's models 3 to 5
+    num_heads : heads of template pointwise attention
+    head_width : channels of each of these heads
     unit_vectors
         Whether the pair features hold the unit vectors between residues; published models were
         trained with zeros in their place.
-    triangles
-        Updates of a template's pair representation.
+    triangles : updates of a template's pair representation
     """
 
     num_blocks: int = 2
@@ -114,26 +98,16 @@ class StructureConfig:
 
     Attributes
     ----------
-    num_blocks
-        Iterations of the block, which share their weights.
-    num_heads
-        Heads of invariant point attention (algorithm 22).
-    head_width
-        Channels of each head.
-    num_query_points
-        Points of the queries and of the keys of each head.
-    num_value_points
-        Points of the values of each head.
-    num_transition_layers
-        Transitions of three layers after each attention.
-    angle_width
-        Hidden channels of the torsion-angle network.
-    num_angle_blocks
-        Residual blocks of the torsion-angle network.
-    position_scale
-        Å per internal unit of translation.
-    dropout
-        Dropout rate after attention and transition.
+    num_blocks : iterations of the block, which share their weights
+    num_heads : heads of invariant point attention (algorithm 22)
+    head_width : channels of each head
+    num_query_points : points of the queries and of the keys of each head
+    num_value_points : points of the values of each head
+    num_transition_layers : transitions of three layers after each attention
+    angle_width : hidden channels of the torsion-angle network
+    num_angle_blocks : residual blocks of the torsion-angle network
+    position_scale : Å per internal unit of translation
+    dropout : dropout rate after attention and transition
     """
 
     num_blocks: int = 8
@@ -167,30 +141,18 @@ class AlphaFold2Config:
 
     Attributes
     ----------
-    c_m
-        Channels of the MSA representation.
-    c_z
-        Channels of the pair representation.
-    c_s
-        Channels of the single representation.
-    c_t
-        Channels of the pair representation of a template.
-    c_e
-        Channels of the extra-MSA representation.
-    max_offset
-        Clip value of relative positions along the chain (algorithm 4).
-    evoformer
-        Sizes of the Evoformer.
-    extra_msa
-        Sizes of the stack of the extra alignment.
-    templates
-        Sizes of the template embedder.
-    structure
-        Sizes of the structure module.
-    lddt_width
-        Hidden channels of the head that predicts lDDT.
-    aligned_error
-        Whether there is a head for the predicted aligned error, as in the "ptm" models.
+    c_m : channels of the MSA representation
+    c_z : channels of the pair representation
+    c_s : channels of the single representation
+    c_t : channels of the pair representation of a template
+    c_e : channels of the extra-MSA representation
+    max_offset : clip value of relative positions along the chain (algorithm 4)
+    evoformer : sizes of the Evoformer
+    extra_msa : sizes of the stack of the extra alignment
+    templates : sizes of the template embedder
+    structure : sizes of the structure module
+    lddt_width : hidden channels of the head that predicts lDDT
+    aligned_error : whether there is a head for the predicted aligned error, as in the "ptm" models
     checkpointing
         What the backward pass recomputes; by default only the input of each block is kept.
     """
@@ -218,12 +180,8 @@ class AlphaFold2Config:
         """Return a configuration by its name, with changes.
 
         ``alphafold2`` is the published model (93,229,082 parameters), ``alphafold2-ptm`` the one
-        with a head for the aligned error (93,237,338), ``small`` one for a CPU.
-
-        Raises
-        ------
-        ConfigError
-            If there is no such preset, or no such entry.
+        with a head for the aligned error (93,237,338), ``small`` one for a CPU. Raises ConfigError
+        if there is no such preset, or no such entry.
 
         Examples
         --------

@@ -20,19 +20,13 @@ def from_openfold(
 ) -> AlphaFold2:
     """Build a model from a state dict of OpenFold, of any version, or of MLPerf HPC.
 
+    Raises CheckpointError if a tensor is missing, unknown or of another shape, naming the tensor.
+
     Parameters
     ----------
-    state
-        Weights by name.
-    config
-        Sizes of the model.
-    dtype
-        Floating-point type of the weights.
-
-    Raises
-    ------
-    CheckpointError
-        If a tensor is missing, unknown or of another shape; it names the tensor.
+    state : weights by name
+    config : sizes of the model
+    dtype : floating-point type of the weights
     """
     model = AlphaFold2(config, dtype)
     model.load_state_dict(_ours(in_openfold_layout(state), model))
@@ -49,24 +43,20 @@ def from_mlperf(
 ) -> tuple[AlphaFold2, dict[str, Tensor]]:
     """Build a model from a resumable checkpoint of MLPerf HPC or ScaleFold, with Adam's moments.
 
+    Raises CheckpointError as `from_openfold`.
+
     Parameters
     ----------
     checkpoint
         ``alphafold_state_dict`` and ``optimizer_state_dict``, whose state is numbered in the order
         of the former; merged layers of attention are taken apart.
-    config
-        Sizes of the model.
+    config : sizes of the model
 
     Returns
     -------
     tuple
         The model, and ``parameter/exp_avg``, ``parameter/exp_avg_sq`` and ``parameter/step`` as
         `bevatron.train.optim.load_optimizer_tensors` takes them.
-
-    Raises
-    ------
-    CheckpointError
-        As `from_openfold`.
     """
     weights = checkpoint["alphafold_state_dict"]
     state = checkpoint["optimizer_state_dict"]["state"]
@@ -85,17 +75,12 @@ def from_deepmind(
 ) -> AlphaFold2:
     """Build a model from the arrays of one of DeepMind's parameter files (``params_model_*.npz``).
 
+    Raises CheckpointError if an array is missing, unknown or of another shape, naming the array.
+
     Parameters
     ----------
-    arrays
-        By their names in the file.
-    config, dtype
-        As for `from_openfold`.
-
-    Raises
-    ------
-    CheckpointError
-        If an array is missing, unknown or of another shape; it names the array.
+    arrays : by their names in the file
+    config, dtype : as for `from_openfold`
     """
     model = AlphaFold2(config, dtype)
     found: dict[str, Tensor] = {}

@@ -122,7 +122,7 @@ _SINGLE = {
 
 
 class Place(NamedTuple):
-    """Where a tensor of ours is in a parameter file.
+    """Location of one of our tensors in a parameter file.
 
     Attributes
     ----------

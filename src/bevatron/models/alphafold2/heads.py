@@ -1,4 +1,4 @@
-"""What is predicted from the representations besides the structure; supplement, section 1.9.
+"""Auxiliary heads on the representations; supplement, section 1.9.
 
 `bevatron.models.common.folding.metrics` turns logits into the numbers that users read.
 """
@@ -79,10 +79,8 @@ class Heads(nn.Module):
 
         Parameters
         ----------
-        structure
-            The single representation that leaves the structure module.
-        single, pair, msa
-            The representations that leave the Evoformer, of the pair own rows.
+        structure : the single representation that leaves the structure module
+        single, pair, msa : the representations that leave the Evoformer, of the pair own rows
         """
         found = {
             "lddt_logits": self.plddt(structure),

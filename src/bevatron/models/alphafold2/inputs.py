@@ -1,4 +1,4 @@
-"""What the model is given, from the integers and positions of a sample, on the model's device.
+"""Input features, computed from a sample's integers and positions on the model's device.
 
 Supplement of AlphaFold2, section 1.2.9 and table 1. Names and shapes are those of OpenFold's
 features, for one recycling iteration.

@@ -38,22 +38,14 @@ class LossWeights:
 
     Attributes
     ----------
-    fape
-        Frame-aligned point errors of backbone and side chains (algorithm 28).
-    supervised_chi
-        Torsion angles (algorithm 27).
-    distogram
-        Cross entropy of binned distances (section 1.9.8).
-    masked_msa
-        Cross entropy of masked residues of the alignment (section 1.9.9).
-    plddt
-        Cross entropy of binned lDDT of CA (section 1.9.6).
-    experimentally_resolved
-        Which atoms are resolved (section 1.9.10).
-    violation
-        Bonds, angles and clashes (section 1.9.11).
-    tm
-        Cross entropy of the binned aligned error (section 1.9.7).
+    fape : Frame-aligned point errors of backbone and side chains (algorithm 28)
+    supervised_chi : torsion angles (algorithm 27)
+    distogram : cross entropy of binned distances (section 1.9.8)
+    masked_msa : cross entropy of masked residues of the alignment (section 1.9.9)
+    plddt : cross entropy of binned lDDT of CA (section 1.9.6)
+    experimentally_resolved : which atoms are resolved (section 1.9.10)
+    violation : bonds, angles and clashes (section 1.9.11)
+    tm : cross entropy of the binned aligned error (section 1.9.7)
     """
 
     fape: float = 1.0

@@ -1,4 +1,4 @@
-"""How near predicted chains are to known ones, as sums that add up over batches and ranks."""
+"""Accuracy of predicted chains, as sums over batches and ranks."""
 
 from collections.abc import Mapping
 from dataclasses import fields

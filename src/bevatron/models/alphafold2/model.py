@@ -53,7 +53,7 @@ FEATURES = (
 
 
 class Recycled(NamedTuple):
-    """What a cycle hands to the next.
+    """Outputs of a cycle that the next one recycles.
 
     Attributes
     ----------
@@ -71,10 +71,8 @@ class AlphaFold2(nn.Module):
 
     Parameters
     ----------
-    config
-        Sizes.
-    dtype
-        Floating-point type of the weights.
+    config : sizes
+    dtype : floating-point type of the weights
 
     Examples
     --------
@@ -108,12 +106,12 @@ class AlphaFold2(nn.Module):
     ) -> dict[str, Tensor]:
         """Run all cycles, of which only the last has a gradient.
 
+        Raises DataError if a feature is missing.
+
         Parameters
         ----------
-        cycles
-            The features of each cycle.
-        seed
-            Seed of dropout, int64 on the device of the model; None = no dropout.
+        cycles : the features of each cycle
+        seed : seed of dropout, int64 on the device of the model; None = no dropout
 
         Returns
         -------
@@ -121,11 +119,6 @@ class AlphaFold2(nn.Module):
             ``msa``, ``pair`` and ``single``, what `StructureModule` and `Heads` return, and
             ``final_atom_positions`` [..., N, 37, 3] in Å. The pair and its logits are own rows
             where processes share a sample.
-
-        Raises
-        ------
-        DataError
-            If a feature is missing.
         """
         for features in cycles:
             _check(features)

@@ -1,4 +1,4 @@
-"""Which of two equivalent names of atoms the reference takes: the one nearer the prediction."""
+"""Renaming of symmetric atoms of the reference to match the prediction."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -59,17 +59,13 @@ def predict(
 
     Parameters
     ----------
-    model
-        In eval mode.
+    model : in eval mode
     chain
         With `bevatron.data.proteins.chains.CHAIN_FIELDS`, whose atoms are not read, and
         `template_atoms.TEMPLATE_FIELDS` if it has templates; the first four are shown.
-    rows
-        Its alignment.
-    seed
-        Seed of the rows that are drawn.
-    activations
-        Type of alignment and pair; None for that of the weights.
+    rows : its alignment
+    seed : seed of the rows that are drawn
+    activations : type of alignment and pair; None for that of the weights
     """
     length = len(chain["aatype"])
     sizes = fitted(whole_chains(length), rows, chain.get("template_aatype"))

@@ -1,4 +1,4 @@
-"""What templates add to the pair and to the alignment; algorithms 16 and 17.
+"""Template embedding, added to the pair and to the alignment; algorithms 16 and 17.
 
 Pairs are own rows, R of them, where several processes share a sample; masks are whole.
 """
@@ -135,7 +135,7 @@ class TemplatePointwiseAttention(nn.Module):
 
 
 class TemplateEmbedder(nn.Module):
-    """What templates add; algorithm 2, lines 7 to 13."""
+    """Template embedding; algorithm 2, lines 7 to 13."""
 
     def __init__(
         self, c_m: int, c_z: int, c_t: int, config: TemplateConfig, checkpointing: Checkpointing

@@ -34,7 +34,7 @@ _EPS, _LENGTH_EPS, _COUNT_EPS = 1e-6, 1e-10, 1e-8
 
 
 class Violations(NamedTuple):
-    """How far a predicted structure is outside the tolerances.
+    """Violations: how far a predicted structure exceeds the tolerances.
 
     Attributes
     ----------

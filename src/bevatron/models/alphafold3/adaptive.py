@@ -20,14 +20,12 @@ GATE_BIAS = -2.0
 
 
 class Condition(NamedTuple):
-    """What a layer reads of its condition, computed beforehand.
+    """Precomputed values that a layer reads of its condition.
 
     Attributes
     ----------
-    norms
-        Scale and shift, side by side, of each of its `AdaptiveNorm`.
-    gate
-        Gate of its update.
+    norms : scale and shift, side by side, of each of its `AdaptiveNorm`
+    gate : gate of its update
     """
 
     norms: tuple[Float[Tensor, "*condition _"], ...]
@@ -146,7 +144,7 @@ class ConditionedTransition(nn.Module):
 
     @property
     def norms(self) -> tuple[AdaptiveNorm, ...]:
-        """What `conditions_of` computes beforehand."""
+        """Result of `conditions_of`."""
         return (self.norm,)
 
     def forward(

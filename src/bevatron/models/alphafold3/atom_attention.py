@@ -29,18 +29,14 @@ ELEMENTS, NAME_CHARACTERS, NAME_LENGTH = 128, 64, 4
 
 
 class Atoms(NamedTuple):
-    """What describes atoms apart from noisy coordinates.
+    """Embeddings of atoms without noisy coordinates.
 
     Attributes
     ----------
-    c
-        Condition of every atom; the same for all copies.
-    p
-        Pairs of each window's queries and keys.
-    tokens
-        Which atoms belong to which token.
-    mask
-        False for padded atoms.
+    c : condition of every atom; the same for all copies
+    p : pairs of each window's queries and keys
+    tokens : which atoms belong to which token
+    mask : false for padded atoms
     """
 
     c: Float[Tensor, "*batch _ A C"]
@@ -50,7 +46,7 @@ class Atoms(NamedTuple):
 
 
 class TrunkToAtoms(nn.Module):
-    """What the diffusion module's encoder has in addition: trunk and noisy coordinates."""
+    """Additional inputs of the diffusion module's encoder: trunk and noisy coordinates."""
 
     def __init__(self, config: AtomConfig, single_width: int, pair_width: int) -> None:
         super().__init__()

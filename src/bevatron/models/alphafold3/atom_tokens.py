@@ -16,7 +16,7 @@ from bevatron.kernels import segment_sum
 
 
 class AtomTokens(NamedTuple):
-    """Which atoms belong to which token.
+    """Assignment of atoms to tokens.
 
     Attributes
     ----------

@@ -61,7 +61,7 @@ class WindowAttention(nn.Module):
 
     @property
     def norms(self) -> tuple[AdaptiveNorm, ...]:
-        """What `conditions_of` computes beforehand."""
+        """Result of `conditions_of`."""
         return self.norm, self.key_norm
 
     def forward(
@@ -103,12 +103,11 @@ class WindowAttention(nn.Module):
 
 
 class Prepared(NamedTuple):
-    """What passes of an `AtomTransformer` over the same atoms share.
+    """Values shared by the passes of an `AtomTransformer` over the same atoms.
 
     Attributes
     ----------
-    conditions, biases
-        One for each block.
+    conditions, biases : one for each block
     """
 
     conditions: list[BlockCondition]

@@ -1,4 +1,4 @@
-"""What conditions the denoiser: the trunk and the noise level (AlphaFold3, algorithms 21 and 22).
+"""Conditioning of the denoiser on trunk and noise level (AlphaFold3, algorithms 21 and 22).
 
 Legend: M copies, N tokens, C channels of a single, P of a pair, I of the input embedding.
 """

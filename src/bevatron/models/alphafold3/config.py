@@ -95,10 +95,7 @@ class AlphaFold3Config:
     def preset(cls, name: str, **changes: Any) -> Self:
         """Return hyper-parameters by name, with changes.
 
-        Raises
-        ------
-        ConfigError
-            If there is no such preset, or no such entry.
+        Raises ConfigError if there is no such preset, or no such entry.
         """
         return from_preset(cls, PRESETS, name, changes)
 

@@ -12,14 +12,10 @@ class AtomConfig:
 
     Attributes
     ----------
-    width
-        Channels of an atom.
-    pair_width
-        Channels of a pair of atoms.
-    num_heads
-        Heads of the attention.
-    num_blocks
-        Number of blocks.
+    width : channels of an atom
+    pair_width : channels of a pair of atoms
+    num_heads : heads of the attention
+    num_blocks : number of blocks
     """
 
     width: int = 128
@@ -34,12 +30,9 @@ class TokenTransformerConfig:
 
     Attributes
     ----------
-    width
-        Channels of a token.
-    num_heads
-        Heads of the attention.
-    num_blocks
-        Number of blocks.
+    width : channels of a token
+    num_heads : heads of the attention
+    num_blocks : number of blocks
     """
 
     width: int = 768
@@ -53,12 +46,9 @@ class TrunkWidths:
 
     Attributes
     ----------
-    inputs
-        Channels of the input embedding.
-    single
-        Channels of the single representation.
-    pair
-        Channels of the pair representation.
+    inputs : channels of the input embedding
+    single : channels of the single representation
+    pair : channels of the pair representation
     """
 
     inputs: int = 449
@@ -72,16 +62,11 @@ class DiffusionConfig:
 
     Attributes
     ----------
-    encoder
-        Transformer over atoms, to tokens.
-    transformer
-        Transformer over tokens.
-    decoder
-        Transformer over atoms, from tokens.
-    noise_width
-        Channels of the noise-level embedding.
-    checkpointing
-        What the backward pass recomputes.
+    encoder : transformer over atoms, to tokens
+    transformer : transformer over tokens
+    decoder : transformer over atoms, from tokens
+    noise_width : channels of the noise-level embedding
+    checkpointing : what the backward pass recomputes
     """
 
     encoder: AtomConfig = field(default_factory=AtomConfig)
@@ -97,16 +82,11 @@ class ConfidenceConfig:
 
     Attributes
     ----------
-    pairformer
-        Its Pairformer blocks, without dropout in published models.
-    pae_bins
-        Bins of the aligned error.
-    pde_bins
-        Bins of the error of distances.
-    plddt_bins
-        Bins of lDDT.
-    atoms_per_token
-        Maximum number of atoms of a token, each with weights of its own.
+    pairformer : its Pairformer blocks, without dropout in published models
+    pae_bins : bins of the aligned error
+    pde_bins : bins of the error of distances
+    plddt_bins : bins of lDDT
+    atoms_per_token : maximum number of atoms of a token, each with weights of its own
     """
 
     pairformer: PairformerConfig = field(

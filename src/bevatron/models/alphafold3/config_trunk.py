@@ -12,16 +12,11 @@ class PairConfig:
 
     Attributes
     ----------
-    hidden
-        Channels of the projections of triangle multiplication.
-    num_heads
-        Heads of triangle attention.
-    head_width
-        Channels of each of these heads.
-    transition
-        Hidden channels of the transition as a multiple of its input channels.
-    dropout
-        Dropout rate, row- or column-wise.
+    hidden : channels of the projections of triangle multiplication
+    num_heads : heads of triangle attention
+    head_width : channels of each of these heads
+    transition : hidden channels of the transition as a multiple of its input channels
+    dropout : dropout rate, row- or column-wise
     """
 
     hidden: int = 128
@@ -44,12 +39,9 @@ class TemplateConfig:
 
     Attributes
     ----------
-    num_blocks
-        Pair blocks; 0 = no templates.
-    width
-        Channels of a template's pair.
-    pair
-        Sizes of these blocks.
+    num_blocks : pair blocks; 0 = no templates
+    width : channels of a template's pair
+    pair : sizes of these blocks
     """
 
     num_blocks: int = 2
@@ -66,22 +58,14 @@ class MsaConfig:
 
     Attributes
     ----------
-    num_blocks
-        Number of blocks; 0 = no alignment.
-    width
-        Channels of the MSA representation.
-    outer_width
-        Channels of each projection of the outer product mean.
-    num_heads
-        Heads of pair-weighted averaging.
-    head_width
-        Channels of each of these heads.
-    transition
-        Hidden channels of the transition as a multiple of its input channels.
-    dropout
-        Dropout rate of pair-weighted averaging.
-    pair
-        Sizes of the pair updates.
+    num_blocks : number of blocks; 0 = no alignment
+    width : channels of the MSA representation
+    outer_width : channels of each projection of the outer product mean
+    num_heads : heads of pair-weighted averaging
+    head_width : channels of each of these heads
+    transition : hidden channels of the transition as a multiple of its input channels
+    dropout : dropout rate of pair-weighted averaging
+    pair : sizes of the pair updates
     """
 
     num_blocks: int = 4
@@ -105,16 +89,11 @@ class PairformerConfig:
 
     Attributes
     ----------
-    num_blocks
-        Number of blocks.
-    num_heads
-        Heads of the attention among tokens.
-    head_width
-        Channels of each of these heads.
-    transition
-        Hidden channels of the single transition as a multiple of its input channels.
-    pair
-        Sizes of the pair updates.
+    num_blocks : number of blocks
+    num_heads : heads of the attention among tokens
+    head_width : channels of each of these heads
+    transition : hidden channels of the single transition as a multiple of its input channels
+    pair : sizes of the pair updates
     """
 
     num_blocks: int = 48

@@ -127,19 +127,13 @@ def from_protenix(
 ) -> AlphaFold3:
     """Build a model from a state dict of Protenix.
 
+    Raises CheckpointError if a tensor is missing, unknown or of another shape, naming the first.
+
     Parameters
     ----------
-    weights
-        By name, with or without DDP's prefix ``module.``.
-    config
-        Sizes of the model.
-    dtype
-        Floating-point type of the weights.
-
-    Raises
-    ------
-    CheckpointError
-        If a tensor is missing, unknown or of another shape; it names the first.
+    weights : by name, with or without DDP's prefix ``module.``
+    config : sizes of the model
+    dtype : floating-point type of the weights
     """
     prefix = "module."
     if all(name.startswith(prefix) for name in weights):

@@ -32,21 +32,17 @@ ROWS_AT_ONCE = 2048
 
 
 class Shared(NamedTuple):
-    """What all copies of a structure share.
+    """Inputs shared by all copies of a structure.
 
     Attributes
     ----------
-    singles
-        The condition of tokens before the noise level is added.
+    singles : the condition of tokens before the noise level is added
     biases
         What the conditioned pairs add in the attention of each block of the token transformer, own
         rows of it.
-    atoms
-        Conditions and pairs of atoms.
-    mask
-        False for padded tokens.
-    encoder, decoder
-        Of `DiffusionModule.prepare`.
+    atoms : conditions and pairs of atoms
+    mask : false for padded tokens
+    encoder, decoder : of `DiffusionModule.prepare`
     """
 
     singles: Float[Tensor, "*batch N C"]
@@ -58,14 +54,12 @@ class Shared(NamedTuple):
 
 
 class Level(NamedTuple):
-    """What noisy copies have from their noise level.
+    """Inputs of noisy copies that depend on their noise level.
 
     Attributes
     ----------
-    tokens
-        Added to the tokens in front of their transformer.
-    blocks
-        Condition of the transformer's blocks: s, or of `block_conditions`.
+    tokens : added to the tokens in front of their transformer
+    blocks : condition of the transformer's blocks: s, or of `block_conditions`
     """
 
     tokens: Float[Tensor, "*batch _ N T"]
@@ -111,8 +105,7 @@ class DiffusionModule(nn.Module):
 
         Parameters
         ----------
-        batch
-            A sample's features of atoms and tokens; see `AtomEncoder.describe`.
+        batch : a sample's features of atoms and tokens; see `AtomEncoder.describe`
         s_inputs, s, z
             Input embedding, single representation and own rows of the pair's of the trunk;
             activations have the type of s.

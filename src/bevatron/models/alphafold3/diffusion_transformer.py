@@ -93,7 +93,7 @@ class ConditionedAttention(nn.Module):
 
     @property
     def norms(self) -> tuple[AdaptiveNorm, ...]:
-        """What `conditions_of` computes beforehand."""
+        """Result of `conditions_of`."""
         return (self.norm,)
 
     def forward(

@@ -1,4 +1,4 @@
-"""How near predicted complexes are to known ones, as sums that add up over batches and ranks."""
+"""Accuracy of predicted complexes, as sums over batches and ranks."""
 
 from collections.abc import Mapping
 

@@ -28,7 +28,7 @@ from bevatron.models.common.folding.normal import Normal
 
 
 class Representation(NamedTuple):
-    """What the trunk says of a complex.
+    """Output of the trunk.
 
     Attributes
     ----------
@@ -45,8 +45,7 @@ class AlphaFold3(nn.Module):
 
     Parameters
     ----------
-    config
-        Sizes.
+    config : sizes
     """
 
     def __init__(self, config: AlphaFold3Config) -> None:
@@ -70,14 +69,10 @@ class AlphaFold3(nn.Module):
 
         Parameters
         ----------
-        batch
-            Fields of `bevatron.data.proteins.complex_batch.ComplexBatch`.
-        cycles
-            Passes; None = the largest number, as in predictions.
-        seed
-            Seed of dropout; None = no dropout.
-        dtype
-            Type of all activations; None = that of the batch.
+        batch : fields of `bevatron.data.proteins.complex_batch.ComplexBatch`
+        cycles : passes; None = the largest number, as in predictions
+        seed : seed of dropout; None = no dropout
+        dtype : type of all activations; None = that of the batch
         """
         s_inputs = self.embed_inputs(batch)
         s_inputs = s_inputs if dtype is None else s_inputs.to(dtype)

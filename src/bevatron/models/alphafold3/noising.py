@@ -29,7 +29,7 @@ class CopyDraw(NamedTuple):
 
 
 class NoisyCopies(NamedTuple):
-    """What the denoiser is given, and what it should return.
+    """Input and target of the denoiser.
 
     Attributes
     ----------

@@ -77,10 +77,8 @@ def predict(
     sample
         As `bevatron.data.proteins.sample.sample` returns it; its seed is that of the random
         numbers.
-    samples, steps
-        Structures, and steps of the sampling of each.
-    activations
-        Type of trunk and diffusion; None for that of the weights.
+    samples, steps : structures, and steps of the sampling of each
+    activations : type of trunk and diffusion; None for that of the weights
     """
     _positive(samples=samples, steps=steps)
     batch = collate_complex([sample], np.zeros(1, dtype=np.int64), [1.0])

@@ -28,16 +28,13 @@ STREAM = 2**20
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What the steps of a stage compute.
+    """Losses of the steps of a stage.
 
     Attributes
     ----------
-    copies
-        Noisy copies of each structure (the diffusion batch size).
-    confidence_every
-        Steps between rollouts that train the confidence head; 0 = never.
-    loss
-        Weights of the terms.
+    copies : noisy copies of each structure (the diffusion batch size)
+    confidence_every : steps between rollouts that train the confidence head; 0 = never
+    loss : weights of the terms
     """
 
     copies: int = 48

@@ -56,21 +56,15 @@ def save_model(
 ) -> None:
     """Write a model into a folder, which is made if need be; other files in it are left alone.
 
+    Raises CheckpointError if a weight is NaN or infinite, which is named, or the folder cannot be
+    written.
+
     Parameters
     ----------
-    path
-        The folder.
-    kind
-        Name of the model, ``mace``.
-    config
-        Plain values from which the model can be built.
-    state_dict
-        Its weights and buffers by name.
-
-    Raises
-    ------
-    CheckpointError
-        If a weight is NaN or infinite, which is named, or the folder cannot be written.
+    path : the folder
+    kind : name of the model, ``mace``
+    config : plain values from which the model can be built
+    state_dict : its weights and buffers by name
     """
     folder = Path(path)
     bad = not_finite(state_dict)
@@ -119,7 +113,7 @@ def load_model_folder(path: Path | str) -> ModelFolder:
     """Read a model folder.
 
     Raises CheckpointError if it is missing, damaged, of a newer version or its weights are not
-    finite; the message says which file.
+    finite, naming the file.
     """
     folder = Path(path)
     description, weights = folder / MODEL_FILE, folder / WEIGHTS_FILE
@@ -202,19 +196,13 @@ class ModelKind(Generic[Config, Model]):
     ) -> Model:
         """Build a model with new weights.
 
+        Raises ConfigError if there is no such preset or entry.
+
         Parameters
         ----------
-        name
-            A preset of the configuration; by default the one that is named as the kind.
-        dtype
-            Floating-point type.
-        **changes
-            Entries of the configuration to be changed.
-
-        Raises
-        ------
-        ConfigError
-            If there is no such preset or entry.
+        name : a preset of the configuration; by default the one that is named as the kind
+        dtype : floating-point type
+        **changes : entries of the configuration to be changed
         """
         return self.model(self.config.preset(name or self.kind, **changes), dtype)
 
@@ -225,18 +213,13 @@ class ModelKind(Generic[Config, Model]):
     def load(self, path: Path | str, dtype: torch.dtype | None = None) -> Model:
         """Read a model from a folder, ready for predictions.
 
+        Raises CheckpointError if the folder cannot be read, holds another kind of model, its
+        configuration is not one or its weights do not fit it.
+
         Parameters
         ----------
-        path
-            The folder.
-        dtype
-            Floating-point type of the model; that of the weights by default.
-
-        Raises
-        ------
-        CheckpointError
-            If the folder cannot be read, holds another kind of model, its configuration is not one
-            or its weights do not fit it.
+        path : the folder
+        dtype : floating-point type of the model; that of the weights by default
         """
         folder = load_model_folder(path)
         if folder.kind != self.kind:

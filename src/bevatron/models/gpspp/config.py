@@ -27,16 +27,11 @@ class Target:
 
     Attributes
     ----------
-    name
-        As in metrics and predictions.
-    kind
-        See `TargetKind`.
-    mean, std
-        For ``regression``: the network learns (label - mean) / std.
-    unit
-        Unit, for tables.
-    num_classes
-        For ``multiclass``.
+    name : as in metrics and predictions
+    kind : see `TargetKind`
+    mean, std : for ``regression``: the network learns (label - mean) / std
+    unit : unit, for tables
+    num_classes : for ``multiclass``
     """
 
     name: str
@@ -66,12 +61,9 @@ class TrainedOn:
 
     Attributes
     ----------
-    atomic_numbers
-        Atomic numbers of all elements that occurred, ascending.
-    min_atoms, max_atoms
-        Heavy atoms of the smallest and the largest.
-    positions
-        Whether positions were shown.
+    atomic_numbers : atomic numbers of all elements that occurred, ascending
+    min_atoms, max_atoms : heavy atoms of the smallest and the largest
+    positions : whether positions were shown
     formal_charges
         All formal charges that occurred, ascending; None = not recorded, or not a feature.
     """
@@ -104,21 +96,15 @@ class DropoutConfig:
 
     Attributes
     ----------
-    node
-        Rate for an atom's updates in message passing.
-    edge
-        Rate for a directed edge's.
-    global_
-        Rate for a molecule's.
-    encoder
-        Rate for the encoded positions and bond lengths.
-    attention
-        Rate for single attention probabilities.
+    node : rate for an atom's updates in message passing
+    edge : rate for a directed edge's
+    global_ : rate for a molecule's
+    encoder : rate for the encoded positions and bond lengths
+    attention : rate for single attention probabilities
     graph
         Rate at which a whole molecule skips attention and FFN of the last block (stochastic depth);
         it rises linearly with depth from 0 in the first.
-    ffn
-        Rate for single hidden features of the FFN.
+    ffn : rate for single hidden features of the FFN
     """
 
     node: float = 0.3
@@ -331,10 +317,7 @@ class GPSPlusPlusConfig:
     def preset(cls, name: str, **changes: Any) -> Self:
         """Return published hyper-parameters by name, with changes.
 
-        Raises
-        ------
-        ConfigError
-            If there is no such preset, or no such entry.
+        Raises ConfigError if there is no such preset, or no such entry.
         """
         return from_preset(cls, PRESETS, name, changes)
 

@@ -47,25 +47,20 @@ def from_official(
 ) -> GPSPlusPlus:
     """Build the model that an official checkpoint holds.
 
+    Raises CheckpointError if a variable is missing, too many or of another shape.
+
     Parameters
     ----------
     weights
         The variables in the official order (``model.weights``): pairs of name and array, a mapping
         in that order, or the path of an npz file that holds them so.
-    names
-        The variables' names, if ``weights`` are a mapping or file with other keys.
-    dtype
-        Floating-point type of the model; float32 by default.
+    names : the variables' names, if ``weights`` are a mapping or file with other keys
+    dtype : floating-point type of the model; float32 by default
 
     Returns
     -------
     GPSPlusPlus
         In evaluation mode, with the labels' mean and spread of PCQM4Mv2.
-
-    Raises
-    ------
-    CheckpointError
-        If a variable is missing, too many or of another shape.
 
     Examples
     --------

@@ -23,14 +23,12 @@ seen in 2D."""
 
 @dataclass(frozen=True)
 class CorruptionConfig:
-    """How inputs are corrupted in training.
+    """Corruption of inputs in training.
 
     Attributes
     ----------
-    node_noise
-        Probability that an entry of an atom's features is resampled from its vocabulary.
-    edge_noise
-        The same of a directed edge's.
+    node_noise : probability that an entry of an atom's features is resampled from its vocabulary
+    edge_noise : the same of a directed edge's
     masking
         Odds that a molecule with positions is shown with shortest paths only, positions only, or
         both. It acts if the model can use positions.
@@ -66,16 +64,13 @@ class CorruptionConfig:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model reads in place of a batch's own fields.
+    """Fields that a model reads in place of the batch's own.
 
     Attributes
     ----------
-    atom_features, bond_features, laplacian_vectors, positions
-        As in `MoleculeBatch`.
-    keep_2d
-        Molecules whose shortest paths are seen, [G]; None = all.
-    keep_3d
-        Molecules whose positions are seen, [G]; None = none, and nothing of them is computed.
+    atom_features, bond_features, laplacian_vectors, positions : as in `MoleculeBatch`
+    keep_2d : molecules whose shortest paths are seen, [G]; None = all
+    keep_3d : molecules whose positions are seen, [G]; None = none, and nothing of them is computed
     position_noise
         Noise on positions over its standard deviation: standard normal. None = no noise.
     """
@@ -99,17 +94,12 @@ class Inputs:
 def observe(batch: MoleculeBatch, mode: str = "2d") -> Inputs:
     """Show a batch as it is.
 
+    Raises ConfigError if there is no such mode.
+
     Parameters
     ----------
-    batch
-        Molecules.
-    mode
-        See `Mode`; GPS++ is validated and used in 2D.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such mode.
+    batch : molecules
+    mode : see `Mode`; GPS++ is validated and used in 2D
     """
     found = batch.has_positions
     keep = {"2d": (None, None), "3d": (~found, found), "both": (None, found)}
@@ -137,16 +127,11 @@ def corrupt(
 
     Parameters
     ----------
-    batch
-        Molecules.
-    config
-        How.
-    features
-        Sizes of the vocabularies.
-    uses_positions
-        Whether the model can; else all molecules are shown with their shortest paths.
-    denoising
-        Whether noise is added to positions.
+    batch : molecules
+    config : how
+    features : sizes of the vocabularies
+    uses_positions : whether the model can; else all molecules are shown with their shortest paths
+    denoising : whether noise is added to positions
     """
     positions, noise, keep_2d, keep_3d = batch.positions, None, None, None
     if uses_positions:

@@ -131,12 +131,9 @@ class PairBias(nn.Module):
 
         Parameters
         ----------
-        batch
-            Molecules.
-        psi
-            Kernels of the distances of all pairs; None = no molecule is seen in 3D.
-        keep_2d, keep_3d
-            Factor 1 or 0 for every pair; None = 1.
+        batch : molecules
+        psi : kernels of the distances of all pairs; None = no molecule is seen in 3D
+        keep_2d, keep_3d : factor 1 or 0 for every pair; None = 1
         """
         parts: list[Tensor] = []
         if self.paths is not None:

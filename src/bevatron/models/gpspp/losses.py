@@ -34,18 +34,12 @@ class LossConfig:
 
     Attributes
     ----------
-    regression
-        Loss of numeric targets, see the table of this module.
-    huber_delta
-        Error at which ``huber`` turns from squared to absolute, in normalised units.
-    target_weight
-        Weight of the targets.
-    node_weight
-        Weight of noisy nodes, if the model has that head.
-    edge_weight
-        Weight of noisy edges, likewise.
-    denoising_weight
-        Weight of the direction of the noise on positions, likewise.
+    regression : loss of numeric targets, see the table of this module
+    huber_delta : error at which ``huber`` turns from squared to absolute, in normalised units
+    target_weight : weight of the targets
+    node_weight : weight of noisy nodes, if the model has that head
+    edge_weight : weight of noisy edges, likewise
+    denoising_weight : weight of the direction of the noise on positions, likewise
     """
 
     regression: Literal["l1", "mse", "huber"] = "l1"

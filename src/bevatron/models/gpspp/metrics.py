@@ -27,10 +27,8 @@ class PropertyMetrics:
 
     Parameters
     ----------
-    targets
-        What is predicted.
-    config
-        The loss.
+    targets : what is predicted
+    config : the loss
     modes
         Modes of `bevatron.models.gpspp.corruption.Mode`: the names of all but the first begin with
         ``MODE/``.

@@ -45,10 +45,8 @@ class GPSPlusPlus(nn.Module):
 
     Parameters
     ----------
-    config
-        Hyper-parameters.
-    dtype
-        Floating-point type; torch's default if not given.
+    config : hyper-parameters
+    dtype : floating-point type; torch's default if not given
 
     Examples
     --------
@@ -76,14 +74,13 @@ class GPSPlusPlus(nn.Module):
     ) -> dict[str, Tensor]:
         """Compute properties and what else is asked for.
 
+        Raises DataError if the batch has another feature set.
+
         Parameters
         ----------
-        batch
-            Molecules with the model's feature set.
-        inputs
-            What is seen of them, see `corruption`; by default all, in 2D.
-        compute
-            Any of `OUTPUTS`.
+        batch : molecules with the model's feature set
+        inputs : what is seen of them, see `corruption`; by default all, in 2D
+        compute : any of `OUTPUTS`
 
         Returns
         -------
@@ -93,11 +90,6 @@ class GPSPlusPlus(nn.Module):
             and logits; graph_embedding [G, C], the sum of the last nodes; node_embedding [N, C],
             edge_embedding [E, Ce]; node_logits and edge_logits of noisy nodes and edges;
             directions [N, 3] of the noise on positions.
-
-        Raises
-        ------
-        DataError
-            If the batch has another feature set.
         """
         _check_outputs(compute, self.config)
         self._check_columns(batch)
@@ -132,10 +124,7 @@ class GPSPlusPlus(nn.Module):
     def check(self, batch: MoleculeBatch) -> None:
         """Refuse a batch on the CPU whose features are not those of the model.
 
-        Raises
-        ------
-        DataError
-            Naming the feature.
+        Raises DataError naming the feature.
         """
         self._check_columns(batch)
         features = self.config.features

@@ -20,8 +20,7 @@ class Shared:
 
     Attributes
     ----------
-    value
-        The tensor as the last reader returned it; whoever reads it otherwise comes last.
+    value : the tensor as the last reader returned it; whoever reads it otherwise comes last
     """
 
     __slots__ = ("value",)

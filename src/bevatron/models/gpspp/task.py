@@ -26,22 +26,16 @@ from bevatron.typing import Arrays, IntArray
 class GPSPlusPlusTask:
     """Loss and metrics of a GPS++ (the protocol `bevatron.task.Task`).
 
+    Raises ConfigError if there is no mode, or one twice.
+
     Parameters
     ----------
-    model
-        Hyper-parameters of the model: its targets, heads and vocabularies.
-    loss
-        The loss and its weights.
-    corruption
-        How inputs are masked and corrupted in training.
+    model : hyper-parameters of the model: its targets, heads and vocabularies
+    loss : the loss and its weights
+    corruption : how inputs are masked and corrupted in training
     modes
         What is seen of molecules in validation and predictions: ``2d``, ``3d``, ``both``. With
         several, the outputs and metrics of all but the first are named ``MODE/...``.
-
-    Raises
-    ------
-    ConfigError
-        If there is no mode, or one twice.
     """
 
     allows_autocast: Literal[True] = True

@@ -136,10 +136,7 @@ class GraphAttentionConfig:
     def preset(cls, name: str, **changes: Any) -> Self:
         """Return the configuration of a published recipe, see `PRESETS`, with changes.
 
-        Raises
-        ------
-        ConfigError
-            If there is no such preset, or no such entry.
+        Raises ConfigError if there is no such preset, or no such entry.
         """
         return from_preset(cls, PRESETS, name, changes)
 

@@ -26,21 +26,16 @@ def from_gat_conv(
 ) -> Gat:
     """Build the layer that computes what a ``GATConv`` with this state dict does.
 
+    Raises ConfigError if the layer has edge features, matrices of its own for sources and receivers
+    or a residual connection, naming the key.
+
     Parameters
     ----------
     state
         Its ``state_dict()``; older layouts with ``lin_src.weight`` too, if source and receiver
         share one matrix.
-    combine
-        ``mean`` for ``concat=False``; the state dict does not say.
-    slope, attention_dropout
-        Its ``negative_slope`` and ``dropout``.
-
-    Raises
-    ------
-    ConfigError
-        If the layer has edge features, matrices of its own for sources and receivers or a residual
-        connection; the message names the key.
+    combine : ``mean`` for ``concat=False``; the state dict does not say
+    slope, attention_dropout : its ``negative_slope`` and ``dropout``
     """
     _refuse("GATConv", state, combine)
     matrix = state.get("lin.weight", state.get("lin_src.weight"))
@@ -71,17 +66,13 @@ def from_gatv2_conv(
 ) -> GatV2:
     """Build the layer that computes what a ``GATv2Conv`` with this state dict does.
 
+    Raises ConfigError if the layer has edge features or a residual connection, naming the key.
+
     Parameters
     ----------
     share_weights
         Whether ``lin_l`` and ``lin_r`` are one and train as one; None: if their numbers are equal.
-    state, combine, slope, attention_dropout
-        See `from_gat_conv`.
-
-    Raises
-    ------
-    ConfigError
-        If the layer has edge features or a residual connection; the message names the key.
+    state, combine, slope, attention_dropout : see `from_gat_conv`
     """
     _refuse("GATv2Conv", state, combine)
     for key in ("lin_l.weight", "lin_r.weight"):
@@ -118,19 +109,13 @@ def from_gatv2_conv(
 def from_agnn_conv(state: Mapping[str, Tensor], width: int, *, beta: float = 1.0) -> Agnn:
     """Build the layer that computes what an ``AGNNConv`` with this state dict does.
 
+    Raises ConfigError if the state has other keys.
+
     Parameters
     ----------
-    state
-        Its ``state_dict()``: ``beta``, or nothing if beta is not learned.
-    width
-        Width of the features, which the state does not contain.
-    beta
-        Its fixed beta, if the state has none.
-
-    Raises
-    ------
-    ConfigError
-        If the state has other keys.
+    state : its ``state_dict()``: ``beta``, or nothing if beta is not learned
+    width : width of the features, which the state does not contain
+    beta : its fixed beta, if the state has none
     """
     unknown = sorted(set(state) - {"beta"})
     if unknown:

@@ -1,4 +1,4 @@
-"""What a layer asks of a graph's matrix, whole or partitioned over processes.
+"""Interface of a graph's matrix to a layer, whole or partitioned over processes.
 
 On a cut graph, features are of this rank's vertices. GAT's attention and attention by dot products
 run on every partition; whatever else takes rows that are whole on one rank, with the features of
@@ -19,7 +19,7 @@ Matrix = Csr | DistributedGraph
 """A graph's matrix, or a graph that is cut over processes."""
 
 Attends = Literal["gat", "dot", "rows"]
-"""What a layer needs of a partition: GAT's attention, dot products of the features, whole rows."""
+"""Requirement of a layer on a partition: GAT's attention, dot products, whole rows."""
 
 
 def graph_attention(

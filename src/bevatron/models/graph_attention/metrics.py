@@ -26,10 +26,8 @@ class NodeMetrics:
 
     Parameters
     ----------
-    labels
-        Kind of labels.
-    outputs
-        Number of logits per node.
+    labels : kind of labels
+    outputs : number of logits per node
     """
 
     def __init__(self, labels: LabelKind, outputs: int) -> None:

@@ -41,17 +41,12 @@ ACTIVATIONS: Mapping[str, Activation] = {
 class NodeClassifier(nn.Module):
     """Logits for every node of a batch.
 
+    Raises ConfigError if ``inputs`` or ``outputs`` are not set.
+
     Parameters
     ----------
-    config
-        Complete, widths of the data included.
-    dtype
-        Floating-point type of the weights.
-
-    Raises
-    ------
-    ConfigError
-        If ``inputs`` or ``outputs`` are not set.
+    config : complete, widths of the data included
+    dtype : floating-point type of the weights
 
     Examples
     --------
@@ -104,10 +99,8 @@ def graph_matrix(graph: Graph, *, self_loops: bool) -> Matrix:
 
     Parameters
     ----------
-    graph
-        Edges without duplicates.
-    self_loops
-        Add (i, i), with value 1, for every node that has no such edge.
+    graph : edges without duplicates
+    self_loops : add (i, i), with value 1, for every node that has no such edge
     """
 
     def build(graph: Graph) -> Matrix:

@@ -22,8 +22,7 @@ class NodeTask:
     labels
         ``classes`` (softmax; a label of -1 or NaN is none) or ``yes_no`` (a sigmoid per label;
         binary labels are a single one).
-    outputs
-        Number of logits per node.
+    outputs : number of logits per node
     """
 
     allows_autocast: Literal[True] = True

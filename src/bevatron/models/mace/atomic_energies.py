@@ -20,10 +20,8 @@ class AtomicEnergies:
 
     Attributes
     ----------
-    values
-        Atomic number -> eV.
-    origin
-        For the log: ``least squares over 900 structures``.
+    values : atomic number -> eV
+    origin : for the log: ``least squares over 900 structures``
     """
 
     values: Mapping[int, float]

@@ -138,10 +138,7 @@ class MaceConfig:
     def head_index(self, name: str | None = None) -> int:
         """Return the index of a head; without a name that of the default one.
 
-        Raises
-        ------
-        ConfigError
-            If there is no such head, or several and none is the default.
+        Raises ConfigError if there is no such head, or several and none is the default.
         """
         names = ", ".join(self.heads)
         if name is None and self.default_head is None and self.num_heads > 1:
@@ -169,10 +166,7 @@ class MaceConfig:
     def preset(cls, name: str, **changes: Any) -> Self:
         """Return published hyper-parameters by name, with changes.
 
-        Raises
-        ------
-        ConfigError
-            If there is no such preset, or no such entry.
+        Raises ConfigError if there is no such preset, or no such entry.
         """
         return from_preset(cls, PRESETS, name, changes)
 

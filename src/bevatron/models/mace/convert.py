@@ -36,10 +36,13 @@ from bevatron.models.mace.model import MACE
 def from_mace_torch(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> MACE:
     """Build the model that a state dict of mace-torch belongs to.
 
+    Raises ConfigError if the configuration lacks a key or asks for something that this model has
+    not; CheckpointError if the state dict lacks an entry or has one that is unknown or of another
+    shape.
+
     Parameters
     ----------
-    state_dict
-        State dict of a ``MACE`` or ``ScaleShiftMACE``.
+    state_dict : state dict of a ``MACE`` or ``ScaleShiftMACE``
     config
         What the state dict does not hold, with the keys of mace-torch's
         ``extract_config_mace_model``; classes may be given by name or by their repr.
@@ -48,13 +51,6 @@ def from_mace_torch(state_dict: Mapping[str, Tensor], config: Mapping[str, Any])
     -------
     MACE
         In the floating-point type of the state dict.
-
-    Raises
-    ------
-    ConfigError
-        If the configuration lacks a key or asks for something that this model has not.
-    CheckpointError
-        If the state dict lacks an entry or has one that is unknown or of another shape.
     """
     reader = _Reader(state_dict)
     dtype = reader.dtype

@@ -34,26 +34,18 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Statistics:
-    """What `statistics` finds.
+    """Result of `statistics`.
 
     Attributes
     ----------
-    atomic_numbers
-        Elements that occur, ascending.
-    avg_num_neighbors
-        Mean number of neighbours over the atoms that have any; 1 if none has.
-    e0
-        E0 of each head, with their origin.
-    force_rms
-        Root mean square of the force components per head, eV/Å; 1 without forces.
-    mean_shift
-        Mean of (energy - sum of E0) / atoms per head, eV.
-    num_structures, num_atoms, num_edges
-        Counts.
-    isolated
-        Samples that are isolated atoms with an energy (of the group `ISOLATED_GROUP`).
-    isolated_energies
-        Mean energy of these samples by element, per head, eV.
+    atomic_numbers : elements that occur, ascending
+    avg_num_neighbors : mean number of neighbours over the atoms that have any; 1 if none has
+    e0 : E0 of each head, with their origin
+    force_rms : root mean square of the force components per head, eV/Å; 1 without forces
+    mean_shift : mean of (energy - sum of E0) / atoms per head, eV
+    num_structures, num_atoms, num_edges : counts
+    isolated : samples that are isolated atoms with an energy (of the group `ISOLATED_GROUP`)
+    isolated_energies : mean energy of these samples by element, per head, eV
     """
 
     atomic_numbers: tuple[int, ...]
@@ -89,25 +81,19 @@ def statistics(
 ) -> Statistics:
     """Compute what depends on the training data.
 
+    Raises DataError if there are no samples, a head has no energies at all, or E0 of an element is
+    missing.
+
     Parameters
     ----------
-    dataset
-        Samples with neighbours (`bevatron.data.samples.STRUCTURE_FIELDS`).
-    indices
-        The samples to use; all by default.
-    heads
-        Names of the heads; a sample's head is an index into them.
+    dataset : samples with neighbours (`bevatron.data.samples.STRUCTURE_FIELDS`)
+    indices : the samples to use; all by default
+    heads : names of the heads; a sample's head is an index into them
     e0
         Energies of isolated atoms: ``auto`` (isolated atoms in the data if every element has one,
         else least squares), one of both, or element -> eV, also as `AtomicEnergies` with an origin
         for the log; or one of these for each head by name.
-    elements
-        The model's elements if they are more than the data hold.
-
-    Raises
-    ------
-    DataError
-        If there are no samples, a head has no energies at all, or E0 of an element is missing.
+    elements : the model's elements if they are more than the data hold
     """
     sums = _Sums(len(heads))
     for block in _blocks(dataset, indices):

@@ -23,19 +23,16 @@ Status = Literal["loaded", "resized", "new", "ignored"]
 
 @dataclass(frozen=True)
 class TransferRow:
-    """What became of one tensor.
+    """The origin of one tensor.
 
     Attributes
     ----------
-    name
-        Name of the tensor in the state dict.
+    name : name of the tensor in the state dict
     status
         ``loaded`` as it is; ``resized``: for other elements or heads, some of it may be new (see
         ``note``); ``new``: not in the source; ``ignored``: in the source only, or of another shape.
-    shape
-        In the model, or in the source if ignored.
-    note
-        What was done.
+    shape : in the model, or in the source if ignored
+    note : what was done
     """
 
     name: str
@@ -86,12 +83,12 @@ def load_matching(
 ) -> list[TransferRow]:
     """Copy the weights of another model as far as they fit.
 
+    Raises CheckpointError if the source is no MACE, or has no element in common with the model.
+
     Parameters
     ----------
-    model
-        The model to fill.
-    source_state
-        State dict of the other model; its elements are the entry ``atomic_numbers``.
+    model : the model to fill
+    source_state : state dict of the other model; its elements are the entry ``atomic_numbers``
     source_heads
         Names of the other model's heads, which are matched by name. By default they are the first
         heads of ``model`` in order.
@@ -101,18 +98,12 @@ def load_matching(
     keep_energies
         Keep the model's own E0 for all heads. Otherwise heads and elements that the source has
         get its E0; new ones always keep theirs.
-    new_heads
-        Whether a head that the source has not starts as a copy, or random.
+    new_heads : whether a head that the source has not starts as a copy, or random
 
     Returns
     -------
     list
         One row per tensor of either model.
-
-    Raises
-    ------
-    CheckpointError
-        If the source is no MACE, or has no element in common with the model.
     """
     if "atomic_numbers" not in source_state or "embedding.weight" not in source_state:
         raise CheckpointError("the weights to start from are not those of a MACE")
@@ -135,7 +126,7 @@ def load_matching(
 
 
 class _Plan:
-    """Which element and head of the source each of the model's comes from."""
+    """The source's element and head for each of the model's."""
 
     def __init__(
         self,

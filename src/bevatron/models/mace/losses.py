@@ -40,14 +40,10 @@ class StageTwo:
     start_epoch
         First epoch of the stage, counted from 0; None = no second stage. In a run it is the same as
         ``schedule.stage_two_start``, which also sets the learning rate.
-    energy_weight
-        Weight of the energy term.
-    forces_weight
-        Weight of the forces term.
-    stress_weight
-        Weight of the stress term; None = as in the first stage.
-    virials_weight
-        Weight of the virials term; None = as in the first stage.
+    energy_weight : weight of the energy term
+    forces_weight : weight of the forces term
+    stress_weight : weight of the stress term; None = as in the first stage
+    virials_weight : weight of the virials term; None = as in the first stage
     """
 
     start_epoch: int | None = None

@@ -30,7 +30,7 @@ Block = Literal[
 
 @dataclass(frozen=True)
 class MaceTorchConfig:
-    """What a configuration of mace-torch may say: its keys, and the values that are supported.
+    """Keys of a mace-torch configuration and their supported values.
 
     Keys without a default must be there. What mace-torch's modules do not read (``cueq_config``)
     or the state dict holds (E0, scale and shift) may be anything.

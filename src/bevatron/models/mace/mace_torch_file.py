@@ -23,23 +23,14 @@ from bevatron.models.mace.model import MACE
 def load_mace_torch_file(path: Path | str, *, trust: bool = False) -> MACE:
     """Read a ``.model`` file of mace-torch, which must be installed.
 
+    Raises TrustError without ``trust``; MissingPackageError if mace-torch, or another package that
+    the model was pickled with, is not installed; CheckpointError if the file is damaged or holds
+    something else; ConfigError if the model has an option that is not supported.
+
     Parameters
     ----------
-    path
-        The file.
-    trust
-        Agree to unpickle it: a pickle can run any code that is in it.
-
-    Raises
-    ------
-    TrustError
-        Without ``trust``.
-    MissingPackageError
-        If mace-torch, or another package that the model was pickled with, is not installed.
-    CheckpointError
-        If the file is damaged or holds something else.
-    ConfigError
-        If the model has an option that is not supported.
+    path : the file
+    trust : agree to unpickle it: a pickle can run any code that is in it
     """
     if Path(path).is_file():
         refuse_other_content(Path(path))
@@ -105,7 +96,7 @@ _OTHER_CONTENT = {
     b"version https://git-lfs": "is a pointer of Git LFS; fetch the file itself (git lfs pull)",
     b"\x1f\x8b": "is compressed; unpack it first (gunzip)",
 }
-"""How files begin that are given in place of checkpoints."""
+"""First bytes of files that are mistaken for checkpoints."""
 
 
 def _unpickled(path: Path | str) -> Any:
@@ -175,10 +166,7 @@ _ATTRIBUTES = (
 def save_mace_torch_file(model: MACE, path: Path | str) -> None:
     """Write a ``.model`` file that mace-torch, which must be installed, and its tools read.
 
-    Raises
-    ------
-    MissingPackageError
-        If mace-torch is not installed.
+    Raises MissingPackageError if mace-torch is not installed.
     """
     state, config = to_mace_torch(model)
     module = build_mace_torch(config, model.embedding.weight.dtype)

@@ -45,18 +45,14 @@ OUTPUTS = ("energy", "node_energy", "forces", "stress", "virials", "descriptors"
 class MACE(nn.Module):
     """The potential.
 
+    Raises ConfigError if the configuration has no elements or no E0.
+
     Parameters
     ----------
-    config
-        Complete hyper-parameters, elements and E0 included.
+    config : complete hyper-parameters, elements and E0 included
     dtype
         Floating-point type; torch's default if not given. Asking here for float64 keeps E0 and
         the radial constants exact, which ``MACE(config).double()`` would not.
-
-    Raises
-    ------
-    ConfigError
-        If the configuration has no elements or no E0.
 
     Examples
     --------
@@ -124,12 +120,12 @@ class MACE(nn.Module):
     ) -> dict[str, Tensor]:
         """Compute energies and what else is asked for.
 
+        Raises DataError if an element is unknown to the model, naming it.
+
         Parameters
         ----------
-        batch
-            Structures with their neighbours within r_max, floating-point type that of the model.
-        compute
-            Any of `OUTPUTS`.
+        batch : structures with their neighbours within r_max, floating-point type that of the model
+        compute : any of `OUTPUTS`
         create_graph
             Whether the results are to be differentiated (training on forces or stress, Hessians).
 
@@ -141,11 +137,6 @@ class MACE(nn.Module):
             zero without a periodic axis, see `stress_volume`; virials [G, 3, 3] = -dE/d(strain);
             descriptors [N, layers * K], the scalars of every layer; features [N, sum of F], all
             features of every layer, channel after channel as e3nn has them.
-
-        Raises
-        ------
-        DataError
-            If an element is unknown to the model; the message names it.
         """
         _check_outputs(compute)
         straining = "stress" in compute or "virials" in compute
@@ -240,10 +231,7 @@ class MACE(nn.Module):
     def check(self, batch: StructureBatch) -> None:
         """Refuse a batch with elements that the model does not know.
 
-        Raises
-        ------
-        DataError
-            Naming them.
+        Raises DataError naming them.
         """
         present = set(batch.atomic_numbers.tolist())
         unknown = sorted(present - set(self.config.atomic_numbers))

@@ -26,10 +26,8 @@ class MaceTask:
 
     Parameters
     ----------
-    loss
-        The loss and its weights.
-    heads
-        Names of the model's heads; with more than one, errors are reported for each.
+    loss : the loss and its weights
+    heads : names of the model's heads; with more than one, errors are reported for each
     """
 
     def __init__(self, loss: LossConfig | None = None, heads: Sequence[str] = ("default",)) -> None:

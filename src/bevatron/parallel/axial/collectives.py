@@ -38,17 +38,15 @@ def bounds(total: int, group: Group) -> tuple[int, int]:
 
 
 class Coming:
-    """What an exchange brings: it goes on until ``wait``, and so does its transpose backward.
+    """The result of an exchange, which is complete after ``wait``; its transpose is, too.
 
     Between beginning and ``wait``, and in the backward pass between the same places, other work is
     launched meanwhile.
 
     Parameters
     ----------
-    given
-        What this process has.
-    there, back
-        The exchange and its transpose; None if ``given`` is all there is.
+    given : what this process has
+    there, back : the exchange and its transpose; None if ``given`` is all there is
     """
 
     def __init__(

@@ -30,8 +30,7 @@ class Rings:
 
     Parameters
     ----------
-    group
-        Processes that have the rows.
+    group : processes that have the rows
     """
 
     def __init__(self, group: Group) -> None:

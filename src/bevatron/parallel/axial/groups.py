@@ -20,10 +20,7 @@ def sample_group() -> Group:
 def data_mesh(mesh: Mesh, size: int) -> Mesh:
     """Return the place of this process's group among the groups, which have samples of their own.
 
-    Raises
-    ------
-    ConfigError
-        If the processes cannot be divided into groups of this size.
+    Raises ConfigError if the processes cannot be divided into groups of this size.
 
     Examples
     --------

@@ -64,9 +64,7 @@ def transposed(
 
     Parameters
     ----------
-    x
-        Own rows.
-    total
-        All rows of x together; None = as many as columns.
+    x : own rows
+    total : all rows of x together; None = as many as columns
     """
     return turned(x, total).wait()

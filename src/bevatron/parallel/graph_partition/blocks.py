@@ -34,7 +34,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class Numbering:
-    """Which pieces of the vertices make up the rows and the columns of a block.
+    """The pieces of the vertices that form the rows and columns of a block.
 
     Attributes
     ----------

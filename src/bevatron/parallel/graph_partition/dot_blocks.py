@@ -1,4 +1,4 @@
-"""What one rank computes on its block of dot-product attention, gradients of lengths included.
+"""One rank's block of dot-product attention, with the gradients of lengths.
 
 The sums over a block are those of `bevatron.kernels.graph.dot_attention.partial`; here the scale of
 the scores and the lengths of the vectors are put into them and their gradients taken out.

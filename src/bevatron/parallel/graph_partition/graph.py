@@ -24,14 +24,10 @@ class DistributedGraph:
 
     Attributes
     ----------
-    num_vertices
-        Vertices of the whole graph.
-    scheme
-        The partitioning scheme, with this rank's block of the matrix.
-    plan
-        Why this scheme was chosen; None if the caller chose.
-    mesh
-        The processes.
+    num_vertices : vertices of the whole graph
+    scheme : the partitioning scheme, with this rank's block of the matrix
+    plan : why this scheme was chosen; None if the caller chose
+    mesh : the processes
     generator
         Draws the seeds of dropout, in the same state on every rank: masks agree without a message.
         A training program that resumes exactly saves and restores its state.
@@ -69,22 +65,20 @@ class DistributedGraph:
     ) -> "DistributedGraph":
         """Partition a graph; every rank reads the source and keeps its part.
 
+        Raises ConfigError for a scheme or grid that does not go with the number of ranks.
+
         Parameters
         ----------
-        source
-            An `EdgeList`, a file read in pieces or a generator; the same on every rank.
-        mesh
-            The processes; one by default.
+        source : an `EdgeList`, a file read in pieces or a generator; the same on every rank
+        mesh : the processes; one by default
         scheme
             two_dimensional, feature_parallel, rows, one_and_half_d, or auto: the cheapest by
             `planner.plan` for the sizes that follow.
-        grid
-            Px x Py for two_dimensional; the cheapest by default.
+        grid : px x Py for two_dimensional; the cheapest by default
         attention, heads, channels, num_entries
             What the plan is made for; gat, dot or rows (a formula of another form). Entries may be
             a guess.
-        machine
-            Bandwidth, latency and memory for the plan.
+        machine : bandwidth, latency and memory for the plan
         chunks
             Number of chunks the channels are sent in, to overlap communication with compute
             (two_dimensional, gat); by default as many as `planner.best_chunks` finds worth it.
@@ -93,15 +87,9 @@ class DistributedGraph:
         regather
             Gather the features of columns again in the backward pass instead of keeping them
             (two_dimensional, gat): less memory.
-        seed
-            Seed of the vertices' random order.
+        seed : seed of the vertices' random order
         generator
             Draws the seeds of dropout; the same on every rank, by default seeded with ``seed``.
-
-        Raises
-        ------
-        ConfigError
-            For a scheme or grid that does not go with the number of ranks.
 
         Examples
         --------
@@ -167,17 +155,14 @@ class DistributedGraph:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """Device of this rank."""
         return self.mesh.device
 
     @property
     def whole_rows(self) -> Csr:
         """The matrix of this rank's rows; the features of its columns are those of `fetch`.
 
-        Raises
-        ------
-        ConfigError
-            For a partition in which rows are not whole.
+        Raises ConfigError for a partition in which rows are not whole.
         """
         return self._rows.block
 
@@ -249,14 +234,10 @@ class DistributedGraph:
 
         Parameters
         ----------
-        x, row_score, col_score
-            Features and scores of this rank's vertices.
-        negative_slope
-            Slope of LeakyReLU below zero.
-        dropout
-            Probability that an entry is left out of a head's sum.
-        seed
-            Seed of the mask, the same on every rank; by default another one at every call.
+        x, row_score, col_score : features and scores of this rank's vertices
+        negative_slope : slope of LeakyReLU below zero
+        dropout : probability that an entry is left out of a head's sum
+        seed : seed of the mask, the same on every rank; by default another one at every call
         """
         if dropout > 0 and seed is None:
             seed = int(torch.randint(2**62, (1,), generator=self.generator))
@@ -279,19 +260,13 @@ class DistributedGraph:
     ) -> Float[Tensor, "T H C"]:
         """Attend as `bevatron.kernels.graph.dot_attention` does, over all ranks.
 
+        Raises ConfigError for feature_parallel, which splits the features.
+
         Parameters
         ----------
-        x
-            Features of this rank's vertices: queries, keys and values.
-        normalize, softmax
-            Cosines instead of dot products; scores of each row normalised.
-        scale
-            One number, or a tensor of one or of one for each head, which may train.
-
-        Raises
-        ------
-        ConfigError
-            For feature_parallel, which splits the features.
+        x : features of this rank's vertices: queries, keys and values
+        normalize, softmax : cosines instead of dot products; scores of each row normalised
+        scale : one number, or a tensor of one or of one for each head, which may train
         """
         beta = scale if isinstance(scale, Tensor) else x.new_full((1,), scale)
         return self.scheme.dot_attention(

@@ -18,10 +18,8 @@ class Split:
 
     Attributes
     ----------
-    count
-        n.
-    pieces
-        Number of pieces; the first n mod pieces have one number more.
+    count : n
+    pieces : number of pieces; the first n mod pieces have one number more
 
     Examples
     --------

@@ -18,29 +18,24 @@ ATTENDS = {
     "rows": ("gat", "dot", "rows"),
     "one_and_half_d": ("gat", "dot"),
 }
-"""What each scheme computes: GAT's attention, dot products, whole rows with any formula."""
+"""Layers that each scheme supports: GAT's attention, dot products, any formula on whole rows."""
 CHOSEN_FROM = ("two_dimensional", "feature_parallel", "rows")
 """Schemes that ``auto`` considers; the paper's scheme is there for comparison."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a layer does.
+    """Workload of a layer.
 
     Attributes
     ----------
-    vertices, entries
-        Sizes of the graph.
-    heads, channels
-        Sizes of the features.
+    vertices, entries : sizes of the graph
+    heads, channels : sizes of the features
     attention
         gat (scores of a row and of a column), dot (scalar products) or rows (another formula).
-    softmax
-        For dot: whether rows are normalised.
-    layers
-        Whose saved tensors must fit.
-    word_bytes
-        4 for float32.
+    softmax : for dot: whether rows are normalised
+    layers : whose saved tensors must fit
+    word_bytes : 4 for float32
     """
 
     vertices: int
@@ -64,16 +59,11 @@ class Machine:
 
     Attributes
     ----------
-    bandwidth
-        Bytes per second that one rank sends while all do.
-    latency
-        Seconds before a collective moves its first byte.
-    memory
-        Bytes of one device, None if it does not matter.
-    fetching
-        Bytes per second at which kernels gather features by entry, caches included.
-    copying
-        Bytes per second at which features are copied into the order in which they are sent.
+    bandwidth : bytes per second that one rank sends while all do
+    latency : seconds before a collective moves its first byte
+    memory : bytes of one device, None if it does not matter
+    fetching : bytes per second at which kernels gather features by entry, caches included
+    copying : bytes per second at which features are copied into the order in which they are sent
     hiding
         Share of the communication overlapped with kernels that costs no time; the rest slows both
         down.
@@ -121,12 +111,9 @@ class Plan:
 
     Attributes
     ----------
-    chosen
-        What will be used.
-    considered
-        All candidates, cheapest first.
-    workload
-        For which.
+    chosen : what will be used
+    considered : all candidates, cheapest first
+    workload : for which
     """
 
     chosen: Choice
@@ -302,21 +289,14 @@ def plan(
 ) -> Plan:
     """Choose the cheapest scheme and grid that fits the memory.
 
+    Raises ConfigError if no scheme that was asked for can do it.
+
     Parameters
     ----------
-    workload
-        What a layer does.
-    world
-        Ranks.
-    schemes
-        Which to consider; those that suit all graphs by default.
-    machine
-        Rates of the machine; one node of GPUs by default.
-
-    Raises
-    ------
-    ConfigError
-        If no scheme that was asked for can do it.
+    workload : what a layer does
+    world : ranks
+    schemes : which to consider; those that suit all graphs by default
+    machine : rates of the machine; one node of GPUs by default
 
     Examples
     --------

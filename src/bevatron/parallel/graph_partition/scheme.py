@@ -53,10 +53,7 @@ class Scheme(ABC):
     ) -> Float[Tensor, "T H C"]:
         """Attend by dot products or cosines; all ranks must call it.
 
-        Raises
-        ------
-        ConfigError
-            If the scheme cannot.
+        Raises ConfigError if the scheme cannot.
         """
         del x, scale, normalize, softmax
         raise ConfigError(

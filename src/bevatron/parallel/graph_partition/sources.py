@@ -1,4 +1,4 @@
-"""Where the edges of a graph come from, a piece at a time.
+"""Sources of a graph's edges, read a piece at a time.
 
 The random graphs of `bevatron.data.graphs.generators` and files opened by
 `bevatron.data.graphs.read_in_pieces` are sources.
@@ -24,14 +24,10 @@ class EdgeSource(Protocol):
 
     Attributes
     ----------
-    num_vertices
-        Rows and columns of the matrix.
-    name
-        Name of the file or graph, for messages.
-    policy
-        What is done with duplicates, reverse edges and self loops.
-    fill_empty_rows
-        Whether a row without entries gets the one that ``fill_empty_row`` chooses.
+    num_vertices : rows and columns of the matrix
+    name : name of the file or graph, for messages
+    policy : what is done with duplicates, reverse edges and self loops
+    fill_empty_rows : whether a row without entries gets the one that ``fill_empty_row`` chooses
     """
 
     @property
@@ -46,7 +42,7 @@ class EdgeSource(Protocol):
 
     @property
     def policy(self) -> EdgePolicy:
-        """What is done with duplicates, reverse edges and self loops."""
+        """Treatment of duplicates, reverse edges and self loops."""
         ...
 
     @property
@@ -66,25 +62,16 @@ class EdgeSource(Protocol):
 class EdgeList:
     """A source over a whole edge list in memory; each rank may hold it, or a small graph.
 
+    Raises DataError if an index is outside 0 ... num_vertices - 1 or the lengths differ.
+
     Parameters
     ----------
-    row, col
-        [E] row i attends to the columns stored in it.
-    num_vertices
-        Rows and columns of the matrix.
-    values
-        [E] edge weights, or None.
-    policy
-        What is done with duplicates, reverse edges and self loops.
-    name
-        For messages.
-    merge_duplicates
-        Deprecated: ``EdgePolicy(duplicates="sum")``, or ``"merge"`` without values.
-
-    Raises
-    ------
-    DataError
-        If an index is outside 0 ... num_vertices - 1 or the lengths differ.
+    row, col : [E] row i attends to the columns stored in it
+    num_vertices : rows and columns of the matrix
+    values : [E] edge weights, or None
+    policy : what is done with duplicates, reverse edges and self loops
+    name : for messages
+    merge_duplicates : deprecated: ``EdgePolicy(duplicates="sum")``, or ``"merge"`` without values
 
     Examples
     --------

@@ -51,12 +51,9 @@ def evaluate(
 
     Parameters
     ----------
-    files
-        Stores of chains, or structures, alignments and folders of them, as prepare takes them.
-    most
-        Maximum number of chains of each store.
-    pictures
-        Also draw each chain into this folder: lDDT by residue, both structures superposed.
+    files : stores of chains, or structures, alignments and folders of them, as prepare takes them
+    most : maximum number of chains of each store
+    pictures : also draw each chain into this folder: lDDT by residue, both structures superposed
 
     Examples
     --------
@@ -86,8 +83,7 @@ def predict(
     out
         Folder for NAME.cif, with pLDDT as B-factors, and a page for each chain; of a model with a
         head for the aligned error also NAME-pae.npz.
-    seed
-        Random seed of the rows drawn from the alignment.
+    seed : random seed of the rows drawn from the alignment
 
     Examples
     --------
@@ -113,10 +109,8 @@ def convert(file: Source, out: Out, preset: str | None = None) -> None:
     file
         ``params_model_*.npz`` of DeepMind, or a file of torch of OpenFold or MLPerf HPC, with or
         without templates.
-    out
-        The model folder, with which predict and evaluate work.
-    preset
-        Sizes of the model; by default alphafold2 or alphafold2-ptm, whichever fits.
+    out : the model folder, with which predict and evaluate work
+    preset : sizes of the model; by default alphafold2 or alphafold2-ptm, whichever fits
 
     Examples
     --------
@@ -132,8 +126,7 @@ def convert_to_openfold(model: Model, out: Out) -> None:
 
     Parameters
     ----------
-    out
-        The file, ``NAME.pt``.
+    out : the file, ``NAME.pt``
 
     Examples
     --------
@@ -149,8 +142,7 @@ def convert_to_deepmind(model: Model, out: Out) -> None:
 
     Parameters
     ----------
-    out
-        The file, ``NAME.npz``.
+    out : the file, ``NAME.npz``
 
     Examples
     --------

@@ -191,7 +191,7 @@ def templates_of(query: Array, templates: TemplateSource | None, released: int) 
 
 @dataclass(frozen=True)
 class ChainData:
-    """What a run is trained and validated on.
+    """Training and validation data of a run.
 
     Attributes
     ----------

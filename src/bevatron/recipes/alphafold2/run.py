@@ -36,14 +36,10 @@ class ChainStage(StageConfig):
 
     Attributes
     ----------
-    crop
-        Maximum number of residues of a crop.
-    rows
-        Maximum number of MSA cluster centres.
-    extra_rows
-        Maximum number of extra MSA rows.
-    loss
-        Weights of the terms.
+    crop : maximum number of residues of a crop
+    rows : maximum number of MSA cluster centres
+    extra_rows : maximum number of extra MSA rows
+    loss : weights of the terms
     """
 
     crop: int = 256
@@ -53,7 +49,7 @@ class ChainStage(StageConfig):
 
     @property
     def sizes(self) -> ChainSizes:
-        """How much a sample holds at most."""
+        """Maximum sizes of a sample."""
         return ChainSizes(self.crop, self.rows, self.extra_rows)
 
 
@@ -112,7 +108,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
         "schedule": {"warmup_steps": 100},
     },
 }
-"""What the presets of runs change."""
+"""Settings that each preset changes."""
 
 MODELS = {"scalefold": "alphafold2", "mlperf": "alphafold2"}
 """Presets of models of the presets of runs, where the names differ."""
@@ -124,27 +120,22 @@ class AlphaFold2Run(StagedRun):
 
     Attributes
     ----------
-    output
-        The run's folder.
+    output : the run's folder
     preset
         alphafold2 (93 million parameters, initial training and fine-tuning as published),
         alphafold2-ptm (with a head for the aligned error), scalefold (from nothing, 128 samples a
         step, from step 5,000 on 256 if the lDDT has reached 0.8), mlperf (from a checkpoint to an
         lDDT of 0.8) or small (for a CPU). `model` and `stages` change it.
-    data
-        Stores or folders, and which chains are held out.
-    model
-        Sizes of the model.
+    data : stores or folders, and which chains are held out
+    model : sizes of the model
     start_from
         Weights to start from: a run, a model folder, a file of OpenFold, MLPerf HPC (its resumable
         checkpoint with Adam's moments) or DeepMind.
-    stages
-        Stages by name, in their order.
+    stages : stages by name, in their order
     precision
         ``auto``: alignment and pair in bfloat16 on a GPU (weights, structure module, heads and
         losses stay float32), in float32 elsewhere; or ``bfloat16`` or ``float32`` anywhere.
-    parallel
-        ``axial``: how many consecutive processes compute each sample together, or ``auto``.
+    parallel : ``axial``: how many consecutive processes compute each sample together, or ``auto``
     optim, schedule, batch, loader, checkpoint, train, kernels
         See `bevatron.recipes.run_config.RunConfig`. A batch is one sample; ``samples_per_step`` of
         a stage is what others call the batch size.

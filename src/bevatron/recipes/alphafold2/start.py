@@ -1,4 +1,4 @@
-"""Where a run starts: new weights, or those of a run, OpenFold, MLPerf HPC or DeepMind."""
+"""Initial weights of a run: new, or from another run, OpenFold, MLPerf HPC or DeepMind."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -41,7 +41,7 @@ ALIGNED_ERROR = ("aux_heads.tm.", "predicted_aligned_error_head")
 
 
 class Started(NamedTuple):
-    """What a run starts from.
+    """The starting point of a run.
 
     Attributes
     ----------

@@ -45,10 +45,8 @@ def prepare(
 
     Parameters
     ----------
-    assembly
-        Name of the biological assembly that is read where a file has any.
-    max_tokens
-        Leave out complexes of more tokens.
+    assembly : name of the biological assembly that is read where a file has any
+    max_tokens : leave out complexes of more tokens
     keep_all
         Keep what AlphaFold3 is not trained on: structures above 9 Å or of more than 300 polymers,
         crystallization aids, and chains that clash, are broken, unknown or hardly observed.
@@ -81,10 +79,8 @@ def evaluate(
     ----------
     files
         Stores of complexes, or structures, alignments and folders of them, as prepare takes them.
-    samples
-        Structures sampled for each complex; the best ranked counts.
-    most
-        Maximum number of complexes of each store.
+    samples : structures sampled for each complex; the best ranked counts
+    most : maximum number of complexes of each store
 
     Examples
     --------
@@ -114,14 +110,10 @@ def predict(
 
     Parameters
     ----------
-    source
-        FASTA of chains, or the JSON or YAML of AlphaFold3, AlphaFold Server, Protenix or Boltz.
-    out
-        Folder; each complex gets mmCIF files with pLDDT as B-factors, scores.json and a page.
-    samples
-        Structures sampled for each seed.
-    seeds
-        Random seeds; by default those named in the file, else 0.
+    source : FASTA of chains, or the JSON or YAML of AlphaFold3, AlphaFold Server, Protenix or Boltz
+    out : folder; each complex gets mmCIF files with pLDDT as B-factors, scores.json and a page
+    samples : structures sampled for each seed
+    seeds : random seeds; by default those named in the file, else 0
 
     Examples
     --------
@@ -149,12 +141,9 @@ def convert(file: Source, out: Out, preset: str = "alphafold3") -> None:
 
     Parameters
     ----------
-    file
-        A checkpoint of Protenix, or its state dict, ``.pt``.
-    out
-        The model folder, with which predict and evaluate work.
-    preset
-        Sizes of the model.
+    file : a checkpoint of Protenix, or its state dict, ``.pt``
+    out : the model folder, with which predict and evaluate work
+    preset : sizes of the model
 
     Examples
     --------
@@ -170,8 +159,7 @@ def convert_to_protenix(model: Model, out: Out) -> None:
 
     Parameters
     ----------
-    out
-        The file, ``NAME.pt``.
+    out : the file, ``NAME.pt``
 
     Examples
     --------

@@ -102,7 +102,7 @@ class ComplexDataset:
 
 @dataclass(frozen=True)
 class ComplexData:
-    """What a run is trained and validated on.
+    """Training and validation data of a run.
 
     Attributes
     ----------

@@ -41,15 +41,11 @@ STEPS = 50
 def run_demo(out: Path) -> Part:
     """Train on the bundled structure, compare it with predictions, predict from the sequence.
 
+    Raises MissingPackageError without gemmi or RDKit.
+
     Parameters
     ----------
-    out
-        The demo's folder; a run in it is resumed.
-
-    Raises
-    ------
-    MissingPackageError
-        Without gemmi or RDKit.
+    out : the demo's folder; a run in it is resumed
     """
     folder, source = out / "proteins", bundled(DATA, out)
     components, store = str(bundled(COMPONENTS, out)), out / "proteins" / "store"

@@ -39,14 +39,10 @@ class ComplexStage(StageConfig):
 
     Attributes
     ----------
-    crop
-        Maximum number of tokens of a crop.
-    atoms
-        Maximum number of atoms of a crop.
-    rows
-        Maximum number of MSA rows.
-    step
-        Noisy copies, confidences and weights of the loss.
+    crop : maximum number of tokens of a crop
+    atoms : maximum number of atoms of a crop
+    rows : maximum number of MSA rows
+    step : noisy copies, confidences and weights of the loss
     """
 
     crop: int = 384
@@ -56,7 +52,7 @@ class ComplexStage(StageConfig):
 
     @property
     def sizes(self) -> SampleSizes:
-        """How much a sample holds at most."""
+        """Maximum sizes of a sample."""
         return SampleSizes(CropSizes(tokens=self.crop, atoms=self.atoms), self.rows)
 
 
@@ -93,26 +89,19 @@ class AlphaFold3Run(StagedRun):
 
     Attributes
     ----------
-    output
-        The run's folder.
+    output : the run's folder
     preset
         alphafold3 (368 million parameters, the four published stages), megafold (the sizes of the
         model that MegaFold trains) or small (for a CPU). `model` and `stages` change it.
-    data
-        Stores or folders, and which complexes are held out.
-    model
-        Sizes of the model.
-    start_from
-        Weights to start from: a run, a model folder or a checkpoint of Protenix.
-    stages
-        Stages by name, in their order.
+    data : stores or folders, and which complexes are held out
+    model : sizes of the model
+    start_from : weights to start from: a run, a model folder or a checkpoint of Protenix
+    stages : stages by name, in their order
     precision
         ``auto``: activations in bfloat16 on a GPU (weights, coordinates, losses and confidences
         stay float32), in float32 elsewhere; or ``bfloat16`` or ``float32`` anywhere.
-    validation_steps
-        Diffusion steps in validation.
-    parallel
-        ``axial``: how many consecutive processes compute each sample together, or ``auto``.
+    validation_steps : diffusion steps in validation
+    parallel : ``axial``: how many consecutive processes compute each sample together, or ``auto``
     optim, schedule, batch, loader, checkpoint, train, kernels
         See `bevatron.recipes.run_config.RunConfig`. A batch is one sample; ``samples_per_step`` of
         a stage is what others call the batch size.

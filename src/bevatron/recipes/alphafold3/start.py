@@ -1,4 +1,4 @@
-"""Where a run starts: new weights, or those of a run, a model folder or Protenix."""
+"""Initial weights of a run: new, or from another run, a model folder or Protenix."""
 
 from pathlib import Path
 

@@ -49,12 +49,9 @@ def prepare(
 
     Parameters
     ----------
-    files
-        .csv, .tsv, .smi (also .gz), .parquet, .sdf, OGB's PCQM4Mv2 folder.
-    feature_set
-        set1, set2, set3, original, ying21 or ying21_periodic.
-    columns
-        Columns of SMILES and targets, and where 3D structures are.
+    files : .csv, .tsv, .smi (also .gz), .parquet, .sdf, OGB's PCQM4Mv2 folder
+    feature_set : set1, set2, set3, original, ying21 or ying21_periodic
+    columns : columns of SMILES and targets, and where 3D structures are
 
     Examples
     --------
@@ -68,16 +65,13 @@ def prepare(
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How the model is run.
+    """Options of running a model.
 
     Attributes
     ----------
-    mode
-        Inputs of the model: 2d, 3d where there are positions, or both.
-    dtype
-        Precision; bfloat16 is used in matmuls only.
-    workers
-        Processes that compute features; all usable cores by default.
+    mode : inputs of the model: 2d, 3d where there are positions, or both
+    dtype : precision; bfloat16 is used in matmuls only
+    workers : processes that compute features; all usable cores by default
     """
 
     mode: Literal["2d", "3d", "both"] = "2d"
@@ -109,12 +103,9 @@ def evaluate(
 
     Parameters
     ----------
-    files
-        Tables, SDF, OGB's folder or prepared stores.
-    committee
-        More models: the mean of all is compared with the labels.
-    columns
-        Columns of SMILES and labels; targets are the model's unless named, in its order.
+    files : tables, SDF, OGB's folder or prepared stores
+    committee : more models: the mean of all is compared with the labels
+    columns : columns of SMILES and labels; targets are the model's unless named, in its order
 
     Examples
     --------
@@ -144,22 +135,14 @@ def predict(
 
     Parameters
     ----------
-    source
-        Molecules: .csv, .tsv, .smi (also .gz), .parquet, .sdf, OGB's folder, a prepared store.
-    out
-        NAME.csv or NAME.parquet to write; with --format ogb a folder or NAME.npz.
-    more
-        More models: the mean and the standard deviation of all are written.
-    committee
-        More models, as an option.
-    columns
-        Where SMILES and 3D structures are.
-    format
-        table, or ogb: the format of PCQM4Mv2's evaluator.
-    split
-        Part of OGB's data to predict.
-    prefix
-        Prefix of the names of the results.
+    source : molecules: .csv, .tsv, .smi (also .gz), .parquet, .sdf, OGB's folder, a prepared store
+    out : NAME.csv or NAME.parquet to write; with --format ogb a folder or NAME.npz
+    more : more models: the mean and the standard deviation of all are written
+    committee : more models, as an option
+    columns : where SMILES and 3D structures are
+    format : table, or ogb: the format of PCQM4Mv2's evaluator
+    split : part of OGB's data to predict
+    prefix : prefix of the names of the results
 
     Examples
     --------
@@ -200,14 +183,10 @@ def embed(
 
     Parameters
     ----------
-    source
-        Molecules: .csv, .tsv, .smi (also .gz), .parquet, .sdf, OGB's folder, a prepared store.
-    out
-        NAME.npz: graph [n, C], smiles and reason [n].
-    atoms
-        Also nodes [N, C] of the heavy atoms, and their offsets atom_ptr [n + 1].
-    columns
-        Where SMILES and 3D structures are.
+    source : molecules: .csv, .tsv, .smi (also .gz), .parquet, .sdf, OGB's folder, a prepared store
+    out : NAME.npz: graph [n, C], smiles and reason [n]
+    atoms : also nodes [N, C] of the heavy atoms, and their offsets atom_ptr [n + 1]
+    columns : where SMILES and 3D structures are
 
     Examples
     --------

@@ -42,32 +42,21 @@ class MoleculeDataConfig:
 
     Attributes
     ----------
-    train
-        Files of molecules or prepared stores (also ``--data``).
-    valid
-        Files or stores for validation.
-    test
-        Files or stores for the errors in the report.
+    train : files of molecules or prepared stores (also ``--data``)
+    valid : files or stores for validation
+    test : files or stores for the errors in the report
     split
         How ``train`` is split if there are no such files: ``random``; ``scaffold`` (molecules of
         one Bemis-Murcko scaffold stay together, rare scaffolds are held out); ``given`` by the file
         (a column ``split``, OGB's split file); ``auto`` (given if available, else random).
-    valid_size
-        Size of the validation set: a fraction below 1, or a number of molecules.
-    test_size
-        Size of the test set, likewise.
-    train_size
-        Size of the training set, likewise; 0 = all that is left.
-    split_seed
-        Seed of the random split.
-    feature_set
-        ``set1``, ``set2``, ``set3``, ``original``, ``ying21`` or ``ying21_periodic``.
-    columns
-        Which columns hold the SMILES and the targets, and where 3D structures are.
-    prepared
-        Where files are prepared; the run's folder by default.
-    prepare_workers
-        Processes that prepare; all usable cores by default.
+    valid_size : size of the validation set: a fraction below 1, or a number of molecules
+    test_size : size of the test set, likewise
+    train_size : size of the training set, likewise; 0 = all that is left
+    split_seed : seed of the random split
+    feature_set : ``set1``, ``set2``, ``set3``, ``original``, ``ying21`` or ``ying21_periodic``
+    columns : which columns hold the SMILES and the targets, and where 3D structures are
+    prepared : where files are prepared; the run's folder by default
+    prepare_workers : processes that prepare; all usable cores by default
     """
 
     train: tuple[Path, ...] = ()

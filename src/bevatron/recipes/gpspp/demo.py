@@ -40,14 +40,11 @@ UNKNOWN = "smiles\nCCO\nc1ccccc1O\nnot a molecule\nCC(=O)Nc1ccc(O)cc1\nC\n"
 def run_demo(out: Path) -> Part:
     """Train on bundled molecules, compute the errors in 2D and 3D, predict from SMILES.
 
+    Raises MissingPackageError without RDKit.
+
     Parameters
     ----------
     out : the demo's folder; a run in it is resumed
-
-    Raises
-    ------
-    MissingPackageError
-        Without RDKit.
     """
     canonical("C")  # before any work is done: refused without RDKit
     folder = out / "molecules"

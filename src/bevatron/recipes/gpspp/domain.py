@@ -1,4 +1,4 @@
-"""What molecules a model was trained on, and in what others differ from them."""
+"""The domain of a model: the molecules it was trained on, and how others differ from them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

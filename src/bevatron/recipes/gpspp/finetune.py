@@ -27,7 +27,7 @@ FREE = frozenset({"dropout", "noisy_nodes", "noisy_edges", "denoising", "feature
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What a run keeps of the model it starts from.
+    """The parts of the initial model that a run keeps.
 
     Dropouts are the old model's unless the run sets them otherwise than its preset.
 

@@ -1,4 +1,4 @@
-"""What a run leaves next to its model: the split of its molecules, and test predictions."""
+"""Files that a run writes next to its model: the split of its molecules, and test predictions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -107,8 +107,7 @@ class Embeddings:
         One row per heavy atom, molecule after molecule, in the order of the SMILES.
     atom_ptr : [n + 1]
         Offsets of the molecules' atoms; an unusable molecule has none.
-    smiles, reason
-        As in `MoleculePredictions`.
+    smiles, reason : as in `MoleculePredictions`
     """
 
     graph: FloatArray
@@ -121,28 +120,19 @@ class Embeddings:
 class MoleculePredictor:
     """One model or an ensemble, ready for predictions.
 
+    Raises CheckpointError if a folder holds no GPS++; ConfigError if the models have different
+    targets, or the device cannot be used.
+
     Parameters
     ----------
-    models
-        Runs, model folders or models; of several, with the same targets, the mean is predicted.
-    device
-        ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``.
-    precision
-        ``float32``, ``float64``, or ``bfloat16`` (matmuls only).
+    models : runs, model folders or models; of several, with the same targets, the mean is predicted
+    device : ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``
+    precision : ``float32``, ``float64``, or ``bfloat16`` (matmuls only)
     mode
         Inputs: ``2d`` (SMILES are enough), ``3d`` or ``both``; a molecule without positions
         is always treated as 2D.
-    capacity
-        Maximum number of atoms per batch; a larger molecule is a batch of its own.
-    workers
-        Processes that compute features; all usable cores by default.
-
-    Raises
-    ------
-    CheckpointError
-        If a folder holds no GPS++.
-    ConfigError
-        If the models have different targets, or the device cannot be used.
+    capacity : maximum number of atoms per batch; a larger molecule is a batch of its own
+    workers : processes that compute features; all usable cores by default
 
     Examples
     --------
@@ -234,10 +224,8 @@ class MoleculePredictor:
 
         Parameters
         ----------
-        molecules
-            As for `predict`.
-        atoms
-            Also return those of atoms.
+        molecules : as for `predict`
+        atoms : also return those of atoms
         """
         model = self.models[0]
         width = model.config.node_width

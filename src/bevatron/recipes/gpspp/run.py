@@ -65,22 +65,16 @@ class GpsppRun(RunConfig):
 
     Attributes
     ----------
-    output
-        The run's folder.
+    output : the run's folder
     preset
         gpspp-16 (44 million parameters), gpspp-8, gpspp-4, or one of them with -mpnn, without
         attention; gpspp-small (0.36 million), which a CPU trains on thousands of molecules in
         minutes. `model` changes it.
-    data
-        Files of molecules or stores, their columns, the split.
-    targets
-        Kinds and units of the targets.
-    model
-        Hyper-parameters; the targets and the feature set come from the data.
-    loss
-        The loss and its weights.
-    corruption
-        Noise and masking of the inputs in training.
+    data : files of molecules or stores, their columns, the split
+    targets : kinds and units of the targets
+    model : hyper-parameters; the targets and the feature set come from the data
+    loss : the loss and its weights
+    corruption : noise and masking of the inputs in training
     mode
         Inputs in validation: ``2d``, ``3d`` or ``both``, by which the best
         epoch is chosen. With 3D structures, the other of 2d and 3d is reported too.
@@ -95,12 +89,9 @@ class GpsppRun(RunConfig):
     optim, schedule, batch, loader, checkpoint, train, kernels
         See `bevatron.recipes.run_config.RunConfig`. A warm-up takes at most a tenth of a run's
         epochs.
-    start_from
-        A run or a model folder whose weights this run starts from; see `finetune`.
-    finetune
-        What is kept of `start_from`.
-    report
-        Write report.html and the figures at the end.
+    start_from : a run or a model folder whose weights this run starts from; see `finetune`
+    finetune : what is kept of `start_from`
+    report : write report.html and the figures at the end
     """
 
     recipe: ClassVar[str] = SYSTEM.name

@@ -1,4 +1,4 @@
-"""How molecules are split into training, validation and test sets."""
+"""Splits of molecules into training, validation and test sets."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal

@@ -17,12 +17,9 @@ class TargetConfig:
 
     Attributes
     ----------
-    binary
-        Targets with labels 0 or 1: the model learns a probability.
-    multiclass
-        Targets whose labels are class indices, from 0.
-    units
-        By target, for tables: ``{gap: eV}``.
+    binary : targets with labels 0 or 1: the model learns a probability
+    multiclass : targets whose labels are class indices, from 0
+    units : by target, for tables: ``{gap: eV}``
     normalise
         Learn (label - mean) / std, mean and std being those of the training labels; they are kept
         with the model. False learns the labels as they are.

@@ -41,12 +41,9 @@ def evaluate(
 
     Parameters
     ----------
-    files
-        Graphs: npz, edge lists, .pt of PyTorch Geometric, folders of OGB.
-    labels
-        .npy file of labels, likewise.
-    splits
-        .npz file with train, valid, test as masks or indices of vertices.
+    files : npz, edge lists, .pt of PyTorch Geometric, or folders of OGB
+    labels : .npy file of labels, likewise
+    splits : .npz file with train, valid, test as masks or indices of vertices
 
     Examples
     --------
@@ -75,10 +72,8 @@ def predict(
 
     Parameters
     ----------
-    source
-        A graph; read with the options of the model's training data.
-    out
-        NAME.csv (vertex, class, p0, p1, ...) or NAME.npz.
+    source : a graph; read with the options of the model's training data
+    out : NAME.csv (vertex, class, p0, p1, ...) or NAME.npz
 
     Examples
     --------

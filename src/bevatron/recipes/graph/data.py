@@ -29,21 +29,15 @@ class GraphDataConfig:
     train
         One file: a graph whose splits assign vertices to training, validation and test. Several
         files, or one together with ``valid``: graphs of which all labelled vertices are trained on.
-    valid
-        More graphs, for validation.
-    test
-        More graphs, for tests.
-    features
-        .npy file of features for an edge list, one row per vertex.
-    labels
-        .npy file of labels, likewise.
-    splits
-        .npz file with train, valid, test as masks or indices of vertices.
+    valid : more graphs, for validation
+    test : more graphs, for tests
+    features : .npy file of features for an edge list, one row per vertex
+    labels : .npy file of labels, likewise
+    splits : .npz file with train, valid, test as masks or indices of vertices
     questions
         ``classes``: each vertex has one of several; ``yes_no``: one or several answers of 0 or 1,
         measured by ROC-AUC; ``auto``: yes_no if labels have several columns.
-    read
-        Self loops, reverse edges, duplicates, features, splits.
+    read : self loops, reverse edges, duplicates, features, splits
     """
 
     train: tuple[Path, ...] = ()
@@ -62,7 +56,7 @@ class GraphDataConfig:
 
     @property
     def split_origin(self) -> str:
-        """Where the split comes from, for messages."""
+        """Origin of the split, for messages."""
         if self.inductive:
             return "by whole graphs"
         if self.read.random_split is not None:

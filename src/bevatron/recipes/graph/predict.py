@@ -58,12 +58,7 @@ class Predictions:
 def load_model(path: Path | str, dtype: str = "float32") -> NodeClassifier:
     """Read the node classifier of a run or a model folder; of an unfinished run, the best so far.
 
-    Raises
-    ------
-    CheckpointError
-        If there is none.
-    ConfigError
-        For another type than float32 and float64.
+    Raises CheckpointError if there is none; ConfigError for another type than float32 and float64.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype: expected 'float32' or 'float64', got '{dtype}'")
@@ -219,7 +214,7 @@ def open_for(
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """What a model gives for a graph, or for this process's vertices of one that is cut.
+    """Predictions for a graph, or for this process's vertices of a partitioned one.
 
     Attributes
     ----------

@@ -89,16 +89,13 @@ class GraphRun(RunConfig):
 
     Attributes
     ----------
-    output
-        The run's folder.
+    output : the run's folder
     preset
         Published hyper-parameters by name: gat-cora, gat-citeseer, gat-pubmed, agnn-cora,
         agnn-citeseer, agnn-pubmed, gat-heterophilous, gcn-heterophilous. Other keys override it;
         None = GAT with Cora's sizes, features and projections as they are.
-    data
-        Files, labels, splits.
-    model
-        Hyper-parameters.
+    data : files, labels, splits
+    model : hyper-parameters
     optim, schedule, batch, loader, checkpoint, train, kernels
         See `bevatron.recipes.run_config.RunConfig`. One graph is one batch; for several graphs,
         ``batch.capacity`` counts nodes.
@@ -106,8 +103,7 @@ class GraphRun(RunConfig):
         How one graph is partitioned over the processes of torchrun: ``2d`` blocks of the matrix
         (GAT, AGNN and VA), ``feature`` (each has all edges and a part of the heads' features; GAT),
         ``rows`` (all layers), or the one that communicates least (``auto``).
-    report
-        Write report.html and the figures at the end.
+    report : write report.html and the figures at the end
     """
 
     recipe: ClassVar[str] = SYSTEM.name

@@ -36,7 +36,7 @@ class KnownGraph:
 
 @dataclass(frozen=True, eq=False)
 class TrainedSplit:
-    """Which vertices a model was trained, validated and tested on.
+    """The vertices that a model was trained, validated and tested on.
 
     Attributes
     ----------
@@ -74,10 +74,7 @@ class TrainedSplit:
     def save(self, folder: Path) -> None:
         """Write the split into a model folder.
 
-        Raises
-        ------
-        CheckpointError
-            If it cannot be written.
+        Raises CheckpointError if it cannot be written.
         """
         arrays: dict[str, Any] = {"origin": np.array(self.origin)}
         for number, known in enumerate(self.graphs):
@@ -91,10 +88,7 @@ class TrainedSplit:
     def load(cls, folder: Path) -> "TrainedSplit | None":
         """Read the split of a model folder; None if an earlier version wrote it without one.
 
-        Raises
-        ------
-        CheckpointError
-            If the file is damaged.
+        Raises CheckpointError if the file is damaged.
         """
         path = folder / SPLIT_FILE
         if not path.is_file():

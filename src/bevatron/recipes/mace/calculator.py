@@ -44,11 +44,12 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     Several models are a committee: every property is the mean of theirs, and ``results`` also holds
     their standard deviation (``energy_std``, ``forces_std`` [N, 3], ``stress_std`` [6],
     ``energies_std`` [N]), a measure of how far the structure is from what they were trained on.
+    Raises BevatronError if there is no such model, dtype, head or device; on evaluation, if the
+    model does not know an element or its prediction is not finite.
 
     Parameters
     ----------
-    model
-        A run folder, a model folder or a model object; or several of them.
+    model : a run folder, a model folder or a model object; or several of them
     device
         Where torch computes: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``,
         ``"cuda:1"``.
@@ -64,12 +65,6 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     capture
         Whether evaluations are captured as CUDA graphs and replayed, see
         `bevatron.recipes.mace.potential.Potential`; None = on a GPU, where it is possible.
-
-    Raises
-    ------
-    BevatronError
-        If there is no such model, dtype, head or device; on evaluation, if the model does not know
-        an element or its prediction is not finite.
 
     Notes
     -----
@@ -133,26 +128,22 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     ) -> npt.NDArray[np.float64] | list[npt.NDArray[np.float64]]:
         """Return what the model's layers know of the surroundings of every atom.
 
+        Raises BevatronError for a number of layers that the model does not have, and as on
+        evaluation.
+
         Parameters
         ----------
-        atoms
-            The structure; by default that of the last evaluation.
+        atoms : the structure; by default that of the last evaluation
         invariants_only
             Only the scalars of each layer, which no rotation changes; otherwise also its vectors
             and tensors, in e3nn's order (``128x0e+128x1o``: the scalars, then x, y, z of the first
             channel, ...). The last layer has only scalars.
-        num_layers
-            How many layers, from the first on; -1 = all.
+        num_layers : how many layers, from the first on; -1 = all
 
         Returns
         -------
         [N, features], layer after layer; invariants have ``num_layers * num_channels`` columns.
         A committee returns a list, because features of different models are not comparable.
-
-        Raises
-        ------
-        BevatronError
-            For a number of layers that the model does not have, and as on evaluation.
         """
         atoms = self._structure(atoms)
         name = "descriptors" if invariants_only else "features"
@@ -176,22 +167,16 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
 
         They are exact: computed by automatic differentiation, not by displacements.
         ``VibrationsData.from_2d(atoms, calculator.get_hessian(atoms))`` of ASE turns them into
-        frequencies.
+        frequencies. Raises BevatronError as on evaluation.
 
         Parameters
         ----------
-        atoms
-            The structure; by default that of the last evaluation.
+        atoms : the structure; by default that of the last evaluation
 
         Returns
         -------
         [3N, 3N] eV/Å^2, symmetric; row 3 i + a is of atom i along axis a. For a periodic structure
         it is that of the phonons at the centre of the Brillouin zone.
-
-        Raises
-        ------
-        BevatronError
-            As on evaluation.
         """
         atoms = self._structure(atoms)
         several = [each.hessian(self._sample(each, atoms)) for each in self.potentials]

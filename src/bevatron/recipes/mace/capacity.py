@@ -1,4 +1,4 @@
-"""How many atoms a batch holds where a run chooses that itself: ``batch.capacity: auto``.
+"""``batch.capacity: auto``: the run chooses the number of atoms of a batch.
 
 A GPU needs large batches to be busy, a model needs many steps to learn. So ``auto`` is the smallest
 batch within 5 % of the highest rate of training, but leaves at least 100 steps an epoch and fits

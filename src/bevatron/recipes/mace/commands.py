@@ -27,7 +27,7 @@ from bevatron.recipes.arguments import (
 
 @dataclass(frozen=True)
 class PotentialOptions:
-    """How the potential is run.
+    """Options of running a potential.
 
     Attributes
     ----------
@@ -57,12 +57,9 @@ def prepare(
 
     Parameters
     ----------
-    files
-        Extended XYZ (also .gz), anything that ASE reads, ASE databases, .aselmdb.
-    cutoff
-        Neighbour cutoff in Å, that of the model to be trained.
-    labels
-        Names of the labels in the files.
+    files : extended XYZ (also .gz), anything that ASE reads, ASE databases, .aselmdb
+    cutoff : neighbour cutoff in Å, that of the model to be trained
+    labels : names of the labels in the files
 
     Examples
     --------
@@ -86,10 +83,8 @@ def evaluate(
 
     Parameters
     ----------
-    files
-        Files of structures or prepared stores.
-    labels
-        Names of the labels in the files.
+    files : files of structures or prepared stores
+    labels : names of the labels in the files
 
     Examples
     --------
@@ -117,14 +112,10 @@ def predict(
 
     Parameters
     ----------
-    source
-        Structures in any format that ASE reads.
-    out
-        Extended XYZ to write.
-    committee
-        More models: the mean and the standard deviation of all are written.
-    prefix
-        Prefix of the names of the results.
+    source : structures in any format that ASE reads
+    out : extended XYZ to write
+    committee : more models: the mean and the standard deviation of all are written
+    prefix : prefix of the names of the results
 
     Examples
     --------
@@ -152,16 +143,11 @@ def relax(
 
     Parameters
     ----------
-    source
-        Structures in any format that ASE reads.
-    out
-        Extended XYZ to write.
-    fmax
-        Largest force at convergence, eV/Å.
-    steps
-        Maximum number of steps.
-    cell
-        Relax the cells too.
+    source : structures in any format that ASE reads
+    out : extended XYZ to write
+    fmax : largest force at convergence, eV/Å
+    steps : maximum number of steps
+    cell : relax the cells too
 
     Examples
     --------
@@ -198,8 +184,7 @@ def convert_from_mace_torch(
         name.
     trust
         Unpickle the file. A pickle can run arbitrary code.
-    config
-        JSON file of mace-torch's configuration, for a state dict.
+    config : JSON file of mace-torch's configuration, for a state dict
 
     Examples
     --------

@@ -45,18 +45,12 @@ class SourceConfig:
 
     Attributes
     ----------
-    train
-        Files of structures or prepared stores (also ``--data``).
-    valid
-        Files or stores for validation.
-    test
-        Files or stores for the errors in the report.
-    valid_fraction
-        Fraction of ``train`` held out for validation if there are no such files.
-    test_fraction
-        Fraction of ``train`` held out for tests, likewise.
-    labels
-        Names of the labels in the files.
+    train : files of structures or prepared stores (also ``--data``)
+    valid : files or stores for validation
+    test : files or stores for the errors in the report
+    valid_fraction : fraction of ``train`` held out for validation if there are no such files
+    test_fraction : fraction of ``train`` held out for tests, likewise
+    labels : names of the labels in the files
     e0
         Energies of isolated atoms, eV: ``auto`` (isolated atoms in the data if every element has
         one, else least squares), one of both, or one value for each element.
@@ -93,12 +87,9 @@ class DataConfig(SourceConfig):
     ----------
     heads
         Files by the name of their head. Without it there is one head, named ``default``.
-    split_seed
-        Seed of the random split.
-    prepared
-        Where files are prepared; the run's folder by default.
-    prepare_workers
-        Processes that prepare; all usable cores by default.
+    split_seed : seed of the random split
+    prepared : where files are prepared; the run's folder by default
+    prepare_workers : processes that prepare; all usable cores by default
     """
 
     heads: Annotated[dict[str, SourceConfig], tyro.conf.Suppress] = field(default_factory=dict)

@@ -28,7 +28,7 @@ REFIT_PER_ELEMENT = 50
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What a run keeps of the model it starts from.
+    """The parts of the initial model that a run keeps.
 
     Attributes
     ----------
@@ -47,8 +47,7 @@ class FinetuneConfig:
         Keep the old heads, with their E0, in addition to those of the data. Data without heads
         train a new head, ``default`` or, if that exists, ``finetuned``; data for an old head, given
         under its name in data.heads, continue to train it.
-    new_heads
-        Initial weights of a new head: a ``copy`` of `head`, or ``random``.
+    new_heads : initial weights of a new head: a ``copy`` of `head`, or ``random``
     frozen
         Names of parameters that are not trained, with wildcards: ``embedding.*``,
         ``interactions.0.*``.

@@ -156,10 +156,8 @@ class Potential:
         ----------
         samples
             With `bevatron.data.samples.STRUCTURE_FIELDS`, edges of this model's cutoff included.
-        compute
-            Any of `bevatron.models.mace.model.OUTPUTS`.
-        max_atoms
-            Maximum number of atoms per batch; a larger structure is a batch of its own.
+        compute : any of `bevatron.models.mace.model.OUTPUTS`
+        max_atoms : maximum number of atoms per batch; a larger structure is a batch of its own
 
         Yields
         ------
@@ -295,8 +293,7 @@ def head_of_unnamed(config: MaceConfig, choose: str) -> str:
 
     Parameters
     ----------
-    config
-        The model's configuration; folders of bevatron 0.1 with several heads have no default.
+    config : the model's configuration; folders of bevatron 0.1 with several heads have no default
     choose : the option that chooses another
     """
     names = ", ".join(config.heads)

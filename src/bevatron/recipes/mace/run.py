@@ -70,28 +70,23 @@ class MaceRun(RunConfig):
 
     Attributes
     ----------
-    output
-        The run's folder.
+    output : the run's folder
     preset
         Hyper-parameters by name, which `model` changes: default (those of mace-torch's command
         line), small, paper, mp-0-small, mp-0-medium, mp-0-large, mp-0b2-*.
-    data
-        Files, labels, E0.
-    model
-        Hyper-parameters.
+    data : files, labels, E0
+    model : hyper-parameters
     optim, schedule, batch, loader, checkpoint, train, kernels, report
         See `bevatron.recipes.run_config.RunConfig`.
     scaling
         Scale and shift of the interaction energy: ``rms_forces`` (scale = RMS of the forces, shift
         = mean energy per atom without E0), ``rms_forces_only`` (shift 0: an atom alone has E0) or
         ``none`` (1 and 0).
-    loss
-        The loss and its weights.
+    loss : the loss and its weights
     start_from
         A run or a model folder whose weights this run starts from, or the name of one in
         $BEVATRON_MODELS (~/.cache/bevatron without it), such as mace-mp-0-small; see `finetune`.
-    finetune
-        What is kept of `start_from`.
+    finetune : what is kept of `start_from`
     """
 
     recipe: ClassVar[str] = SYSTEM.name

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 MAX_GRAPHS = 8
 """Graphs that are kept at a time; they share one memory pool."""
 PATIENCE = 2
-"""How often a shape is launched kernel by kernel before it is captured, which takes as long as
-some four such launches: a shape that never comes again is not worth it."""
+"""Times that a shape is launched kernel by kernel before it is captured: capturing takes as long as
+four such launches, which a shape that never comes again is not worth."""
 
 Outputs = dict[str, Tensor]
 

@@ -187,10 +187,8 @@ class CapturedStep:
 
         Parameters
         ----------
-        batches
-            Those of all ranks.
-        accumulate
-            Batches of each rank in a step; None = as the optimiser's settings say.
+        batches : those of all ranks
+        accumulate : batches of each rank in a step; None = as the optimiser's settings say
 
         Returns
         -------

@@ -32,10 +32,10 @@ Figures = tuple[list[float], float, dict[str, float], float, bool]
 and whether the weights were changed."""
 
 Key = BatchShape | tuple[int, ...]
-"""What a graph is for: batches padded to a shape, or the unchanging batch of just these samples."""
+"""Key of a graph: a padded shape, or the samples of a batch that never changes."""
 
 Choice = Hashable
-"""What else it is for: a task's choice for the step (`bevatron.task.Numbered`)."""
+"""Second part of the key: a task's choice for the step (`bevatron.task.Numbered`)."""
 
 
 MEMORY_SHARE = 0.5
@@ -55,7 +55,7 @@ def memory_limit(device: torch.device) -> int:
 
 @dataclass
 class _Graph:
-    """What adds the gradients of a batch, launched until it is captured.
+    """Adds the gradients of a batch, kernel by kernel until it is captured.
 
     Attributes
     ----------

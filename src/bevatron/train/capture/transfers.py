@@ -101,7 +101,7 @@ class NumberFeed:
 
 
 class Feed(Protocol):
-    """What a captured graph reads, at a fixed address, and how it is replaced."""
+    """Input of a captured graph, at a fixed address, and its replacement."""
 
     batch: Any
 

@@ -1,1 +1,1 @@
-"""Where the time and the memory of a run's steps go."""
+"""Profiles of the time and memory of training steps."""

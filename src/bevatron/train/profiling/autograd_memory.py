@@ -14,7 +14,7 @@ OUTSIDE = "(outside of modules)"
 
 @dataclass
 class SavedBytes:
-    """What a module keeps for the backward pass.
+    """Tensors that a module saves for the backward pass.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ def _watched(count: Callable[[int], None], excluded: Iterable[Tensor]) -> Iterat
 
 
 class _Places:
-    """Which module is at work, also while a gradient goes back through it.
+    """The running module, in the forward and the backward pass.
 
     Autograd numbers its nodes in the order of their making; the numbers at which a module began
     and ended show which nodes are its own.

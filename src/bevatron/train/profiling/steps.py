@@ -46,12 +46,9 @@ class Memory:
     ----------
     weights, gradients, optimizer, averages
         Those of the model (buffers included), its gradients, Adam's moments, averaged weights.
-    activations
-        Kept by autograd between forward and backward pass of the largest batch, by module.
-    temporary
-        What the step needs beyond all that at its peak, on a GPU.
-    batch
-        The largest batch itself.
+    activations : kept by autograd between forward and backward pass of the largest batch, by module
+    temporary : what the step needs beyond all that at its peak, on a GPU
+    batch : the largest batch itself
     peak, reserved
         Most that torch's allocator held in the run, on a GPU: in tensors, and in all from CUDA.
     """
@@ -69,7 +66,7 @@ class Memory:
 
 @dataclass
 class Profile:
-    """What one rank measured.
+    """Measurements of one rank.
 
     Attributes
     ----------

@@ -190,7 +190,7 @@ def innermost(spans: Iterable[Span]) -> list[Span]:
 
 @dataclass(frozen=True)
 class Occupation:
-    """How a device spent a window; the four add up to it.
+    """Use of a device in a time window; the four parts add up to the window.
 
     Attributes
     ----------
@@ -236,7 +236,7 @@ def occupation(spans: Sequence[Span], window: tuple[int, int]) -> Occupation:
 
 @dataclass(frozen=True)
 class Total:
-    """What spans of one kind add up to.
+    """Totals of spans of one kind.
 
     Attributes
     ----------

@@ -50,11 +50,11 @@ class History:
 
     @property
     def unit(self) -> str:
-        """What the horizontal axes count: a run of stages goes by steps."""
+        """Unit of the horizontal axes: steps for a run in stages."""
         return "step" if any("stage" in record for record in self.epochs) else "epoch"
 
     def place(self, record: Record) -> int:
-        """Return where a line of metrics.jsonl stands on the horizontal axes."""
+        """Return the position of a line of metrics.jsonl on the horizontal axes."""
         return int(record.get("step", 0) if self.unit == "step" else record["epoch"] + 1)
 
     @property

@@ -28,15 +28,11 @@ _SDF = (".sdf", ".sd")
 class MoleculeReader:
     """Raw molecules of several files, one after another.
 
+    Raises DataError if there are none or their targets differ.
+
     Parameters
     ----------
-    files
-        Files with the same targets.
-
-    Raises
-    ------
-    DataError
-        If there are none or their targets differ.
+    files : files with the same targets
     """
 
     def __init__(self, files: Sequence[MoleculeFile]) -> None:
@@ -110,18 +106,15 @@ def open_molecules(
 ) -> MoleculeReader:
     r"""Open files of molecules as one reader.
 
+    Raises DataError if a file is missing, of an unknown kind, empty, or a column is missing or
+    unclear.
+
     Parameters
     ----------
     paths
         Tables (.csv, .tsv, .smi, .parquet; the text ones also .gz), structures (.sdf), OGB's
         PCQM4Mv2 folder, and patterns such as ``data/*.csv``.
-    options
-        Which columns; detected by default.
-
-    Raises
-    ------
-    DataError
-        If a file is missing, of an unknown kind, empty, or a column is missing or unclear.
+    options : which columns; detected by default
 
     Examples
     --------

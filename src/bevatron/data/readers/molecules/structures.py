@@ -65,7 +65,7 @@ class SdfEntries:
 
     @cached_property
     def _ends(self) -> IntArray:
-        """Where each entry ends and the next begins, [n, 2]."""
+        """End of each entry and beginning of the next, [n, 2]."""
         data, found, place = self._data, [], 0
         begin = 0
         while (at := data.find(_END, place)) >= 0:

@@ -55,19 +55,15 @@ class Alignment:
 def read_alignment(path: str | Path, kind: Polymer = "protein") -> Alignment:
     r"""Read an alignment, also compressed (gzip, bzip2, xz, Zstandard).
 
+    Raises DataError naming file, line and record of a letter or row that does not fit.
+
     Parameters
     ----------
     path
         .a3m (HH-suite, ColabFold: lower case is an insertion), .sto, .stk, .stockholm (jackhmmer,
         Pfam) or .fasta, .fa, .fas, .afa with rows of equal length. Columns in which the first row
         has a gap are insertions in Stockholm and FASTA.
-    kind
-        What the letters mean.
-
-    Raises
-    ------
-    DataError
-        Naming file, line and record of a letter or row that does not fit.
+    kind : what the letters mean
 
     Examples
     --------
@@ -95,14 +91,10 @@ def parse_alignment(
 
     Parameters
     ----------
-    data
-        Content of the file, not compressed.
-    name
-        What messages call it.
-    format_
-        ``a3m``, ``stockholm`` or ``fasta``.
-    kind
-        What the letters mean.
+    data : content of the file, not compressed
+    name : what messages call it
+    format_ : ``a3m``, ``stockholm`` or ``fasta``
+    kind : what the letters mean
     """
     if format_ == "a3m":
         return _parse_a3m(split_records(data, name), kind)

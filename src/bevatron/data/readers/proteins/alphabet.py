@@ -8,7 +8,7 @@ These are AlphaFold3's classes. AlphaFold2 knows the first 21 and calls the gap 
 from typing import Literal, get_args
 
 Polymer = Literal["protein", "rna", "dna"]
-"""What a chain of residues is made of."""
+"""Kinds of polymers."""
 
 POLYMERS: tuple[Polymer, ...] = get_args(Polymer)
 

@@ -241,7 +241,7 @@ def _unique(*columns: npt.NDArray[Any]) -> tuple[IntArray, IntArray]:
 
 
 def _changes(*columns: npt.NDArray[Any]) -> BoolArray:
-    """Where a row differs from the one before; the first row does."""
+    """Mark the rows that differ from the one before, and the first."""
     new = np.zeros(len(columns[0]), dtype=np.bool_)
     new[:1] = True
     for column in columns:

@@ -40,17 +40,13 @@ class Component:
 
     Attributes
     ----------
-    code, name, type
-        ``MSE``, ``SELENOMETHIONINE``, ``L-PEPTIDE LINKING`` (upper case).
+    code, name, type : ``MSE``, ``SELENOMETHIONINE``, ``L-PEPTIDE LINKING`` (upper case)
     parent
         Standard residue that it derives from (``MET``); empty if there is none, or several
         (chromophores).
-    letter
-        One letter; empty if it has none.
-    status
-        ``REL`` (released), ``OBS`` (obsolete) and so on.
-    replaced_by
-        Code of what is to be used instead, empty if there is none.
+    letter : one letter; empty if it has none
+    status : ``REL`` (released), ``OBS`` (obsolete) and so on
+    replaced_by : code of what is to be used instead, empty if there is none
     atoms : str [n]
         Names of the atoms, hydrogens included.
     other_names : str [n]
@@ -104,17 +100,11 @@ class Dictionary(Protocol):
 class Components:
     """A dictionary of components in an index file, by code.
 
-    Pickles as the path of its index.
+    Pickles as the path of its index. Raises DataError if the file is no such index, or is damaged.
 
     Parameters
     ----------
-    index
-        What `open_components` made.
-
-    Raises
-    ------
-    DataError
-        If the file is no such index, or is damaged.
+    index : what `open_components` made
     """
 
     def __init__(self, index: str | Path) -> None:
@@ -155,10 +145,7 @@ class Components:
     def __getitem__(self, code: str) -> Component:
         """Look a component up.
 
-        Raises
-        ------
-        DataError
-            If there is none of that code, or it is damaged.
+        Raises DataError if there is none of that code, or it is damaged.
         """
         if code not in self._rows:
             raise DataError(
@@ -199,20 +186,15 @@ class Components:
 def open_components(source: str | Path = INSTALLED, index: str | Path | None = None) -> Components:
     """Open a dictionary of components; the first time, or if it has changed, it is indexed.
 
+    Raises DataError if the source is damaged, holds no components, or the index cannot be written;
+    MissingPackageError if gemmi, or biotite where it is asked for, is not installed.
+
     Parameters
     ----------
     source
         ``components.cif`` of https://www.wwpdb.org/data/ccd or any file of components, also
         compressed; or ``biotite``: the dictionary that this package brings.
-    index
-        Where the index is kept; None for beside the source, with ``.components.arrow`` appended.
-
-    Raises
-    ------
-    DataError
-        If the source is damaged, holds no components, or the index cannot be written.
-    MissingPackageError
-        If gemmi, or biotite where it is asked for, is not installed.
+    index : where the index is kept; None for beside the source, with ``.components.arrow`` appended
     """
     installed = str(source) == INSTALLED
     path = _installed_file() if installed else Path(source)

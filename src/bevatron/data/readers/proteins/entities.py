@@ -28,7 +28,7 @@ _RESIDUE_KINDS = {"AA": "protein", "PAA": "protein", "MAA": "protein", "DNA": "d
 
 
 class Entities:
-    """What a block tells of its entities and components.
+    """Entities and components of a block.
 
     Parameters
     ----------

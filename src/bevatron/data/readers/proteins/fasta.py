@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bevatron.errors import DataError
 
 BLANKS = b" \t\r\n\v\f"
-"""What a sequence may hold without meaning anything."""
+"""Characters ignored in sequences."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ _KINDS = "structures", "alignments", "hits", "duplicates", "obsolete"
 
 @dataclass(frozen=True)
 class ProteinFiles:
-    """What was found, each list sorted by path.
+    """Files found, each list sorted by path.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Where the rows of an alignment come from: accession and species, by which chains are paired."""
+"""Names of alignment rows: accession and species, by which chains are paired."""
 
 import re
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _REPRESENTATIVE = re.compile(rf"\bRepID=[A-Z0-9]{{1,10}}_{_SPECIES}")
 
 @dataclass(frozen=True)
 class Origins:
-    """What the names of rows say about their sequences.
+    """Origins of sequences, parsed from the names of rows.
 
     Attributes
     ----------

@@ -19,12 +19,8 @@ from bevatron.errors import DataError
 def read_duplicate_chains(path: str | Path) -> tuple[tuple[str, ...], ...]:
     """Read groups of chains with the same sequence, one group per line, blanks between names.
 
-    OpenProteinSet keeps alignments of one chain of each group.
-
-    Raises
-    ------
-    DataError
-        If a chain is in two groups or twice in one.
+    OpenProteinSet keeps alignments of one chain of each group. Raises DataError if a chain is in
+    two groups or twice in one.
     """
     name = str(path)
     groups = []
@@ -46,15 +42,11 @@ def read_duplicate_chains(path: str | Path) -> tuple[tuple[str, ...], ...]:
 def read_release_dates(path: str | Path) -> dict[str, dt.date]:
     """Read when entries were released, by PDB code in lower case.
 
+    Raises DataError naming the entry that has no date or another than one of its chains.
+
     Parameters
     ----------
-    path
-        OpenFold's ``mmcif_cache.json`` or ``chain_data_cache.json``, or JSON of codes and dates.
-
-    Raises
-    ------
-    DataError
-        Naming the entry that has no date or another than one of its chains.
+    path : OpenFold's ``mmcif_cache.json`` or ``chain_data_cache.json``, or JSON of codes and dates
     """
     name = str(path)
     dates: dict[str, dt.date] = {}
@@ -117,17 +109,12 @@ def _json(data: bytes, name: str) -> dict[str, Any]:
 class AlignmentDatabase:
     """OpenFold's alignment database: files of many chains joined in a few, and their index.
 
-    Only the index is in memory, as arrays; any number of processes can read.
+    Only the index is in memory, as arrays; any number of processes can read. Raises DataError if
+    the index is damaged or names a database outside its folder or one that is missing.
 
     Parameters
     ----------
-    index
-        ``alignment_db.index`` (JSON); the databases that it names lie in its folder.
-
-    Raises
-    ------
-    DataError
-        If the index is damaged or names a database outside its folder or one that is missing.
+    index : ``alignment_db.index`` (JSON); the databases that it names lie in its folder
     """
 
     def __init__(self, index: str | Path) -> None:
@@ -161,10 +148,7 @@ class AlignmentDatabase:
     def files(self, chain: str) -> tuple[str, ...]:
         """Return the files of a chain: ``uniref90_hits.a3m``, ``pdb70_hits.hhr``.
 
-        Raises
-        ------
-        DataError
-            If there is no such chain.
+        Raises DataError if there is no such chain.
         """
         if chain not in self._rows:
             raise DataError(f"{self.path}: holds no chain '{chain}'")
@@ -173,10 +157,8 @@ class AlignmentDatabase:
     def read(self, chain: str, file: str) -> bytes:
         """Read a file of a chain, for `parse_alignment` and `parse_hits`.
 
-        Raises
-        ------
-        DataError
-            If there is no such file, or the database does not reach as far as the index says.
+        Raises DataError if there is no such file, or the database does not reach as far as the
+        index says.
         """
         files = self.files(chain)
         if file not in files:

@@ -1,4 +1,4 @@
-"""What a structure file holds, as flat arrays: atoms, residues, chains, links, assemblies."""
+"""A structure file as flat arrays: atoms, residues, chains, links, assemblies."""
 
 import datetime as dt
 from collections.abc import Sequence
@@ -156,8 +156,7 @@ class Assembly:
 
     Attributes
     ----------
-    name
-        ``1``, ``2``, ``PAU``.
+    name : ``1``, ``2``, ``PAU``
     parts
         Labels of chains, rotations R float64 [O, 3, 3] and translations t float64 [O, 3] in Å; each
         of the O motions makes a copy of each of the chains.
@@ -173,16 +172,11 @@ class Structure:
 
     Attributes
     ----------
-    name
-        ``1ABC``, or what the file calls itself.
-    methods
-        ``X-RAY DIFFRACTION``, ``SOLUTION NMR``; empty if unknown.
-    resolution
-        Å; None if the file gives none.
-    released, deposited
-        Dates; None if the file gives none.
-    model, models
-        Number of the model that was read, and of all models in the file.
+    name : ``1ABC``, or what the file calls itself
+    methods : ``X-RAY DIFFRACTION``, ``SOLUTION NMR``; empty if unknown
+    resolution : Å; None if the file gives none
+    released, deposited : dates; None if the file gives none
+    model, models : number of the model that was read, and of all models in the file
     """
 
     name: str
@@ -206,10 +200,7 @@ class Structure:
     def take_chains(self, chains: Sequence[int] | IntArray) -> "Structure":
         """Return the structure of some of the chains, in the order given; links among them stay.
 
-        Raises
-        ------
-        ValueError
-            If a chain is named twice.
+        Raises ValueError if a chain is named twice.
         """
         wanted = np.asarray(chains, dtype=np.int64)
         if len(np.unique(wanted)) != len(wanted):
@@ -222,8 +213,7 @@ class Structure:
 
         Parameters
         ----------
-        keep
-            One truth value per atom: ``structure.atoms.element != 1`` drops the hydrogens.
+        keep : one truth value per atom: ``structure.atoms.element != 1`` drops the hydrogens
         """
         kept = np.flatnonzero(keep)
         counts = np.bincount(self.atoms.residue[kept], minlength=len(self.residues.number))
@@ -234,17 +224,12 @@ class Structure:
     def assembly(self, name: str = "1") -> "Structure":
         """Build a biological assembly.
 
-        Links stay within a copy: both atoms under the same operator.
+        Links stay within a copy: both atoms under the same operator. Raises DataError if there is
+        none of that name, it has no chain, or more than `MOST_ATOMS` atoms.
 
         Parameters
         ----------
-        name
-            One of ``assemblies``; a file without any is its own assembly ``1``.
-
-        Raises
-        ------
-        DataError
-            If there is none of that name, it has no chain, or more than `MOST_ATOMS` atoms.
+        name : one of ``assemblies``; a file without any is its own assembly ``1``
         """
         if not self.assemblies and name == "1":
             return self

@@ -68,24 +68,15 @@ def read_structure(
 
     One of several alternative locations is kept, and one of several components that share a place
     (`atom_site.read_sites` has the rule). Residues of a polymer's sequence without coordinates are
-    included, without atoms; a chain none of whose residues has coordinates is left out.
+    included, without atoms; a chain none of whose residues has coordinates is left out. Raises
+    DataError if the file is damaged or no such file, has no atoms or no such model, or a position
+    is not finite; MissingPackageError if gemmi is not installed.
 
     Parameters
     ----------
-    path
-        The file; its content decides which format it is.
-    model
-        Number of the model (NMR entries have many); None for the first.
-    max_bytes
-        How many bytes it may hold when decompressed.
-
-    Raises
-    ------
-    DataError
-        If the file is damaged or no such file, has no atoms or no such model, or a position is not
-        finite.
-    MissingPackageError
-        If gemmi is not installed.
+    path : the file; its content decides which format it is
+    model : number of the model (NMR entries have many); None for the first
+    max_bytes : how many bytes it may hold when decompressed
     """
     return parse_structure(read_whole(path, max_bytes), str(path), model)
 

@@ -51,16 +51,15 @@ def channelwise_tensor_product(
 
     with the coefficients of `bevatron.maths.so3.wigner_3j`. This is e3nn's `TensorProduct` with
     'uvu' instructions, external weights and its default normalisation, followed by a sum over
-    receivers.
+    receivers. Raises ConfigError if the irreps cannot be read, the harmonics hold several copies of
+    a degree, or there is no such layout; ValueError if a shape does not go with the irreps, or the
+    types are not one.
 
     Parameters
     ----------
-    x
-        Node features, the blocks of ``irreps_in`` concatenated.
-    harmonics
-        Those of each edge, in the order of ``irreps_harmonics``.
-    weights
-        Those of each edge, path-major: all channels of the first path, then of the second.
+    x : node features, the blocks of ``irreps_in`` concatenated
+    harmonics : those of each edge, in the order of ``irreps_harmonics``
+    weights : those of each edge, path-major: all channels of the first path, then of the second
     edges
         Row 0 senders, row 1 receivers, in any order; or an `EdgeOrder`, which the Triton
         implementation otherwise computes for itself.
@@ -76,14 +75,6 @@ def channelwise_tensor_product(
     -------
     Tensor
         The blocks of `paths(...).irreps_mid`, one per path. Zero for a node without edges.
-
-    Raises
-    ------
-    ConfigError
-        If the irreps cannot be read, the harmonics hold several copies of a degree, or there is no
-        such layout.
-    ValueError
-        If a shape does not go with the irreps, or the types are not one.
 
     Examples
     --------

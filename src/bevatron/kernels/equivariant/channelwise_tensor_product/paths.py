@@ -13,14 +13,10 @@ class Path:
 
     Attributes
     ----------
-    x, harmonics
-        The two blocks, as positions in their irreps.
-    l1, l2
-        Their degrees.
-    out
-        Irrep of the result; as many copies as the block of x has.
-    weights
-        Where its weights lie, one per channel.
+    x, harmonics : the two blocks, as positions in their irreps
+    l1, l2 : their degrees
+    out : irrep of the result; as many copies as the block of x has
+    weights : where its weights lie, one per channel
     """
 
     x: int
@@ -40,10 +36,8 @@ class PathTable:
     paths
         Sorted by the result's (degree, parity), odd before even; among equals by block of x, then
         by block of the harmonics: e3nn's order after `Irreps.sort`.
-    irreps_mid
-        Irreps of the result, one block per path.
-    num_weights
-        Weights per edge.
+    irreps_mid : irreps of the result, one block per path
+    num_weights : weights per edge
     """
 
     paths: tuple[Path, ...]
@@ -55,19 +49,13 @@ class PathTable:
 def path_table(irreps_in: Irreps, irreps_harmonics: Irreps, irreps_out: Irreps) -> PathTable:
     """List every coupling of ``irreps_in`` with ``irreps_harmonics`` whose result is wanted.
 
+    Raises ConfigError if the harmonics have a block with more than one copy.
+
     Parameters
     ----------
-    irreps_in
-        Irreps of the node features.
-    irreps_harmonics
-        Irreps of the edges' harmonics, one copy of each.
-    irreps_out
-        The degrees and parities that are wanted; the number of copies does not matter.
-
-    Raises
-    ------
-    ConfigError
-        If the harmonics have a block with more than one copy.
+    irreps_in : irreps of the node features
+    irreps_harmonics : irreps of the edges' harmonics, one copy of each
+    irreps_out : the degrees and parities that are wanted; the number of copies does not matter
 
     Examples
     --------

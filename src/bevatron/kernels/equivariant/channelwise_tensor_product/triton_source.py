@@ -32,7 +32,7 @@ LAYOUT = "tl.BlockedLayout([1, 1], [1, 32], [1, 1], [1, 0])"
 
 @dataclass(frozen=True)
 class Variant:
-    """What a kernel computes and how.
+    """Specification of a generated kernel.
 
     Attributes
     ----------

@@ -22,25 +22,16 @@ def edge_vectors(
     r"""Compute :math:`v_e = r_{receiver(e)} - r_{sender(e)} + s_e C_{g(e)}`.
 
     Forces are sums over the edges of each atom of gradients with respect to these vectors. The
-    order of summation is fixed, so that results repeat bit for bit.
+    order of summation is fixed, so that results repeat bit for bit. Raises ValueError if a shape
+    does not go with the others.
 
     Parameters
     ----------
-    positions
-        r.
-    edges
-        Senders and receivers; an `EdgeOrder` if other operators need the order too.
-    shifts
-        s, in cell vectors: the periodic image of the sender; not differentiated.
-    cells
-        C, cell vectors of each structure as rows.
-    structures
-        g, the structure of each node.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not go with the others.
+    positions : r
+    edges : senders and receivers; an `EdgeOrder` if other operators need the order too
+    shifts : s, in cell vectors: the periodic image of the sender; not differentiated
+    cells : c, cell vectors of each structure as rows
+    structures : g, the structure of each node
 
     Examples
     --------

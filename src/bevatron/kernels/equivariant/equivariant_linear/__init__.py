@@ -26,30 +26,22 @@ def equivariant_linear(
 
         y_{n,l,m,j} = \frac{s}{\sqrt{K_l}} \sum_{k=1}^{K_l} x_{n,l,m,k} \, W^l_{k,j}
 
-    e3nn's ``Linear`` in the layout ``ir_mul``, in which the channels of a component are
-    contiguous.
+    e3nn's ``Linear`` in the layout ``ir_mul``, in which the channels of a component are contiguous.
+    Raises ValueError if a shape does not fit the others, or the types are not one.
 
     Parameters
     ----------
     x
         Features of degree 0, 1, ..., of one or several blocks each, as `channelwise_tensor_product`
         returns them for ``layout="ir_mul"``.
-    weights
-        One matrix [K_l, J_l] per degree; K_l is the number of channels of all its blocks.
-    blocks
-        Number of blocks of each degree, equally wide; 1 by default.
-    scale
-        s.
+    weights : one matrix [K_l, J_l] per degree; K_l is the number of channels of all its blocks
+    blocks : number of blocks of each degree, equally wide; 1 by default
+    scale : s
 
     Returns
     -------
     Tensor
         One block per degree, in the same layout.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not fit the others, or the types are not one.
 
     Examples
     --------

@@ -43,7 +43,7 @@ PARTS = 24
 
 
 class Side(NamedTuple):
-    """Where the channels of each degree lie in a row of features.
+    """Layout of each degree's channels in a row of features.
 
     Attributes
     ----------

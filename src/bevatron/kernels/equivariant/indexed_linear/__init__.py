@@ -23,28 +23,21 @@ def indexed_linear(
         y_{n,j,m} = s \sum_k W_{z_n,k,j} \, x_{n,k,m}
 
     MACE's skip connection (mace-torch: ``skip_tp``, a product with a one-hot vector of elements).
+    Raises ValueError if a shape does not fit the others, or the types are not one.
 
     Parameters
     ----------
-    x
-        Features of N atoms: K channels of M components, in any memory layout.
-    weights
-        One matrix per element.
+    x : features of N atoms: K channels of M components, in any memory layout
+    weights : one matrix per element
     elements
         Element of each atom; or an `ElementOrder`, which is sorted once for several operators.
-    scale
-        s, usually 1 / sqrt(K).
+    scale : s, usually 1 / sqrt(K)
 
     Returns
     -------
     Tensor
         From Triton, components come before channels in memory, [N, M, J], if they do in ``x``.
         Triton gives NaN for an element that is not in 0..Z-1; the reference raises RuntimeError.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not fit the others, or the types are not one.
 
     Examples
     --------

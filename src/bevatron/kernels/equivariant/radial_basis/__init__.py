@@ -22,21 +22,15 @@ def radial_basis(
 
     u is the polynomial that falls from 1 to 0 with two continuous derivatives; see
     `bevatron.maths.radial`. Equations 7 and 8 of Gasteiger et al., "Directional message passing"
-    (ICLR 2020).
+    (ICLR 2020). Raises KernelError if Triton is requested and cannot run. The kernel differentiates
+    twice, in the lengths only.
 
     Parameters
     ----------
-    lengths
-        Å, above zero.
+    lengths : Å, above zero
     frequencies, prefactor, r_max
         w in 1/Å, c and the cutoff in Å; only the reference differentiates with respect to them.
-    order
-        p of the polynomial, at least 2.
-
-    Raises
-    ------
-    KernelError
-        If Triton is requested and cannot run; it differentiates twice, in the lengths only.
+    order : p of the polynomial, at least 2
 
     Examples
     --------

@@ -31,6 +31,8 @@ def radial_tensor_product(
     The weights, P K per edge, are by far the largest tensor of a message passing step and depend on
     a few dozen hidden features. The Triton implementation computes them for a few thousand edges at
     a time, and again in the backward and double backward passes, and never stores all of them.
+    Raises ConfigError if the irreps cannot be read or the harmonics hold several copies of a
+    degree; ValueError if a shape does not go with the irreps, or the types are not one.
 
     Parameters
     ----------
@@ -39,20 +41,12 @@ def radial_tensor_product(
     hidden
         Input of the last layer of the radial network. A factor that all weights of an edge share,
         such as a cutoff, can be multiplied into it.
-    last_weight
-        Weight of that layer, normalisation included; it has no bias and no activation.
+    last_weight : weight of that layer, normalisation included; it has no bias and no activation
 
     Returns
     -------
     Tensor
         As of `channelwise_tensor_product`.
-
-    Raises
-    ------
-    ConfigError
-        If the irreps cannot be read or the harmonics hold several copies of a degree.
-    ValueError
-        If a shape does not go with the irreps, or the types are not one.
 
     Examples
     --------

@@ -40,8 +40,7 @@ class Layer:
 
     Parameters
     ----------
-    weight
-        Contiguous.
+    weight : contiguous
     """
 
     def __init__(self, weight: Tensor) -> None:

@@ -18,27 +18,20 @@ def scatter_sum(
 ) -> Float[Tensor, "N *rest"]:
     r"""Sum all rows with the same index: :math:`y_n = \sum_{e: index_e = n} v_e`.
 
+    Raises ValueError if ``values`` and ``index`` differ in length.
+
     Parameters
     ----------
-    values
-        Rows of any shape.
-    index
-        The segment of each row, in 0..num_segments-1, in any order.
-    num_segments
-        Number of segments; one without rows gets zero.
-    ordered
-        Whether the index is known to ascend, which saves sorting it.
+    values : rows of any shape
+    index : the segment of each row, in 0..num_segments-1, in any order
+    num_segments : number of segments; one without rows gets zero
+    ordered : whether the index is known to ascend, which saves sorting it
 
     Returns
     -------
     Tensor
         Summed in a fixed order, so that results repeat bit for bit (the reference: on a CPU);
         16-bit types in float32.
-
-    Raises
-    ------
-    ValueError
-        If ``values`` and ``index`` differ in length.
 
     Examples
     --------

@@ -15,17 +15,12 @@ def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     r"""Compute :math:`x \sigma(x)`, elementwise.
 
     The second derivative, which training on forces needs, takes torch about ten passes over the
-    tensor, and one fused kernel here.
+    tensor, and one fused kernel here. Raises KernelError if Triton is requested and cannot run. The
+    kernel has first and second derivatives.
 
     Parameters
     ----------
-    x
-        Any shape.
-
-    Raises
-    ------
-    KernelError
-        If Triton is requested and cannot run; it gives first and second derivatives.
+    x : any shape
 
     Examples
     --------

@@ -17,19 +17,12 @@ def silu_linear(x: Float[Tensor, "E H"], weight: Float[Tensor, "_ J"]) -> Float[
 
     The hidden layers of a radial network: very many rows, few columns. The activation, of which a
     potential trained on forces needs two derivatives, is recomputed by every matmul and never
-    stored.
+    stored. Raises ValueError if the shapes do not go together, or the types are not one.
 
     Parameters
     ----------
-    x
-        Input of the activation.
-    weight
-        W.
-
-    Raises
-    ------
-    ValueError
-        If the shapes do not go together, or the types are not one.
+    x : input of the activation
+    weight : w
 
     Examples
     --------

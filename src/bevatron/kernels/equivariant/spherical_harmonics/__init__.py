@@ -15,24 +15,18 @@ def spherical_harmonics(l_max: int, vectors: Float[Tensor, "E 3"]) -> Float[Tens
     r"""Compute real spherical harmonics of degrees up to ``l_max`` of :math:`\hat v = v / |v|`.
 
     The basis and normalisation are those of `bevatron.maths.so3.spherical_harmonics` with
-    ``normalize``: :math:`\sum_m Y_{lm}^2 = 2l + 1`.
+    ``normalize``: :math:`\sum_m Y_{lm}^2 = 2l + 1`. Raises KernelError if Triton is requested and
+    cannot run. The kernel has first and second derivatives.
 
     Parameters
     ----------
-    l_max
-        Highest degree.
-    vectors
-        Any length above zero; length zero gives NaN.
+    l_max : highest degree
+    vectors : any length above zero; length zero gives NaN
 
     Returns
     -------
     Tensor
         S = (l_max+1)² components.
-
-    Raises
-    ------
-    KernelError
-        If Triton is requested and cannot run; it gives first and second derivatives.
 
     Examples
     --------

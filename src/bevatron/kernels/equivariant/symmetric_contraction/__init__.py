@@ -31,20 +31,18 @@ def symmetric_contraction(
         U^{\nu L}_{M,lm_1 \dots lm_\nu,\eta} \prod_{i=1}^{\nu} A_{n,k,lm_i}
 
     Equations 10 and 11 of Batatia et al., "MACE" (NeurIPS 2022), as mace-torch computes them.
+    Raises ConfigError if the coefficients would be too large; ValueError if a shape does not fit
+    the others, or the types are not one.
 
     Parameters
     ----------
-    a
-        Features A of N atoms in K channels; S = (l_max+1)² components of degrees 0..l_max.
-    weights
-        For every degree L of the result, W of order 1, 2, ..., ``correlation``.
+    a : features A of N atoms in K channels; S = (l_max+1)² components of degrees 0..l_max
+    weights : for every degree L of the result, W of order 1, 2, ..., ``correlation``
     elements
         Element of each atom, a row of the weights; or an `ElementOrder`, which is sorted once for
         several operators.
-    irreps_out
-        Degrees of the result, K copies each: ``128x0e+128x1o``; the parity is (-1)^L.
-    correlation
-        c, the highest order of the products.
+    irreps_out : degrees of the result, K copies each: ``128x0e+128x1o``; the parity is (-1)^L
+    correlation : c, the highest order of the products
     coefficients
         For every L, U of order 1 .. c, from a checkpoint; else
         `bevatron.maths.symmetric_product.symmetric_coefficients`, which are mace-torch's.
@@ -56,13 +54,6 @@ def symmetric_contraction(
     -------
     Tensor
         The blocks of ``irreps_out`` concatenated, each in the requested layout.
-
-    Raises
-    ------
-    ConfigError
-        If the coefficients would be too large.
-    ValueError
-        If a shape does not fit the others, or the types are not one.
 
     Examples
     --------

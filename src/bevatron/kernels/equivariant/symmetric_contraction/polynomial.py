@@ -48,7 +48,7 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Polynomial:
-    """What to multiply and add; equal if the same object.
+    """A polynomial to evaluate; compares by identity.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class Polynomial:
 
     @property
     def places(self) -> list[tuple[int, int, int]]:
-        """Where a component M lies in a row of K channels: first * K + channel * step + shift."""
+        """Position of component M in a row of K channels: first * K + channel * step + shift."""
         if self.layout == "ir_mul":
             return [(m, 1, 0) for m in range(self.num_m)]
         return [

@@ -25,16 +25,11 @@ class Csr:
 
     Attributes
     ----------
-    shape
-        Rows and columns.
-    row_ptr
-        [rows + 1] int64, offsets of the rows in CSR order.
-    col
-        [nnz], column of each entry in CSR order, ascending within a row; int32 where it fits.
-    col_ptr
-        [columns + 1] int64, offsets of the columns in CSC order.
-    row_of
-        [nnz], row of each entry in CSC order, ascending within a column.
+    shape : rows and columns
+    row_ptr : [rows + 1] int64, offsets of the rows in CSR order
+    col : [nnz], column of each entry in CSR order, ascending within a row; int32 where it fits
+    col_ptr : [columns + 1] int64, offsets of the columns in CSC order
+    row_of : [nnz], row of each entry in CSC order, ascending within a column
     values
         [nnz] in CSR order, or None: all ones. May require gradients.
     row_ids, col_ids
@@ -73,23 +68,15 @@ class Csr:
     ) -> "Csr":
         """Build both orders from entries in any order, on the device where they are.
 
+        Raises DataError if an index is negative or too large, or an entry is stored twice, naming
+        the first; ValueError if lengths do not go together.
+
         Parameters
         ----------
-        row, col
-            Row and column of every entry: receiver and sender of every edge.
-        shape
-            Rows and columns.
-        values
-            Values of the entries, in their order; gradients flow back to them.
-        row_ids, col_ids
-            See `Csr`.
-
-        Raises
-        ------
-        DataError
-            If an index is negative or too large, or an entry is stored twice; it names the first.
-        ValueError
-            If lengths do not go together.
+        row, col : row and column of every entry: receiver and sender of every edge
+        shape : rows and columns
+        values : values of the entries, in their order; gradients flow back to them
+        row_ids, col_ids : see `Csr`
         """
         _check_lengths(row, col, shape, values, row_ids, col_ids)
         check_indices("row", row, shape[0])
@@ -111,10 +98,8 @@ class Csr:
     ) -> "Csr":
         """Build from rows that are in order already; columns within a row may be in any order.
 
-        Raises
-        ------
-        DataError, ValueError
-            As `from_coo`, and if the pointers do not rise from 0 to the number of entries.
+        Raises DataError, ValueError as `from_coo`, and if the pointers do not rise from 0 to the
+        number of entries.
         """
         if row_ptr.shape != (shape[0] + 1,):
             raise ValueError(
@@ -159,7 +144,7 @@ class Csr:
 
     @property
     def device(self) -> torch.device:
-        """Where the matrix is."""
+        """Device of the matrix."""
         return self.col.device
 
     @property
@@ -179,13 +164,13 @@ class Csr:
 
     @property
     def row_work(self) -> Work:
-        """How kernels share out the rows."""
+        """Division of the rows among programs."""
         found: Work = self._made["rows"]
         return found
 
     @property
     def col_work(self) -> Work:
-        """How kernels share out the columns."""
+        """Division of the columns among programs."""
         found: Work = self._made["columns"]
         return found
 

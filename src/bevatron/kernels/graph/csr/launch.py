@@ -1,4 +1,4 @@
-"""How operators over a `Csr` pass its structure to kernels and split work into blocks.
+"""Arguments and blocks of kernels over a `Csr`.
 
 A launch takes one side of the matrix, rows or columns, as a list of tensors and a list of numbers:
 custom operators have no other way to take a structure.
@@ -17,7 +17,7 @@ from bevatron.kernels.graph.csr.work import Work
 
 @dataclass(frozen=True)
 class Tile:
-    """How much a program does at once.
+    """Block sizes of a program.
 
     Attributes
     ----------

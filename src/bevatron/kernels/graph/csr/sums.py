@@ -20,14 +20,10 @@ def weighted_sum(weights: Tensor, x: Tensor, into: Tensor, out_of: Tensor, count
 
     Parameters
     ----------
-    weights
-        [E, H].
-    x
-        [N, H, C].
-    into, out_of
-        [E], row of the result and row of ``x`` of each entry.
-    count
-        Rows of the result, [count, H, C].
+    weights : [E, H]
+    x : [N, H, C]
+    into, out_of : [E], row of the result and row of ``x`` of each entry
+    count : rows of the result, [count, H, C]
     """
     result: Tensor = _WeightedSum.apply(weights, x, into, out_of, count)
     return result

@@ -26,24 +26,15 @@ class Work:
 
     Attributes
     ----------
-    row
-        [parts] int32, row of each part.
-    start
-        [parts] int64, its first entry.
-    length
-        [parts] int32, its number of entries, at most ``chunk``.
-    slot
-        [parts] int32, where the part of a cut row leaves its share; -1 for a row in one part.
-    cut_row
-        [cut rows] int32.
-    cut_ptr
-        [cut rows + 1] int32, the slots of each cut row, which follow each other.
-    lengths
-        Host's copy: how many parts have at least 1, 2, 4, 8 ... entries.
-    chunk
-        Longest part.
-    num_slots
-        Slots in all.
+    row : [parts] int32, row of each part
+    start : [parts] int64, its first entry
+    length : [parts] int32, its number of entries, at most ``chunk``
+    slot : [parts] int32, where the part of a cut row leaves its share; -1 for a row in one part
+    cut_row : [cut rows] int32
+    cut_ptr : [cut rows + 1] int32, the slots of each cut row, which follow each other
+    lengths : host's copy: how many parts have at least 1, 2, 4, 8 ... entries
+    chunk : longest part
+    num_slots : slots in all
     """
 
     row: Tensor

@@ -46,34 +46,24 @@ def dot_attention(
     ==================================  ============================================
 
     Multiply by the weight matrix afterwards: one load then serves both the score and the sum.
+    Raises ValueError if a shape does not match, naming the argument.
 
     Parameters
     ----------
-    csr
-        Values multiply the attention after the softmax; they get a gradient if they require one.
-    x
-        Keys, and values unless ``value`` is given; float64, float32 or 16-bit.
+    csr : values multiply the attention after the softmax; they get a gradient if they require one
+    x : keys, and values unless ``value`` is given; float64, float32 or 16-bit
     query
         q; ``x`` itself if not given, for a square matrix. For a block of a larger matrix it holds
         the rows' vectors and ``x`` the columns'.
-    value
-        v, with its own number of channels; ``x`` if not given, which saves a load per entry.
-    normalize
-        Whether q and x are divided by their lengths in the score (a zero vector by 1e-12).
-    softmax
-        Whether the scores of each row go through a softmax.
-    scale
-        beta; a tensor with one element or one for each head gets a gradient.
+    value : v, with its own number of channels; ``x`` if not given, which saves a load per entry
+    normalize : whether q and x are divided by their lengths in the score (a zero vector by 1e-12)
+    softmax : whether the scores of each row go through a softmax
+    scale : beta; a tensor with one element or one for each head gets a gradient
 
     Returns
     -------
     Tensor
         Same type as ``x``; zero for a row without entries.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match; the message names the argument.
 
     Examples
     --------

@@ -33,7 +33,7 @@ _sums, _row_gradients, _col_gradients = (
 
 @dataclass(frozen=True)
 class Scores:
-    """What the scores of a block are made of, and what it sums.
+    """Scores and summands of a block.
 
     Attributes
     ----------

@@ -24,7 +24,7 @@ NO_MASK = Mask([], None)
 
 @dataclass(frozen=True)
 class Problem:
-    """What the kernels of one call share.
+    """Arguments shared by the kernels of one call.
 
     Attributes
     ----------

@@ -34,21 +34,16 @@ def graph_attention(
         \operatorname{LeakyReLU}(l_{ih} + r_{jh})\big)\, x_{jh}
 
     with the scores l and r, the matrix's values a (ones if it has none) and the mask of attention
-    dropout d, 0 or 1/(1 - dropout). Velickovic et al., arXiv 1710.10903, equation 4 with
-    :math:`l = XA_1, r = XA_2`.
+    dropout d, 0 or 1/(1 - dropout). Velickovic et al., arXiv 1710.10903, equation 4 with :math:`l =
+    XA_1, r = XA_2`. Raises ValueError if a shape or number does not fit, naming the argument.
 
     Parameters
     ----------
-    csr
-        Values multiply the attention after the softmax; they get a gradient if they require one.
-    x
-        Values, float64, float32, bfloat16 or float16.
-    row_score, col_score
-        l and r.
-    negative_slope
-        Slope of LeakyReLU below zero.
-    dropout
-        Probability that an entry is dropped from a head's sum; 0 for inference.
+    csr : values multiply the attention after the softmax; they get a gradient if they require one
+    x : values, float64, float32, bfloat16 or float16
+    row_score, col_score : l and r
+    negative_slope : slope of LeakyReLU below zero
+    dropout : probability that an entry is dropped from a head's sum; 0 for inference
     seed
         Seed of the mask, which is a function of (seed, row, column, head) alone. A tensor on the
         device may change between replays of a captured graph. None: drawn from torch's generator.
@@ -57,11 +52,6 @@ def graph_attention(
     -------
     Tensor
         Same type as ``x``; zero for a row without entries.
-
-    Raises
-    ------
-    ValueError
-        If a shape or number does not fit; it names the argument.
 
     Examples
     --------
@@ -98,25 +88,18 @@ def graph_attention_v2(
         w_h \cdot \operatorname{LeakyReLU}(q_{ih} + x_{jh})\big)\, x_{jh}
 
     Brody et al., arXiv 2105.14491, equation 7, with :math:`q = W_l h_i` and :math:`x = W_r h_j`.
+    Raises ValueError if a shape or number does not fit, naming the argument.
 
     Parameters
     ----------
-    csr, x, negative_slope, dropout, seed
-        See `graph_attention`.
-    query
-        q, for the rows.
-    weight
-        w.
+    csr, x, negative_slope, dropout, seed : see `graph_attention`
+    query : q, for the rows
+    weight : w
 
     Returns
     -------
     Tensor
         Same type as ``x``; zero for a row without entries.
-
-    Raises
-    ------
-    ValueError
-        If a shape or number does not fit; it names the argument.
 
     Examples
     --------

@@ -48,10 +48,8 @@ def sddmm(
 
     Parameters
     ----------
-    csr
-        n x m; its values multiply the products.
-    x, y
-        Rows' and columns' features; 16-bit types are multiplied and added up in float32.
+    csr : n x m; its values multiply the products
+    x, y : Rows' and columns' features; 16-bit types are multiplied and added up in float32
 
     Returns
     -------
@@ -84,12 +82,9 @@ def weighted_sum(
 
     Parameters
     ----------
-    csr
-        The structure; its own values are ignored.
-    values
-        Values of the entries; None: all ones.
-    x
-        Features of the columns.
+    csr : the structure; its own values are ignored
+    values : values of the entries; None: all ones
+    x : features of the columns
     """
     _check_rows("weighted_sum: x", x, csr.shape[1])
     if values is not None:

@@ -27,27 +27,20 @@ def spmm(
     max, min  :math:`z_i = \max_j (a_{ij} + x_j)`         tropical: 0 is an entry's identity
     ========  ==========================================  ================================
 
-    A matrix without values has ones for sum and mean and zeros for max and min.
+    A matrix without values has ones for sum and mean and zeros for max and min. Raises ValueError
+    if ``x`` does not have a row for every column, or there is no such semiring.
 
     Parameters
     ----------
-    csr
-        Values get a gradient if they require one.
-    x
-        [columns, ...], float64, float32 or 16-bit.
-    reduce
-        The semiring.
+    csr : values get a gradient if they require one
+    x : [columns, ...], float64, float32 or 16-bit
+    reduce : the semiring
 
     Returns
     -------
     Tensor
         Same type as ``x``; zero for a row without entries. The gradient of max and min goes to
         the first column (the lowest number) among equals.
-
-    Raises
-    ------
-    ValueError
-        If ``x`` does not have a row for every column, or there is no such semiring.
 
     Examples
     --------

@@ -33,37 +33,28 @@ def bond_norm_gelu(
         a_{r(e)} + b_{s(e)} + c_e + t_{g(r(e))} + d \big) + \beta \Big)
 
     A linear layer on ``[x_r | x_s | e | g]`` is the sum of four: on the receiver and the sender,
-    which is computed once per atom, on the edge, and on the molecule's global features. The
-    wide matmul per edge is never computed (GPS++, arXiv 2302.02947, edge update).
+    which is computed once per atom, on the edge, and on the molecule's global features. The wide
+    matmul per edge is never computed (GPS++, arXiv 2302.02947, edge update). Raises ValueError if a
+    shape does not match, naming the argument.
 
     Parameters
     ----------
-    edge_rows
-        c, the edge's part of the layer.
+    edge_rows : c, the edge's part of the layer
     atom_rows
         [N, 2 C]: a and b, the parts of the receiving and of the sending atom, from one matmul per
         atom.
-    bonds
-        See `bevatron.kernels.molecule.bonds.index_bonds`.
-    weight, bias
-        w and beta of the normalisation.
-    linear_bias
-        d, the bias of the whole layer.
+    bonds : see `bevatron.kernels.molecule.bonds.index_bonds`
+    weight, bias : w and beta of the normalisation
+    linear_bias : d, the bias of the whole layer
     graph_rows, graph, ptr
         t, one row per molecule; the molecule of each atom, [N], ascending; and the offsets of
         their atoms, [G + 1]. All three or none.
-    eps
-        Added to the variance.
+    eps : added to the variance
 
     Returns
     -------
     Tensor
         [E, C], of the type of ``edge_rows``; computed in float32 for 16-bit types.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match; the message names the argument.
 
     Examples
     --------

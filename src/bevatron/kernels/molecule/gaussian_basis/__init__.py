@@ -28,18 +28,14 @@ def gaussian_basis(
         \Big(\frac{r - \mu_k}{s_k}\Big)^2\Big), \qquad s_k = |\sigma_k| + \epsilon
 
     They are the input of the attention bias of Transformer-M and GPS++ (arXiv 2302.02947, eq. 31).
-    The backward pass keeps the distances only.
+    The backward pass keeps the distances only. Raises ValueError if a shape does not match.
 
     Parameters
     ----------
-    distances
-        r.
-    mean, std
-        mu and sigma.
-    scale
-        c.
-    epsilon
-        Lower bound of the width.
+    distances : r
+    mean, std : mu and sigma
+    scale : c
+    epsilon : lower bound of the width
     dtype
         Type of the result; that of ``mean`` by default. Computed in float32 at least.
 
@@ -47,11 +43,6 @@ def gaussian_basis(
     -------
     Tensor
         [P, K].
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match.
 
     Examples
     --------

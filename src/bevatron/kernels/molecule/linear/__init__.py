@@ -22,25 +22,18 @@ def linear(
 
     It is `torch.nn.functional.linear` for many rows. The forward matmul is cuBLAS's. In the
     backward pass the matmul returns the weight's gradient in float32, without a copy, and one
-    kernel that reads every row once sums the bias's gradient; torch takes several times as long
-    for 16-bit rows.
+    kernel that reads every row once sums the bias's gradient; torch takes several times as long for
+    16-bit rows. Raises ValueError if a shape does not match.
 
     Parameters
     ----------
-    x
-        Rows.
-    weight, bias
-        Rounded to the type of the matmul: that of ``x``, or autocast's.
+    x : rows
+    weight, bias : rounded to the type of the matmul: that of ``x``, or autocast's
 
     Returns
     -------
     Tensor
         [M, O].
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match.
 
     Examples
     --------
@@ -61,21 +54,15 @@ def linear_with_input(
     """Compute `linear` and return its input for one other consumer.
 
     The gradient of the second result is accumulated by the matmul that computes the gradient of x;
-    autograd would add the two in a pass of its own.
+    autograd would add the two in a pass of its own. Raises ValueError if a shape does not match.
 
     Parameters
     ----------
-    x, weight, bias
-        As of `linear`.
+    x, weight, bias : as of `linear`
 
     Returns
     -------
     y, and x for one other consumer.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match.
 
     Examples
     --------

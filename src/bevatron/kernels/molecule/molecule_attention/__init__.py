@@ -36,7 +36,8 @@ def molecule_attention(
         o_{ih} = \sum_j \frac{m_{ijh}}{1 - p}\, a_{ijh}\, v_{jh}
 
     with the dropout's mask m. It is the biased self-attention of Graphormer, Transformer-M and
-    GPS++ (arXiv 2302.02947) on concatenated molecules, without padding.
+    GPS++ (arXiv 2302.02947) on concatenated molecules, without padding. Raises ValueError if a
+    shape or type does not fit, or there is dropout without a seed.
 
     Parameters
     ----------
@@ -48,16 +49,13 @@ def molecule_attention(
         ``pair_ptr[g + 1]``, n_g^2 of them, the pair (i, j) at i n_g + j. Any strides; loads
         coalesce where pairs are contiguous, ``bias.t().contiguous().t()``, and the gradient has the
         strides of the bias. None = no bias.
-    graph_ptr
-        [G + 1], offsets of the molecules' atoms.
+    graph_ptr : [G + 1], offsets of the molecules' atoms
     pair_ptr
         [G + 1], offsets of their pairs. A molecule with atoms but no pairs is skipped: its result
         is zero, and padding costs nothing. Rows of ``bias`` past the last pair are not read, and
         their gradient is zero.
-    scale
-        c, not 0; 1/sqrt(D) if not given.
-    dropout
-        p, the probability that a weight is dropped.
+    scale : c, not 0; 1/sqrt(D) if not given
+    dropout : p, the probability that a weight is dropped
     seed
         One integer on the device, drawn for every call; needed with dropout. The mask
         is a hash of it, the two atoms' places in the batch and the head, the same for every
@@ -67,11 +65,6 @@ def molecule_attention(
     -------
     Tensor
         [N, H, D] contiguous, of the type of ``q``. Softmax and sums are float32 for 16-bit types.
-
-    Raises
-    ------
-    ValueError
-        If a shape or type does not fit, or there is dropout without a seed.
 
     Examples
     --------
@@ -105,21 +98,15 @@ def molecule_attention_with_bias(
     """Compute `molecule_attention` and return the bias for one other consumer.
 
     The gradient of the second result, as from the next block, is added by the kernel that writes
-    the bias's gradient, in one pass instead of two.
+    the bias's gradient, in one pass instead of two. Raises ValueError as `molecule_attention` does.
 
     Parameters
     ----------
-    q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed
-        As of `molecule_attention`.
+    q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed : as of `molecule_attention`
 
     Returns
     -------
     The result, and the bias.
-
-    Raises
-    ------
-    ValueError
-        As `molecule_attention` does.
 
     Examples
     --------

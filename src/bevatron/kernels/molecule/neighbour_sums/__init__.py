@@ -30,33 +30,24 @@ def neighbour_sums(
         \sum_{e: r(e) = i} x_{s(e)} \;\Big|\; x_i \Big]
 
     It is the aggregation of GPS++ (arXiv 2302.02947): receiver and sender aggregation of messages
-    and the sum over adjacent nodes, which is the same for both directions of the bonds.
+    and the sum over adjacent nodes, which is the same for both directions of the bonds. Raises
+    ValueError if a shape or type does not fit, or nothing is to be summed.
 
     Parameters
     ----------
-    messages
-        m, one row per directed edge; None leaves the first two parts out.
-    nodes
-        x; None leaves the last two parts out.
-    bonds
-        See `bevatron.kernels.molecule.bonds.index_bonds`.
+    messages : m, one row per directed edge; None leaves the first two parts out
+    nodes : x; None leaves the last two parts out
+    bonds : see `bevatron.kernels.molecule.bonds.index_bonds`
     scale
         s, a factor per edge such as a row dropout; not differentiated. Without it 1.
-    outgoing
-        Whether to compute the second part.
-    own
-        Whether to append the last part: the input of a linear layer on nodes is then complete.
+    outgoing : whether to compute the second part
+    own : whether to append the last part: the input of a linear layer on nodes is then complete
 
     Returns
     -------
     Tensor
         [N, C + C + D + D] or fewer parts, of the type of ``messages`` (or ``nodes``); summed in
         float32 for 16-bit types, in a fixed order.
-
-    Raises
-    ------
-    ValueError
-        If a shape or type does not fit, or nothing is to be summed.
 
     Examples
     --------
@@ -86,21 +77,16 @@ def neighbour_sums_with_inputs(
     """Compute `neighbour_sums` and return messages and nodes for one other consumer.
 
     The gradients of these results are added by the kernels that gather the gradients of messages
-    and nodes, in one pass instead of two.
+    and nodes, in one pass instead of two. Raises ValueError if a shape or type does not fit, or
+    nothing is to be summed.
 
     Parameters
     ----------
-    messages, nodes, bonds, scale, outgoing, own
-        As of `neighbour_sums`.
+    messages, nodes, bonds, scale, outgoing, own : as of `neighbour_sums`
 
     Returns
     -------
     The sums, the messages and the nodes.
-
-    Raises
-    ------
-    ValueError
-        If a shape or type does not fit, or nothing is to be summed.
 
     Examples
     --------

@@ -38,32 +38,24 @@ def norm_gelu(
 
     with c the bias of the preceding linear layer and t one row per segment: the contribution of a
     molecule's global features to that layer, computed once per molecule instead of once per atom.
+    Raises ValueError if a shape does not match, naming the argument.
 
     Parameters
     ----------
-    x
-        Output of a linear layer, without its bias if ``linear_bias`` is given.
+    x : output of a linear layer, without its bias if ``linear_bias`` is given
     weight, bias
         w and b. Without both there is no normalisation: y = phi(x + c + t).
-    linear_bias
-        c.
+    linear_bias : c
     rows, index, ptr
         t, [G, C]; the segment of each row of ``x``, [M], ascending; and the offsets of the
         segments, [G + 1]. All three or none.
-    eps
-        Added to the variance; 1e-3 is that of Keras and of GPS++.
-    activation
-        ``gelu`` in the tanh form, or ``relu``.
+    eps : added to the variance; 1e-3 is that of Keras and of GPS++
+    activation : ``gelu`` in the tanh form, or ``relu``
 
     Returns
     -------
     Tensor
         Same shape and type as ``x``; computed in float32 for 16-bit types and rounded once.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match; the message names the argument.
 
     Examples
     --------

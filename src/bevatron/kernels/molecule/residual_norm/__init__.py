@@ -32,31 +32,23 @@ def residual_norm(
         + b_k \Big)
 
     With one branch it is a residual connection followed by the norm; with two it merges the
-    parallel branches of a block (message passing and attention in GPS++).
+    parallel branches of a block (message passing and attention in GPS++). Raises ValueError if a
+    shape, type or number of branches does not fit.
 
     Parameters
     ----------
-    x
-        The input of the branches.
-    branches
-        u_1 and perhaps u_2, of the shape and type of ``x``.
-    weights, biases
-        w_k and b_k, one of each per branch.
+    x : the input of the branches
+    branches : u_1 and perhaps u_2, of the shape and type of ``x``
+    weights, biases : w_k and b_k, one of each per branch
     scales
         s_k, a factor per row: zero where a row (or a whole molecule) is dropped, 1/(1 - p) where
         it is kept; not differentiated. None = 1.
-    eps
-        Added to the variance.
+    eps : added to the variance
 
     Returns
     -------
     Tensor
         Same shape and type as ``x``; computed in float32 for 16-bit types and rounded once.
-
-    Raises
-    ------
-    ValueError
-        If a shape, type or number of branches does not fit.
 
     Examples
     --------

@@ -17,12 +17,12 @@ def scaled_residual(
 ) -> tuple[Float[Tensor, "M C"], Float[Tensor, "M C"]]:
     r"""Add a scaled update to a stream: :math:`z_m = e_m + s_m u_m`.
 
+    Raises ValueError if a shape does not match.
+
     Parameters
     ----------
-    stream
-        e; float32 where ``update`` has 16 bits, so that the sum over many layers stays precise.
-    update
-        u.
+    stream : e; float32 where ``update`` has 16 bits, so that the sum over many layers stays precise
+    update : u
     scale
         s, a factor per row, such as a row dropout; not differentiated. None = 1.
 
@@ -30,11 +30,6 @@ def scaled_residual(
     -------
     z in the type of the stream, and z rounded to that of the update, for matmuls. The two are one
     tensor if the types are equal. The gradients of both are accumulated in float32.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match.
 
     Examples
     --------

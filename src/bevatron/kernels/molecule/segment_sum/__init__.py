@@ -19,10 +19,11 @@ def segment_sum(
 ) -> Float[Tensor, "_ C"]:
     r"""Sum the rows of each segment: :math:`y_s = \sum_{m = ptr_s}^{ptr_{s+1} - 1} c_m v_m`.
 
+    Raises ValueError if a shape does not match.
+
     Parameters
     ----------
-    values
-        [M, C].
+    values : [M, C]
     ptr
         [S + 1], ascending, offsets of the segments; the last is their end. Rows past it
         belong to no segment.
@@ -33,11 +34,6 @@ def segment_sum(
     -------
     Tensor
         [S, C], of the type of ``values``; summed in float32 for 16-bit types, in a fixed order.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match.
 
     Examples
     --------
@@ -60,21 +56,15 @@ def segment_sum_with_input(
     """Compute `segment_sum` and return its input for one other consumer.
 
     The gradient of the second result is added by the kernel that broadcasts a segment's gradient to
-    its rows, in one pass instead of two.
+    its rows, in one pass instead of two. Raises ValueError if a shape does not match.
 
     Parameters
     ----------
-    values, ptr, scale
-        As of `segment_sum`.
+    values, ptr, scale : as of `segment_sum`
 
     Returns
     -------
     The sums, and the values.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match.
 
     Examples
     --------

@@ -26,10 +26,8 @@ class FlatTensors:
 
     Attributes
     ----------
-    flat
-        All of them, of one type and device, with zeros between them.
-    parts
-        Views of it, by name.
+    flat : all of them, of one type and device, with zeros between them
+    parts : views of it, by name
     """
 
     flat: Float[Tensor, " n"]
@@ -77,14 +75,10 @@ class AdamSettings:
 
     Attributes
     ----------
-    betas, eps
-        Decays of the moments, and the term added to the denominator.
-    decoupled
-        Whether weight decay acts on the weights (AdamW) and not on the gradient.
-    clip
-        Largest norm of the gradient, None = any.
-    per_tensor
-        Whether that is each parameter's norm by itself, not the global one.
+    betas, eps : decays of the moments, and the term added to the denominator
+    decoupled : whether weight decay acts on the weights (AdamW) and not on the gradient
+    clip : largest norm of the gradient, None = any
+    per_tensor : whether that is each parameter's norm by itself, not the global one
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -100,8 +94,7 @@ class AdamTensors:
 
     Attributes
     ----------
-    parameters
-        Anywhere in memory, each contiguous, of one type and device.
+    parameters : anywhere in memory, each contiguous, of one type and device
     gradient, first, second : [n]
         Gradient and Adam's moments of all parameters, as `FlatTensors` lays them out.
     largest : [n]
@@ -127,8 +120,7 @@ class AdamTensors:
     squares : [b]
         Numbers that add up to the square of the gradient's norm, where they are known already, as
         from the buckets of a sum over ranks; None = the norm is computed.
-    kept
-        What an implementation makes of their addresses once.
+    kept : what an implementation makes of their addresses once
     """
 
     parameters: list[Tensor]

@@ -11,7 +11,7 @@ from bevatron.kernels.shared import support
 __all__ = ["Shared", "add_dropped"]
 
 Shared = Literal["rows", "columns"]
-"""What shares a mask: all rows (``DropoutRowwise`` of the supplements) or all columns."""
+"""Axis along which a mask is shared: rows (``DropoutRowwise`` of the supplements) or columns."""
 
 _operator = registry.operator("add_dropped", __name__, takes=support.up_to_float32)
 
@@ -27,7 +27,8 @@ def add_dropped(
     .. math:: y_{rn} = x_{rn} + m_n \odot u_{rn}
 
     AlphaFold2's supplement, section 1.11.6. The mask is drawn beforehand; it is no input of
-    gradients.
+    gradients. Raises ValueError if shapes or types do not fit; KernelError if Triton is requested
+    and cannot run. The kernel has first derivatives.
 
     Parameters
     ----------
@@ -36,20 +37,12 @@ def add_dropped(
         view, such as that of attention around the ending node.
     mask
         0 or ``1 / (1 - rate)``: [..., N, C], or [..., R, C] if columns share it. None: no dropout.
-    shared
-        See `Shared`.
+    shared : see `Shared`
 
     Returns
     -------
     Tensor
         Same type as ``x``, contiguous. The backward pass keeps the mask alone.
-
-    Raises
-    ------
-    ValueError
-        If shapes or types do not fit.
-    KernelError
-        If Triton is requested and cannot run; it gives first derivatives.
 
     Examples
     --------

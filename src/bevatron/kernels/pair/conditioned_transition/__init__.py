@@ -38,24 +38,21 @@ def conditioned_transition(
     AlphaFold3, algorithms 25 and 26; neither LayerNorm has a bias, that of x no weight either. The
     backward pass keeps the inputs, the statistics of both norms (four float32 numbers per row) and
     the result, which must not be modified in place until then. It keeps no intermediate rows, which
-    would take most of the diffusion module's memory.
+    would take most of the diffusion module's memory. Raises ValueError if a shape does not match,
+    naming the argument; KernelError if Triton is requested and cannot run. The kernel takes
+    bfloat16, float16 and float32 and has first derivatives; the reference is differentiable to any
+    order.
 
     Parameters
     ----------
-    x
-        [..., C], activations.
-    s
-        [..., D], the condition of every row.
-    norm_weight
-        [D], w.
-    scale_weight, scale_bias, shift_weight
-        [C, D], [C] and [C, D]: W_s, b_s and W_t.
+    x : [..., C], activations
+    s : [..., D], the condition of every row
+    norm_weight : [D], w
+    scale_weight, scale_bias, shift_weight : [C, D], [C] and [C, D]: W_s, b_s and W_t
     gate_weight, up_weight, down_weight
         [H, C], [H, C] and [C, H]: W_g, W_u and W_d; H = 2 C in AlphaFold3.
-    out_weight, out_bias
-        [C, D] and [C]: W_o and b_o, which AlphaFold3 starts at -2.
-    eps
-        Epsilon of both norms.
+    out_weight, out_bias : [C, D] and [C]: W_o and b_o, which AlphaFold3 starts at -2
+    eps : epsilon of both norms
 
     Returns
     -------
@@ -63,14 +60,6 @@ def conditioned_transition(
         [..., C], of the type of ``x``; add it to ``x`` for the residual. Weights of another type
         are rounded to it for the matmuls; their gradients are summed in float32 in a fixed order
         and have the type of the weights.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match; the message names the argument.
-    KernelError
-        If Triton is requested and cannot run: it takes bfloat16, float16 and float32 and gives
-        first derivatives. The reference is differentiable to any order.
 
     Examples
     --------

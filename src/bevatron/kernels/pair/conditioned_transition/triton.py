@@ -160,10 +160,8 @@ class Rows:
 
     Attributes
     ----------
-    x, s
-        [n, C] and [n, D].
-    statistics
-        [4, n], mean and 1/sigma of the rows of x, then of s.
+    x, s : [n, C] and [n, D]
+    statistics : [4, n], mean and 1/sigma of the rows of x, then of s
     """
 
     x: Tensor

@@ -54,16 +54,11 @@ def adapt(
 
     Parameters
     ----------
-    condition
-        [n, D].
-    weight
-        [2 C, D], W_s before W_t.
-    bias
-        [C].
-    x
-        [n, C] with mean and 1/sigma [n].
-    scale
-        If given, [n, C] for ``condition W_s^T + bias``.
+    condition : [n, D]
+    weight : [2 C, D], W_s before W_t
+    bias : [C]
+    x : [n, C] with mean and 1/sigma [n]
+    scale : if given, [n, C] for ``condition W_s^T + bias``
     """
     (n, width), tiles = x.shape, TILES
     normed = x.new_empty(x.shape)

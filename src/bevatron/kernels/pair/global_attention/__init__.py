@@ -38,38 +38,25 @@ def global_attention(
         y_{sj} = W_o \big( \sigma(W_g n_{sj} + b_g) \odot o_j \big) + b_o
 
     with the softmax over the rows that the mask keeps; keys and values have one head. AlphaFold2,
-    algorithm 19. In a column without any row o is zero (and the gradients through it).
+    algorithm 19. In a column without any row o is zero (and the gradients through it). Raises
+    ValueError if a shape does not match, naming the argument; KernelError if Triton is requested
+    and cannot run. The kernel takes bfloat16, float16 and float32, heads D of a multiple of 8 up to
+    128, and has first derivatives; the reference is differentiable to any order.
 
     Parameters
     ----------
-    m
-        [..., S, N, C]: S rows of an alignment of N residues.
-    mask
-        [..., S, N], 1 or True for residues that exist; no gradient is computed for it.
-    norm_weight, norm_bias
-        [C]: ``layer_norm_m`` of OpenFold's state dicts.
-    q_weight, gate_weight, gate_bias
-        [H D, C] and [H D]: ``linear_q`` and ``linear_g``.
-    k_weight, v_weight
-        [D, C]: ``linear_k`` and ``linear_v``.
-    out_weight, out_bias
-        [Z, H D] and [Z]: ``linear_o``.
-    eps, mask_eps
-        Epsilon of the norm, and of the division by the number of rows.
+    m : [..., S, N, C]: S rows of an alignment of N residues
+    mask : [..., S, N], 1 or True for residues that exist; no gradient is computed for it
+    norm_weight, norm_bias : [C]: ``layer_norm_m`` of OpenFold's state dicts
+    q_weight, gate_weight, gate_bias : [H D, C] and [H D]: ``linear_q`` and ``linear_g``
+    k_weight, v_weight : [D, C]: ``linear_k`` and ``linear_v``
+    out_weight, out_bias : [Z, H D] and [Z]: ``linear_o``
+    eps, mask_eps : epsilon of the norm, and of the division by the number of rows
 
     Returns
     -------
     Tensor
         [..., S, N, Z], of the type of ``m``; add it to ``m`` for the residual.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match; the message names the argument.
-    KernelError
-        If Triton is requested and cannot run: it takes bfloat16, float16 and float32, heads D of
-        a multiple of 8 up to 128, and gives first derivatives. The reference is differentiable to
-        any order.
 
     Examples
     --------

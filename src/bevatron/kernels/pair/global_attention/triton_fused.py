@@ -62,16 +62,11 @@ class Columns:
 
     Attributes
     ----------
-    m
-        [samples, S, N, C], channels one after another.
-    mask
-        [samples, S, N], of the type of the rows.
-    norm
-        Weight and bias.
-    mean, rstd
-        [samples, S, N] in float32.
-    parts, heads
-        Parts of a column's rows; and heads, padded for matmuls.
+    m : [samples, S, N, C], channels one after another
+    mask : [samples, S, N], of the type of the rows
+    norm : weight and bias
+    mean, rstd : [samples, S, N] in float32
+    parts, heads : parts of a column's rows; and heads, padded for matmuls
     """
 
     m: Tensor
@@ -98,17 +93,17 @@ class Columns:
 
     @property
     def count(self) -> int:
-        """How many columns there are."""
+        """Number of columns."""
         return self.m.shape[0] * self.m.shape[2]
 
     @property
     def items(self) -> int:
-        """How many parts of columns there are."""
+        """Number of parts of columns."""
         return self.count * self.parts
 
     @property
     def walkers(self) -> int:
-        """How many programs share the items where each leaves shares of weights' gradients."""
+        """Number of programs, each of which writes a part of the weights' gradients."""
         return min(self.items, PER_SM * num_sms(self.m.device) // 2)
 
     @property

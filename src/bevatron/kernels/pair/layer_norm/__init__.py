@@ -29,37 +29,27 @@ def layer_norm(
         {\sqrt{\operatorname{var}(x) + \epsilon}} + b \Big) + t
 
     with the mean and the (biased) variance over the last axis, a weight w and bias b that all rows
-    share, and a scale s and shift t per row. Ba et al., arXiv 1607.06450; with
-    ``sigmoid=True``, no weight and no bias it is the adaptive norm of AlphaFold3, algorithm 26,
-    after its two projections.
+    share, and a scale s and shift t per row. Ba et al., arXiv 1607.06450; with ``sigmoid=True``, no
+    weight and no bias it is the adaptive norm of AlphaFold3, algorithm 26, after its two
+    projections. Raises ValueError if a shape does not match, naming the argument; KernelError if
+    Triton is requested and cannot run. The kernel takes bfloat16, float16 and float32, up to 8192
+    channels, and has first derivatives; the reference is differentiable to any order.
 
     Parameters
     ----------
     x
         [..., C], in any strides: a transposed pair or a slice of a wider tensor is read in
         place. The result is contiguous.
-    weight, bias
-        [C], of any type; their gradients are summed in float32 in a fixed order.
-    scale, shift
-        Same shape as ``x``, or one that broadcasts to it.
-    eps
-        Added to the variance.
-    sigmoid
-        Whether a sigmoid is applied to ``scale``.
+    weight, bias : [C], of any type; their gradients are summed in float32 in a fixed order
+    scale, shift : same shape as ``x``, or one that broadcasts to it
+    eps : added to the variance
+    sigmoid : whether a sigmoid is applied to ``scale``
 
     Returns
     -------
     Tensor
         Same shape and type as ``x``. Mean, variance and all arithmetic are float32 for 16-bit
         types, and the result is rounded once.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match; the message names the argument.
-    KernelError
-        If Triton is requested and cannot run: it takes bfloat16, float16 and float32, up to 8192
-        channels, and gives first derivatives. The reference is differentiable to any order.
 
     Examples
     --------

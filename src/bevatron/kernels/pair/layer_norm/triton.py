@@ -215,12 +215,9 @@ class NormedRows(NamedTuple):
 
     Attributes
     ----------
-    rows
-        [n, C].
-    weight, bias
-        [C].
-    mean, rstd
-        [n], every row's mean and 1/sigma in float32.
+    rows : [n, C]
+    weight, bias : [C]
+    mean, rstd : [n], every row's mean and 1/sigma in float32
     """
 
     rows: Tensor

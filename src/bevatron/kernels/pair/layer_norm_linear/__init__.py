@@ -25,34 +25,26 @@ def layer_norm_linear(
 
     .. math:: y = W \operatorname{LayerNorm}(x) + b
 
-    The projections in front of attention and triangle multiplication, and their pair biases.
-    The backward pass keeps the input and two float32 numbers per row.
+    The projections in front of attention and triangle multiplication, and their pair biases. The
+    backward pass keeps the input and two float32 numbers per row. Raises ValueError if a shape does
+    not match, naming the argument; KernelError if Triton is requested and cannot run. The kernel
+    takes bfloat16, float16 and float32 and has first derivatives; the reference is differentiable
+    to any order.
 
     Parameters
     ----------
-    x
-        [..., C].
-    norm_weight, norm_bias
-        [C], of the LayerNorm.
+    x : [..., C]
+    norm_weight, norm_bias : [C], of the LayerNorm
     weight, bias
         [K, C] and [K], as `torch.nn.Linear` keeps them. Layers on the same rows are
         fused by concatenating their weights.
-    eps
-        Added to the variance of the LayerNorm.
+    eps : added to the variance of the LayerNorm
 
     Returns
     -------
     Tensor
         [..., K], of the type of ``x``. Weights of another type are rounded to it for the matmul;
         their gradients are summed in float32 in a fixed order and have the type of the weights.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match; the message names the argument.
-    KernelError
-        If Triton is requested and cannot run: it takes bfloat16, float16 and float32 and gives
-        first derivatives. The reference is differentiable to any order.
 
     Examples
     --------

@@ -37,39 +37,28 @@ def outer_product_mean(
         y_{ij} &= \frac{W_o \operatorname{flatten}\big(\sum_s a_{si} \otimes b_{sj}\big) + b_o}
         {\epsilon_m + \sum_s m_{si} m_{sj}}
 
-    AlphaFold2, algorithm 10; AlphaFold3, algorithm 9. The division comes after the last layer
-    and its bias, as in the published code. The backward pass keeps the input, two float32 numbers
-    per row and the N^2 H^2 outer products if they take at most 1280 MiB; larger ones exist for a
-    few lines of the pair at a time only, and the backward pass recomputes them.
+    AlphaFold2, algorithm 10; AlphaFold3, algorithm 9. The division comes after the last layer and
+    its bias, as in the published code. The backward pass keeps the input, two float32 numbers per
+    row and the N^2 H^2 outer products if they take at most 1280 MiB; larger ones exist for a few
+    lines of the pair at a time only, and the backward pass recomputes them. Raises ValueError if a
+    shape does not match, naming the argument; KernelError if Triton is requested and cannot run.
+    The kernel takes bfloat16, float16 and float32 and has first derivatives; the reference is
+    differentiable to any order.
 
     Parameters
     ----------
-    m
-        [..., S, N, C]: S rows of an alignment of N residues.
-    mask
-        [..., S, N], 1 or True for residues that exist; no gradient is computed for it.
-    norm_weight, norm_bias
-        [C]: ``layer_norm`` of published state dicts.
-    a_weight, b_weight, a_bias, b_bias
-        [H, C] and [H]: ``linear_1`` and ``linear_2``.
-    out_weight, out_bias
-        [Z, H H] and [Z]: ``linear_out``; the channels of b vary fastest.
-    eps, mask_eps
-        Epsilon of the norm, and of the division by the number of rows.
+    m : [..., S, N, C]: S rows of an alignment of N residues
+    mask : [..., S, N], 1 or True for residues that exist; no gradient is computed for it
+    norm_weight, norm_bias : [C]: ``layer_norm`` of published state dicts
+    a_weight, b_weight, a_bias, b_bias : [H, C] and [H]: ``linear_1`` and ``linear_2``
+    out_weight, out_bias : [Z, H H] and [Z]: ``linear_out``; the channels of b vary fastest
+    eps, mask_eps : epsilon of the norm, and of the division by the number of rows
 
     Returns
     -------
     Tensor
         [..., N, N, Z], of the type of ``m``; add it to the pair. Weights of another type are
         rounded to that of ``m``; their gradients are summed in float32 in a fixed order.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match; the message names the argument.
-    KernelError
-        If Triton is requested and cannot run: it takes bfloat16, float16 and float32 and gives
-        first derivatives. The reference is differentiable to any order.
 
     Examples
     --------
@@ -110,21 +99,13 @@ def layer_of_products(
         y_{ij} = \Big(W_o \operatorname{flatten}\big(\sum_s a_{si} \otimes b_{sj}\big) + b_o\Big)
         / n_{ij}
 
+    Raises ValueError if a shape does not match; KernelError as `outer_product_mean` does.
+
     Parameters
     ----------
-    a, b
-        Masked projections of S rows of an alignment.
-    count
-        n, for which no gradient is computed.
-    out_weight, out_bias
-        As of `outer_product_mean`.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match.
-    KernelError
-        As `outer_product_mean` does.
+    a, b : masked projections of S rows of an alignment
+    count : n, for which no gradient is computed
+    out_weight, out_bias : as of `outer_product_mean`
     """
     (*batch, S, R, H), N = a.shape, b.shape[-2]
     wanted = {"b": (b, (*batch, S, N, H)), "count": (count, (*batch, R, N))}

@@ -41,7 +41,10 @@ def pair_attention(
     where the sums run over the keys that the mask keeps. It is algorithm 7 of AlphaFold2 (rows of
     the alignment), 8 (columns, without a bias), 13 and 14 (triangles, with the transposed pair for
     the ending node), and the attention of AlphaFold3's Pairformer, diffusion transformer (noisy
-    copies as rows) and atom windows (windows as rows, each with its own bias).
+    copies as rows) and atom windows (windows as rows, each with its own bias). Raises ValueError if
+    a shape, a type or the layout does not fit, naming the argument; KernelError if Triton is
+    requested and cannot run. The kernel takes head sizes of a multiple of 8 up to 128, in bfloat16,
+    float16 or float32, and has first derivatives; the reference is differentiable to any order.
 
     Parameters
     ----------
@@ -54,26 +57,14 @@ def pair_attention(
         is accumulated in float32 and has its type, which may differ from that of ``q``.
     mask
         [B, S, Nk], True = keep. A query whose keys are all masked gets zero, and no gradient.
-    scale
-        c; 1/sqrt(D) if not given.
-    gate
-        g before the sigmoid, of the shape of ``q``.
-    layout
-        Order of the axes of q, k, v, gate and the result.
+    scale : c; 1/sqrt(D) if not given
+    gate : g before the sigmoid, of the shape of ``q``
+    layout : order of the axes of q, k, v, gate and the result
 
     Returns
     -------
     Tensor
         Same shape and type as ``q``. Logits, softmax and sums are float32 for 16-bit types.
-
-    Raises
-    ------
-    ValueError
-        If a shape, a type or the layout does not fit; it names the argument.
-    KernelError
-        If Triton is requested and cannot run. It takes head sizes of a multiple of 8 up to 128,
-        in bfloat16, float16 or float32, and gives first derivatives; the reference is
-        differentiable to any order.
 
     Examples
     --------

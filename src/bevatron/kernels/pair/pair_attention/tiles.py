@@ -62,12 +62,9 @@ def choose(kernel: str, head: int, itemsize: int, num_queries: int, num_keys: in
     kernel
         ``forward``, ``dq``, ``dkv``, ``dbias``, or ``dkv_bias_first``: ``dkv`` where it reads the
         bias before its first product (16-bit types, heads up to `LARGEST_BIAS_FIRST`).
-    head
-        Head size, as padded.
-    itemsize
-        Bytes of an element of q.
-    num_queries, num_keys
-        Per row.
+    head : head size, as padded
+    itemsize : bytes of an element of q
+    num_queries, num_keys : per row
     """
     tiles = _replacing.get(kernel) or _table(head, itemsize)[kernel]
     if tiles.rows > 64 and 0 < num_queries % tiles.rows <= tiles.rows // 2:

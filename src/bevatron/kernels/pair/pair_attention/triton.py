@@ -85,7 +85,7 @@ def attention(
 
 
 class Given(NamedTuple):
-    """What gradients are computed from."""
+    """Tensors that the gradients are computed from."""
 
     dout: Tensor
     q: Tensor

@@ -95,12 +95,9 @@ class BackwardLaunches:
 
     Attributes
     ----------
-    stats_width
-        Numbers kept for each query.
-    is_turned
-        Whether ``dkv`` reads a transposed copy of the bias.
-    parts
-        That ``dbias`` leaves and ``sums`` adds.
+    stats_width : numbers kept for each query
+    is_turned : whether ``dkv`` reads a transposed copy of the bias
+    parts : that ``dbias`` leaves and ``sums`` adds
     """
 
     stats_width: int
@@ -154,7 +151,7 @@ def backward_launches(
 
 
 class _Rows(NamedTuple):
-    """What the launches of the backward pass share, heads first; `width` is of the statistics."""
+    """Arguments shared by the backward launches, heads first; `width` is of the statistics."""
 
     q: Tensor
     k: Tensor

@@ -15,17 +15,15 @@ BLOCK = 256
 
 
 class Keys(NamedTuple):
-    """Which keys there are, as the kernels read it; nothing if there is no mask.
+    """The mask of keys as the kernels read it; empty if there is none.
 
     Attributes
     ----------
     columns
         The mask as columns that a matmul adds to logits: all but the first are 0. In float32 there
         are no matrix units, and copies serve as columns.
-    copies
-        Copies of the mask of each key, as many as `load_pairs` wants, if they are asked for.
-    ends
-        [B, S], where the keys of each row end: all behind are masked.
+    copies : copies of the mask of each key, as many as `load_pairs` wants, if they are asked for
+    ends : [B, S], where the keys of each row end: all behind are masked
     """
 
     columns: Tensor | None

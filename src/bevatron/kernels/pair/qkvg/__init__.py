@@ -36,34 +36,25 @@ def qkvg(
 
     A module keeps the four layers of published state dicts (``linear_q``, ``linear_k``,
     ``linear_v``, ``linear_g``); their weights are concatenated in each call, a copy of a few
-    hundred kilobytes. The four results are views of one tensor, as `pair_attention` reads
-    them. The backward pass keeps x and, with a norm, two float32 numbers per row.
+    hundred kilobytes. The four results are views of one tensor, as `pair_attention` reads them. The
+    backward pass keeps x and, with a norm, two float32 numbers per row. Raises ValueError if a
+    shape does not match, naming the argument; KernelError if Triton is requested and cannot run.
+    The kernel takes bfloat16, float16 and float32 and has first derivatives; the reference is
+    differentiable to any order.
 
     Parameters
     ----------
-    x
-        [..., C].
+    x : [..., C]
     q_weight, k_weight, v_weight, gate_weight
         [Q, C], [K, C], [V, C] and [G, C], as `torch.nn.Linear` keeps them.
-    gate_bias, q_bias
-        [G] (AlphaFold2) and [Q] (AlphaFold3's single attention).
-    norm
-        Weight and bias (each may be None) of a LayerNorm in front; None for no norm at all.
-    eps
-        Added to the variance of the norm.
+    gate_bias, q_bias : [G] (AlphaFold2) and [Q] (AlphaFold3's single attention)
+    norm : weight and bias (each may be None) of a LayerNorm in front; None for no norm at all
+    eps : added to the variance of the norm
 
     Returns
     -------
     tuple
         q, k, v and the gate before its sigmoid, of the type of ``x``.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match; the message names the argument.
-    KernelError
-        If Triton is requested and cannot run: it takes bfloat16, float16 and float32 and gives
-        first derivatives. The reference is differentiable to any order.
 
     Examples
     --------

@@ -22,28 +22,20 @@ def smooth_lddt(
               {10^{-10} + \sum_{lm} c_{lm}}
 
     with t of 0.5, 1, 2, 4 Å and c 1 for atoms l, m, not the same, of a radius above 0 that are
-    closer in the truth than the radius of l: algorithm 27 of AlphaFold3's supplement.
+    closer in the truth than the radius of l: algorithm 27 of AlphaFold3's supplement. Raises
+    ValueError if the types differ; KernelError if Triton is requested and cannot run. The kernel
+    has first derivatives.
 
     Parameters
     ----------
-    predicted
-        Å; the only input with a gradient, where no two counted atoms are in one place.
-    truth
-        Å; finite.
-    radius
-        Å; 0 of an atom that does not count.
+    predicted : Å; the only input with a gradient, where no two counted atoms are in one place
+    truth : Å; finite
+    radius : Å; 0 of an atom that does not count
 
     Returns
     -------
     Tensor
         In the type of ``predicted``, at least float32.
-
-    Raises
-    ------
-    ValueError
-        If the types differ.
-    KernelError
-        If Triton is requested and cannot run; it gives first derivatives.
 
     Examples
     --------

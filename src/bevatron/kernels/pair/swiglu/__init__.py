@@ -18,27 +18,21 @@ def swiglu(
 
     .. math:: y = \frac{g}{1 + e^{-g}} \odot v
 
-    Shazeer, arXiv 2002.05202; the transitions of AlphaFold3 (algorithm 11).
+    Shazeer, arXiv 2002.05202; the transitions of AlphaFold3 (algorithm 11). Raises ValueError if
+    the shapes or types do not fit; KernelError if Triton is requested and cannot run. The kernel
+    has first derivatives.
 
     Parameters
     ----------
     gate
         [..., C], in any strides; or [..., 2C], gates first, if ``value`` is not given: the
         output of one fused projection.
-    value
-        [..., C], of the type of ``gate``.
+    value : [..., C], of the type of ``gate``
 
     Returns
     -------
     Tensor
         [..., C], contiguous. The backward pass keeps the inputs only, unmodified.
-
-    Raises
-    ------
-    ValueError
-        If the shapes or types do not fit.
-    KernelError
-        If Triton is requested and cannot run; it gives first derivatives.
 
     Examples
     --------

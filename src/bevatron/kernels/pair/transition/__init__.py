@@ -36,22 +36,18 @@ def transition(
         \end{cases}
 
     The hidden rows, 2 or 4 times as wide, are never stored: the backward pass keeps the input and
-    two float32 numbers per row.
+    two float32 numbers per row. Raises ValueError if a shape does not match, naming the argument;
+    KernelError if Triton is requested and cannot run. The kernel takes bfloat16, float16 and
+    float32 and has first derivatives; the reference is differentiable to any order.
 
     Parameters
     ----------
-    x
-        [..., C].
-    norm_weight, norm_bias
-        [C], of the LayerNorm.
-    up_weight, gate_weight
-        [H, C], as `torch.nn.Linear` keeps them.
-    down_weight
-        [C_out, H].
-    up_bias, down_bias
-        [H] and [C_out].
-    eps
-        Added to the variance of the LayerNorm.
+    x : [..., C]
+    norm_weight, norm_bias : [C], of the LayerNorm
+    up_weight, gate_weight : [H, C], as `torch.nn.Linear` keeps them
+    down_weight : [C_out, H]
+    up_bias, down_bias : [H] and [C_out]
+    eps : added to the variance of the LayerNorm
 
     Returns
     -------
@@ -59,14 +55,6 @@ def transition(
         [..., C_out], of the type of ``x``; add it to ``x`` for the residual. Weights of another
         type are rounded to that of ``x`` for the matmuls; their gradients are summed in float32
         in a fixed order and have the type of the weights.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match; the message names the argument.
-    KernelError
-        If Triton is requested and cannot run: it takes bfloat16, float16 and float32 and gives
-        first derivatives. The reference is differentiable to any order.
 
     Examples
     --------

@@ -41,8 +41,7 @@ class Ordered:
     of_input, of_weight
         [2 H, C] or [H, C], of a block of hidden channels of `input_kernel`'s or `weight_kernel`'s
         the gates before the values.
-    down_t
-        [H, C].
+    down_t : [H, C]
     """
 
     of_input: Tensor
@@ -70,10 +69,8 @@ class Launches:
     ----------
     norm_shares
         Shape of the shares of the norm's gradients, [part, 2, C]; no elements without a norm.
-    weight_shares
-        Shares of the weights of up, of down transposed and of gate, [part, 2 or 3, H C].
-    bias_shares
-        Shares of the bias, [part, H]; no elements without one.
+    weight_shares : shares of the weights of up, of down transposed and of gate, [part, 2 or 3, H C]
+    bias_shares : shares of the bias, [part, H]; no elements without one
     """
 
     forward: Launch

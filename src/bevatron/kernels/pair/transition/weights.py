@@ -11,12 +11,9 @@ class Weights(NamedTuple):
 
     Attributes
     ----------
-    up, gate
-        [H, C].
-    down
-        [C_out, H].
-    up_bias, down_bias
-        [H] and [C_out].
+    up, gate : [H, C]
+    down : [C_out, H]
+    up_bias, down_bias : [H] and [C_out]
     """
 
     up: Tensor

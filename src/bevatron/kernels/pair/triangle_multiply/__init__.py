@@ -50,31 +50,26 @@ def triangle_multiply(
 
     and a bias in every linear layer where it is given. AlphaFold2, algorithms 11 and 12 (with
     biases); AlphaFold3, algorithms 12 and 13 (without). The backward pass keeps z, x and four
-    float32 numbers per edge.
+    float32 numbers per edge. Raises ValueError if a shape does not match, naming the argument;
+    KernelError if Triton is requested and cannot run. The kernel takes bfloat16, float16 and
+    float32, up to 256 channels, and has first derivatives; the reference is differentiable to any
+    order.
 
     Parameters
     ----------
     z
         [..., N, N, C], the pair; its channels must be contiguous, its other axes may have any
         strides (a transposed pair is read in place).
-    mask
-        [..., N, N], 1 or True for edges that exist; no gradient is computed for it.
-    norm_in_weight, norm_in_bias
-        [C]: ``layer_norm_in`` of OpenFold's and Protenix's state dicts.
+    mask : [..., N, N], 1 or True for edges that exist; no gradient is computed for it
+    norm_in_weight, norm_in_bias : [C]: ``layer_norm_in`` of OpenFold's and Protenix's state dicts
     a_weight, a_gate_weight, b_weight, b_gate_weight
         [H, C]: ``linear_a_p``, ``linear_a_g``, ``linear_b_p``, ``linear_b_g``.
-    norm_out_weight, norm_out_bias
-        [H]: ``layer_norm_out``.
-    out_weight, out_gate_weight
-        [C, H] and [C, C]: ``linear_z`` and ``linear_g``.
-    a_bias, a_gate_bias, b_bias, b_gate_bias, out_bias, out_gate_bias
-        Biases of the linear layers.
-    outgoing
-        Whether outgoing edges are multiplied, or incoming ones.
-    eps
-        Added to the variances of both norms.
-    contraction
-        Computes x where z is R rows of a pair whose other rows are elsewhere.
+    norm_out_weight, norm_out_bias : [H]: ``layer_norm_out``
+    out_weight, out_gate_weight : [C, H] and [C, C]: ``linear_z`` and ``linear_g``
+    a_bias, a_gate_bias, b_bias, b_gate_bias, out_bias, out_gate_bias : biases of the linear layers
+    outgoing : whether outgoing edges are multiplied, or incoming ones
+    eps : added to the variances of both norms
+    contraction : computes x where z is R rows of a pair whose other rows are elsewhere
 
     Returns
     -------
@@ -82,14 +77,6 @@ def triangle_multiply(
         [..., N, N, C], of the type of ``z``; add it to ``z`` for the residual. Weights of another
         type are rounded to that of ``z`` for the matmuls; their gradients are summed in float32
         in a fixed order and have the type of the weights.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not match; the message names the argument.
-    KernelError
-        If Triton is requested and cannot run: it takes bfloat16, float16 and float32, up to 256
-        channels, and gives first derivatives. The reference is differentiable to any order.
 
     Examples
     --------

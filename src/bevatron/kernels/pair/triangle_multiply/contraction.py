@@ -1,4 +1,4 @@
-"""What takes the place of the contraction where rows of a pair are in several places."""
+"""Replacement of the contraction where the rows of a pair are distributed."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -30,8 +30,7 @@ class Contraction(Protocol):
 
         Parameters
         ----------
-        kept
-            What `contract` returned.
+        kept : what `contract` returned
         meanwhile
             Launches what has nothing to do with it; called once, after the first exchange began.
         """

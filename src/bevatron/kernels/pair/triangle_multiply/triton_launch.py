@@ -59,24 +59,17 @@ def pad(width: int) -> int:
 
 @dataclass(frozen=True)
 class Pair:
-    """How the rows of a pair lie, in its own memory and in tensors with channels outermost.
+    """Layout of a pair's rows, in its own memory and in tensors with channels outermost.
 
     Attributes
     ----------
-    is_readable
-        Whether kernels read the pair in place; they need a copy otherwise.
-    device, dtype
-        Device and type of the pair.
-    count, batch, C, H
-        Rows, pairs, channels of the pair and of the contraction.
-    geometry
-        Sizes and strides of the axes of rows.
-    axes
-        How many of these axes there are.
-    lines, length, padded
-        R, N, and N rounded up to what is aligned.
-    tf32
-        Whether products of float32 numbers are rounded to TF32.
+    is_readable : whether kernels read the pair in place; they need a copy otherwise
+    device, dtype : device and type of the pair
+    count, batch, C, H : rows, pairs, channels of the pair and of the contraction
+    geometry : sizes and strides of the axes of rows
+    axes : how many of these axes there are
+    lines, length, padded : r, N, and N rounded up to what is aligned
+    tf32 : whether products of float32 numbers are rounded to TF32
     """
 
     is_readable: bool
@@ -170,15 +163,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class LayerSums:
-    """What computes the sums over rows from which the gradients of linear layers follow.
+    """Launches of the sums over rows that give the gradients of linear layers.
 
     Attributes
     ----------
     shares
         Shape of the partial sums over rows of every layer: of d xhat^T [channels C], and of d
         [channels]. xhat are the rows normalised, without the norm's weight and bias.
-    weigh
-        The launch.
+    weigh : the launch
     """
 
     shares: tuple[tuple[int, int], ...]
@@ -321,8 +313,7 @@ class Multiplication:
 
     Parameters
     ----------
-    rounded
-        Room for the matrices, which `round_weights` writes there in the type of the pair.
+    rounded : room for the matrices, which `round_weights` writes there in the type of the pair
     """
 
     def __init__(

@@ -47,18 +47,13 @@ class LossWeights:
 
     Attributes
     ----------
-    confidence
-        Weight of pLDDT, PDE and experimentally resolved.
-    pae
-        Weight of PAE relative to the other confidences; 1 in the last stage only.
-    diffusion
-        Weight of the diffusion loss: squared error, bonds and smooth lDDT.
-    bond
-        Weight of bonds relative to the squared error; 1 in fine-tuning.
+    confidence : weight of pLDDT, PDE and experimentally resolved
+    pae : weight of PAE relative to the other confidences; 1 in the last stage only
+    diffusion : weight of the diffusion loss: squared error, bonds and smooth lDDT
+    bond : weight of bonds relative to the squared error; 1 in fine-tuning
     smooth_lddt
         Weight of smooth lDDT relative to the squared error, independent of the noise level.
-    distogram
-        Weight of the distogram.
+    distogram : weight of the distogram
     """
 
     confidence: float = 1e-4

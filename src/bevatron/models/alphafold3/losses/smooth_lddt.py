@@ -28,12 +28,9 @@ def smooth_lddt(
 
     Parameters
     ----------
-    predicted
-        D denoised copies, Å.
-    truth
-        Å; any finite value where not resolved.
-    resolved, is_nucleic
-        One for every atom; padding is not resolved.
+    predicted : d denoised copies, Å
+    truth : Å; any finite value where not resolved
+    resolved, is_nucleic : one for every atom; padding is not resolved
     """
     dtype = torch.promote_types(predicted.dtype, torch.float32)
     copies, atoms = predicted.shape[-3:-1]

@@ -1,4 +1,4 @@
-"""What AlphaFold2 and AlphaFold3 compute alike, as modules over the fused operators.
+"""Modules shared by AlphaFold2 and AlphaFold3, built on the fused operators.
 
 Modules return updates: the caller adds them, with `add_dropped` where there is dropout. Masks are
 True for what exists. In shapes N counts residues or tokens, S rows of an alignment (or of a pair,

@@ -40,16 +40,11 @@ class GatedAttention(nn.Module):
 
     Parameters
     ----------
-    width
-        Channels of x and of the result.
-    num_heads, head_width
-        H and D.
-    norm
-        Whether x is normalised first; without, x is rows that already are.
-    q_bias
-        Whether queries have a bias (AlphaFold3, algorithm 24).
-    bias
-        Whether the gate and the last layer have one (AlphaFold2).
+    width : channels of x and of the result
+    num_heads, head_width : h and D
+    norm : whether x is normalised first; without, x is rows that already are
+    q_bias : whether queries have a bias (AlphaFold3, algorithm 24)
+    bias : whether the gate and the last layer have one (AlphaFold2)
     """
 
     def __init__(
@@ -82,13 +77,11 @@ class GatedAttention(nn.Module):
 
         Parameters
         ----------
-        x
-            Rows, in any strides.
+        x : rows, in any strides
         bias
             Added to the logits of every row; own rows of it for the update of own queries alone. It
             is waited for when the rows are projected.
-        mask
-            True for keys that exist; a row without any gets the last layer's bias.
+        mask : true for keys that exist; a row without any gets the last layer's bias
         """
         projected = qkvg(
             x,

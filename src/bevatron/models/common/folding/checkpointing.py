@@ -1,4 +1,4 @@
-"""Which activations are kept for the backward pass and which are computed again.
+"""Activation checkpointing: which activations are kept and which are recomputed.
 
 A model names the blocks that can be computed again where it calls them, ``checkpointed(policy,
 "pair_block", self.pair)``; the policy, a part of its configuration, says which of them are. No
@@ -33,10 +33,10 @@ SUB_LAYERS = frozenset(
         "pair_block",
     }
 )
-"""What ``paper`` computes again in AlphaFold3."""
+"""Layers that ``paper`` recomputes in AlphaFold3."""
 
 ALIGNMENT_LAYERS = frozenset({"msa_row_attention", "msa_column_attention"})
-"""What ``paper`` also computes again in AlphaFold2."""
+"""Layers that ``paper`` recomputes in AlphaFold2 too."""
 
 _NAMES: dict[Kind, frozenset[str]] = {
     "none": frozenset(),
@@ -80,12 +80,9 @@ def checkpointed(policy: Checkpointing, name: str, fn: Callable[P, R]) -> Callab
 
     Parameters
     ----------
-    policy
-        Which blocks.
-    name
-        Name of this block.
-    fn
-        A function of its arguments alone, without random numbers of its own.
+    policy : which blocks
+    name : name of this block
+    fn : a function of its arguments alone, without random numbers of its own
     """
     return _again(fn) if name in _NAMES[policy.kind] else fn
 
@@ -95,12 +92,9 @@ def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: 
 
     Parameters
     ----------
-    policy
-        ``all`` computes each block again, ``segments`` each group of them and then its blocks.
-    blocks
-        In order, each bound to what it reads besides the state.
-    state
-        What passes from block to block: a tensor or a tuple of them.
+    policy : ``all`` computes each block again, ``segments`` each group of them and then its blocks
+    blocks : in order, each bound to what it reads besides the state
+    state : what passes from block to block: a tensor or a tuple of them
     """
 
     def run(some: Sequence[Callable[[R], R]], state: R) -> R:

@@ -22,10 +22,8 @@ def distance_bins(
 
     Parameters
     ----------
-    positions, first, last, farthest
-        Å.
-    count
-        Bins.
+    positions, first, last, farthest : Å
+    count : bins
     """
     between = own(positions, -2)[..., :, None, :] - positions[..., None, :, :]
     squares = between.square().sum(-1, keepdim=True)

@@ -26,16 +26,11 @@ def keep_masks(
 
     Parameters
     ----------
-    seed
-        Seed of the step, int64 on the device of ``x``.
-    call
-        A different number for each draw of a step.
-    x
-        What is updated; pairs are square, so that N fits either axis.
-    count
-        Number of masks.
-    rate
-        Probability that a channel is dropped.
+    seed : seed of the step, int64 on the device of ``x``
+    call : a different number for each draw of a step
+    x : what is updated; pairs are square, so that N fits either axis
+    count : number of masks
+    rate : probability that a channel is dropped
     """
     shape = (count, *x.shape[:-3], *x.shape[-2:])
     low, high = seed & MASK, (seed >> 32) & MASK

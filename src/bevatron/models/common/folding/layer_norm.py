@@ -12,10 +12,8 @@ class LayerNorm(nn.Module):
 
     Parameters
     ----------
-    width
-        Channels of a row.
-    bias
-        Whether there is a b.
+    width : channels of a row
+    bias : whether there is a b
     """
 
     def __init__(self, width: int, *, bias: bool = True) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bevatron.kernels import linear
 
 Init = Literal["lecun", "he", "glorot", "gating", "final", "normal"]
-"""How a layer starts: AlphaFold2's supplement, section 1.11.4.
+"""Initialisation of a layer: AlphaFold2's supplement, section 1.11.4.
 
 ``lecun`` and ``he`` are truncated normal with variance 1 and 2 over the number of inputs, ``he`` in
 front of a ReLU; ``glorot`` is uniform, for queries, keys and values; ``gating`` has weights 0 and
@@ -26,12 +26,9 @@ class Linear(nn.Linear):
 
     Parameters
     ----------
-    width_in, width_out
-        Channels.
-    bias
-        Whether there is a b; it starts at 0, that of a gate at 1.
-    init
-        See `Init`.
+    width_in, width_out : channels
+    bias : whether there is a b; it starts at 0, that of a gate at 1
+    init : see `Init`
     """
 
     def __init__(

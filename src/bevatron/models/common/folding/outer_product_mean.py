@@ -18,10 +18,8 @@ class OuterProductMean(nn.Module):
 
     Parameters
     ----------
-    width_msa, hidden, width_pair
-        Channels of the alignment, of a and b, and of the pair.
-    bias
-        Whether a and b have biases (AlphaFold2); the last layer always has one.
+    width_msa, hidden, width_pair : channels of the alignment, of a and b, and of the pair
+    bias : whether a and b have biases (AlphaFold2); the last layer always has one
     """
 
     def __init__(self, width_msa: int, hidden: int, width_pair: int, *, bias: bool = False) -> None:

@@ -16,12 +16,9 @@ class Transition(nn.Module):
 
     Parameters
     ----------
-    width
-        Channels.
-    factor
-        Hidden channels over channels.
-    gated
-        Whether it is AlphaFold3's.
+    width : channels
+    factor : hidden channels over channels
+    gated : whether it is AlphaFold3's
     """
 
     def __init__(self, width: int, factor: int = 4, *, gated: bool = True) -> None:

@@ -19,12 +19,9 @@ class TriangleMultiplication(nn.Module):
 
     Parameters
     ----------
-    width, hidden
-        Channels of the pair and of a and b.
-    outgoing
-        Whether outgoing edges are multiplied, or incoming ones.
-    bias
-        Whether the linear layers have biases (AlphaFold2).
+    width, hidden : channels of the pair and of a and b
+    outgoing : whether outgoing edges are multiplied, or incoming ones
+    bias : whether the linear layers have biases (AlphaFold2)
     """
 
     def __init__(self, width: int, hidden: int, *, outgoing: bool, bias: bool = False) -> None:
@@ -76,14 +73,10 @@ class TriangleAttention(nn.Module):
 
     Parameters
     ----------
-    width
-        Channels of the pair.
-    num_heads, head_width
-        H and D.
-    starting
-        Whether edges share the node where they start, or where they end.
-    bias
-        Whether the gate and the last layer have biases (AlphaFold2).
+    width : channels of the pair
+    num_heads, head_width : h and D
+    starting : whether edges share the node where they start, or where they end
+    bias : whether the gate and the last layer have biases (AlphaFold2)
     """
 
     def __init__(

@@ -43,7 +43,7 @@ _STEREO = ("STEREONONE", "STEREOZ", "STEREOE", "STEREOCIS", "STEREOTRANS", "STER
 
 @dataclass(frozen=True)
 class Rule:
-    """How a feature is read from a molecule and turned into an index.
+    """A feature: how it is read from a molecule and turned into an index.
 
     Attributes
     ----------

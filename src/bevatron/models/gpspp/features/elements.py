@@ -1,4 +1,4 @@
-"""What a feature takes from the periodic table: lookup tables by atomic number.
+"""Features from the periodic table: lookup tables by atomic number.
 
 Periods count lanthanides as 8 and actinides as 9, groups put both into group 3, as GPS++ does.
 """

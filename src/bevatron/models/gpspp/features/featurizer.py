@@ -37,10 +37,8 @@ class Featurizer:
 
     Attributes
     ----------
-    name
-        Name of the feature set.
-    version
-        See `bevatron.data.samples.FEATURES_VERSION`.
+    name : name of the feature set
+    version : see `bevatron.data.samples.FEATURES_VERSION`
     """
 
     name: str = "set1"
@@ -57,8 +55,7 @@ class Featurizer:
 
         Parameters
         ----------
-        samples
-            Each with the fields of `bevatron.data.readers.molecules`.
+        samples : each with the fields of `bevatron.data.readers.molecules`
 
         Returns
         -------
@@ -87,27 +84,21 @@ def featurize(
 ) -> dict[str, Array] | list[dict[str, Array]]:
     """Turn a molecule, or several, into the input arrays of GPS++.
 
+    Raises DataError if a molecule cannot be used, naming it; MissingPackageError if RDKit is not
+    installed.
+
     Parameters
     ----------
     smiles
         A SMILES (a CXSMILES with 3D coordinates brings its conformer), an RDKit molecule, or a
         list of them. Explicit hydrogen is removed.
-    feature_set
-        ``set1``, ``set2``, ``set3``, ``original``, ``ying21`` or ``ying21_periodic``.
-    positions
-        [N, 3] Å in the order of the atoms, or one such array (or None) per molecule.
+    feature_set : ``set1``, ``set2``, ``set3``, ``original``, ``ying21`` or ``ying21_periodic``
+    positions : [N, 3] Å in the order of the atoms, or one such array (or None) per molecule
 
     Returns
     -------
     Named arrays, see `bevatron.data.samples.molecule_fields`; a list of them for a list.
     `bevatron.data.samples.collate_molecules` makes a batch of them.
-
-    Raises
-    ------
-    DataError
-        If a molecule cannot be used; it is named.
-    MissingPackageError
-        If RDKit is not installed.
 
     Examples
     --------

@@ -26,7 +26,7 @@ from bevatron.errors import ConfigError
 
 
 class Kind(enum.Enum):
-    """What a node of a formula is; see the table of the module."""
+    """Kind of a node of a formula; see the table of the module."""
 
     SCALAR = "a scalar"
     VECTOR = "a vector [n]"

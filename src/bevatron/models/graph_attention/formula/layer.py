@@ -55,38 +55,28 @@ from bevatron.models.graph_attention.matrix import (
 class Layer(GraphLayer):
     r"""One layer of a graph neural network, composed of Psi, a semiring, Phi and an activation.
 
+    Raises ConfigError if Psi would need a dense n x n result, or arguments contradict each other.
+
     Parameters
     ----------
     inputs, outputs
         Widths of H and of one head's result; may be left out if ``phi`` is an ``nn.Linear``.
-    psi
-        Formula of the n x n matrix that weighs the edges; it must be sparse.
+    psi : formula of the n x n matrix that weighs the edges; it must be sparse
     aggregate
         Semiring. ``mean`` divides by the sum of Psi's row; ``max`` and ``min`` are tropical: the
         values of Psi are added to the features, and a Psi of the pattern alone adds nothing.
     phi
         ``"linear"``: a learned matrix for each head; an ``nn.Linear``, used as it is; any other
         module from [n, inputs] to [n, outputs], such as an MLP; None: nothing.
-    activation
-        Applied to the result.
-    heads, combine
-        Heads with weights of their own, concatenated or averaged.
-    bias
-        Add a learned vector after the aggregation (not with a module as ``phi``).
-    inner_bias
-        Add a learned vector to X itself, before the aggregation.
-    root
-        Number or learned scalar with which each vertex counts itself: Psi + root * identity.
-    order
-        ``project`` (Phi first), ``aggregate``, or what costs less.
+    activation : applied to the result
+    heads, combine : heads with weights of their own, concatenated or averaged
+    bias : add a learned vector after the aggregation (not with a module as ``phi``)
+    inner_bias : add a learned vector to X itself, before the aggregation
+    root : number or learned scalar with which each vertex counts itself: Psi + root * identity
+    order : ``project`` (Phi first), ``aggregate``, or what costs less
     value_dropout
         Probability that an element of the values is dropped while training. Psi is computed from
         the features before dropout, so it must not consist of scalar products of them.
-
-    Raises
-    ------
-    ConfigError
-        If Psi would need a dense n x n result, or arguments contradict each other.
 
     Examples
     --------

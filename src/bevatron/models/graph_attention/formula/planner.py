@@ -53,10 +53,8 @@ class Widths:
 
     Attributes
     ----------
-    inputs, outputs
-        Widths of H and of one head's Phi(H).
-    heads
-        Number of heads.
+    inputs, outputs : widths of H and of one head's Phi(H)
+    heads : number of heads
     """
 
     inputs: int
@@ -70,22 +68,14 @@ class Plan:
 
     Attributes
     ----------
-    psi, form
-        The formula and what was recognised in it.
-    kernel
-        ``graph_attention``, ``dot_attention``, ``spmm`` or ``composed``.
-    order
-        ``project``: Phi first; ``aggregate``: the sum over edges first.
-    one_fetch
-        Whether the row fetched for a score is the one that is summed (dot products only).
-    words_forward, words_backward
-        Predicted numbers read and written per edge, all heads.
-    kept_per_edge
-        Numbers per edge that live from the forward to the backward pass.
-    virtual
-        The n x n nodes, none of which is made, and the sparse node that samples each.
-    reasons
-        Sentences for `explain`.
+    psi, form : the formula and what was recognised in it
+    kernel : ``graph_attention``, ``dot_attention``, ``spmm`` or ``composed``
+    order : ``project``: Phi first; ``aggregate``: the sum over edges first
+    one_fetch : whether the row fetched for a score is the one that is summed (dot products only)
+    words_forward, words_backward : predicted numbers read and written per edge, all heads
+    kept_per_edge : numbers per edge that live from the forward to the backward pass
+    virtual : the n x n nodes, none of which is made, and the sparse node that samples each
+    reasons : sentences for `explain`
     """
 
     psi: Expression
@@ -129,28 +119,19 @@ def plan(
 ) -> Plan:
     """Decide how a layer Z = Phi(sum over Psi of H) is computed.
 
+    Raises ConfigError if Psi is not sparse, or the order that is asked for would change the result.
+
     Parameters
     ----------
-    psi
-        The formula.
-    aggregate
-        The semiring of the aggregation.
-    widths
-        Widths of the layer.
-    linear
-        Whether Phi is a matrix: then it may come before or after a sum or mean.
-    projects
-        Whether there is a Phi; if not, X is H.
+    psi : the formula
+    aggregate : the semiring of the aggregation
+    widths : widths of the layer
+    linear : whether Phi is a matrix: then it may come before or after a sum or mean
+    projects : whether there is a Phi; if not, X is H
     weighted
         Whether the graph has edge values: a kernel that has them outside of the softmax cannot
         have them inside.
-    order
-        What to compute first, instead of letting the planner choose.
-
-    Raises
-    ------
-    ConfigError
-        If Psi is not sparse, or the order that is asked for would change the result.
+    order : what to compute first, instead of letting the planner choose
     """
     if psi.kind is not Kind.SPARSE:
         hint = "; multiply it by A, so that only edges are computed"

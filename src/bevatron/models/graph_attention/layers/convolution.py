@@ -43,12 +43,9 @@ class Sgc(nn.Module):
 
     Parameters
     ----------
-    inputs, outputs
-        Widths; the hops take the narrower of the two.
-    hops
-        Number of aggregations.
-    bias
-        Add a learned vector.
+    inputs, outputs : widths; the hops take the narrower of the two
+    hops : number of aggregations
+    bias : add a learned vector
     """
 
     def __init__(self, inputs: int, outputs: int, *, hops: int = 2, bias: bool = True) -> None:
@@ -87,12 +84,9 @@ def gin(
 
     Parameters
     ----------
-    mlp
-        From [n, inputs] to [n, outputs].
-    eps, trained
-        Where eps starts, and whether it moves.
-    inputs, outputs, activation
-        See `Layer`.
+    mlp : from [n, inputs] to [n, outputs]
+    eps, trained : where eps starts, and whether it moves
+    inputs, outputs, activation : see `Layer`
     """
     root = 1.0 + scalar("eps", eps)
     layer = Layer(inputs, outputs, psi=A, phi=mlp, root=root, activation=activation)

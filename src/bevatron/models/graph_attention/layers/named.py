@@ -15,7 +15,7 @@ from bevatron.models.graph_attention.matrix import Attends
 
 
 class LayerOptions(TypedDict, total=False):
-    """What all layers take.
+    """Arguments common to all layers.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class NamedLayer(GraphLayer):
     """
 
     order: Order | Literal["auto"] = "auto"
-    """What the formula computes first, Phi or the aggregation."""
+    """Order of the formula: Phi or the aggregation first."""
 
     value_dropout = 0.0
 

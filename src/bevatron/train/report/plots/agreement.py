@@ -37,12 +37,9 @@ def parity(
 
     Parameters
     ----------
-    reference, predicted
-        The same number of values; pairs with a NaN (no label) are left out.
-    quantity, unit
-        For the axes: ``"force component"``, ``"eV/Å"``.
-    labels
-        Label of each value (a group, an element).
+    reference, predicted : the same number of values; pairs with a NaN (no label) are left out
+    quantity, unit : for the axes: ``"force component"``, ``"eV/Å"``
+    labels : label of each value (a group, an element)
 
     Examples
     --------
@@ -132,14 +129,10 @@ def bars(
 
     Parameters
     ----------
-    labels
-        The rows, from top to bottom.
-    series
-        Name -> value for each label; NaN draws no bar.
-    xlabel
-        Quantity and unit.
-    reference
-        A value to mark with a vertical line, and its name.
+    labels : the rows, from top to bottom
+    series : name -> value for each label; NaN draws no bar
+    xlabel : quantity and unit
+    reference : a value to mark with a vertical line, and its name
     """
     height = 0.8 / max(len(series), 1)
     rows = np.arange(len(labels))

@@ -28,12 +28,9 @@ def batch_balance(
 
     Parameters
     ----------
-    costs
-        Name of the plan -> cost of each batch, [steps, ranks].
-    capacity
-        Capacity of a batch; the scale ends there.
-    unit
-        Unit of the cost.
+    costs : name of the plan -> cost of each batch, [steps, ranks]
+    capacity : capacity of a batch; the scale ends there
+    unit : unit of the cost
     """
     plans = {name: np.atleast_2d(np.asarray(value, dtype=float)) for name, value in costs.items()}
     top = max([capacity or 0.0, *(plan.max(initial=0.0) for plan in plans.values())]) or 1.0

@@ -47,16 +47,11 @@ class Panel:
 
     Attributes
     ----------
-    title
-        Title of the panel.
-    ylabel
-        Quantity and unit.
-    curves
-        Curves, in the order of the palette.
-    logarithmic
-        Whether the vertical axis is logarithmic; linear if a value is not positive.
-    from_zero
-        Whether a linear vertical axis begins at zero, for quantities whose size matters.
+    title : title of the panel
+    ylabel : quantity and unit
+    curves : curves, in the order of the palette
+    logarithmic : whether the vertical axis is logarithmic; linear if a value is not positive
+    from_zero : whether a linear vertical axis begins at zero, for quantities whose size matters
     """
 
     title: str
@@ -80,12 +75,9 @@ def curves(
 
     Parameters
     ----------
-    panels
-        What to draw; at least one.
-    xlabel
-        Quantity of the common horizontal axis.
-    events
-        Positions to mark with a labelled vertical line, such as a change of the loss.
+    panels : what to draw; at least one
+    xlabel : quantity of the common horizontal axis
+    events : positions to mark with a labelled vertical line, such as a change of the loss
     logarithmic_x
         Whether the horizontal axis is logarithmic, for sizes that double from point to point.
 

@@ -23,14 +23,10 @@ class Stacks:
 
     Attributes
     ----------
-    title
-        Title of the panel.
-    xlabel
-        Quantity and unit.
-    rows
-        Names, from top to bottom.
-    parts
-        Name of a part -> its length in each row.
+    title : title of the panel
+    xlabel : quantity and unit
+    rows : names, from top to bottom
+    parts : name of a part -> its length in each row
     """
 
     title: str
@@ -46,10 +42,8 @@ def stacks(panels: Sequence[Stacks], columns: int = 2) -> Figure:
 
     Parameters
     ----------
-    panels
-        What to draw, row by row.
-    columns
-        Panels per row.
+    panels : what to draw, row by row
+    columns : panels per row
 
     Examples
     --------

@@ -24,17 +24,14 @@ _FORMATS = {
 def read_hits(path: str | Path) -> TemplateHits:
     r"""Read template hits in the order of their file, also compressed.
 
+    Raises DataError naming file and line or hit of what does not fit.
+
     Parameters
     ----------
     path
         .m8, .tsv or .tab (MMseqs2's or BLAST's columns, with ``cigar`` as the last or a line of
         column names), .hhr (HHsearch, HHblits), .a3m or .sto (hmmsearch with the query's profile,
         one match column per residue of the query). A file without hits gives none.
-
-    Raises
-    ------
-    DataError
-        Naming file and line or hit of what does not fit.
 
     Examples
     --------
@@ -61,12 +58,9 @@ def parse_hits(data: bytes, name: str, format_: str) -> TemplateHits:
 
     Parameters
     ----------
-    data
-        Content of the file, not compressed.
-    name
-        What messages call it.
-    format_
-        ``m8``, ``hhr``, ``a3m`` or ``stockholm``.
+    data : content of the file, not compressed
+    name : what messages call it
+    format_ : ``m8``, ``hhr``, ``a3m`` or ``stockholm``
     """
     if not data.strip():
         return collect([])

@@ -207,7 +207,7 @@ def _pairs(
 
 
 def has_residue(row: bytes) -> BoolArray:
-    """Which columns of an aligned row hold a residue."""
+    """Mark the columns of an aligned row that hold a residue."""
     letters = np.frombuffer(row, dtype=np.uint8)
     return np.not_equal(letters, ord("-")) & np.not_equal(letters, ord("."))
 

@@ -25,17 +25,15 @@ _FASTA = {".fasta", ".fa", ".fas", ".faa", ".fna"}
 def read_inputs(path: str | Path) -> tuple[Complex, ...]:
     r"""Read the complexes of a file; a list of jobs in JSON gives several, else there is one.
 
+    Raises DataError naming the file and the key or record of what is missing, unknown or
+    contradicts itself.
+
     Parameters
     ----------
     path
         .fasta, .fa, .fas, .faa or .fna (all records are chains of one complex), .json (AlphaFold3,
         AlphaFold Server, Protenix), .yaml or .yml (Boltz), also compressed. Paths in it are
         relative to its folder.
-
-    Raises
-    ------
-    DataError
-        Naming the file and the key or record of what is missing, unknown or contradicts itself.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What is to be predicted, whatever format it came from."""
+"""A complex to predict, independent of its file format."""
 
 import string
 from collections.abc import Iterator, Sequence
@@ -38,8 +38,7 @@ class AtomName:
     Attributes
     ----------
     chain
-    position
-        Residue of a polymer or component of a ligand, from 1.
+    position : residue of a polymer or component of a ligand, from 1
     atom
         Name in the chemical component; of a ligand given as SMILES or as a file, element and number
         (``C3``, from 1) or index of the atom (``2``, from 0).
@@ -56,12 +55,10 @@ class Template:
 
     Attributes
     ----------
-    structure
-        A file, or the text of an mmCIF file.
+    structure : a file, or the text of an mmCIF file
     pairs : int32 [pairs, 2]
         Positions in query and template, from 0; None if they are to be found.
-    chains
-        Chains of the template, one for each chain of the entity; empty if they are to be found.
+    chains : chains of the template, one for each chain of the entity; empty if they are to be found
     """
 
     structure: Path | str
@@ -76,27 +73,18 @@ class Entity:
     Attributes
     ----------
     kind
-    chains
-        Name of each copy.
-    sequence
-        One letter for each residue of a polymer, in upper case.
-    codes
-        Components of a ligand, from the chemical component dictionary or the user's own.
-    smiles
-        A ligand as SMILES.
-    file
-        A ligand as a structure file.
-    modifications
-        Residues that are other components.
-    cyclic
-        Whether the ends of the polymer are joined.
+    chains : name of each copy
+    sequence : one letter for each residue of a polymer, in upper case
+    codes : components of a ligand, from the chemical component dictionary or the user's own
+    smiles : a ligand as SMILES
+    file : a ligand as a structure file
+    modifications : residues that are other components
+    cyclic : whether the ends of the polymer are joined
     unpaired, paired
         Alignment as file or as text of an a3m file; empty text for none, None if the user does not
         say.
-    templates
-        None if the user does not say, an empty tuple for none.
-    description
-        The user's own words.
+    templates : none if the user does not say, an empty tuple for none
+    description : the user's own words
     """
 
     kind: Kind
@@ -126,16 +114,12 @@ class Complex:
     ----------
     name
     entities
-    bonds
-        Covalent bonds beyond those of the polymers and the components themselves.
-    seeds
-        Random seeds; empty if the user does not say.
-    components
-        The user's own chemical components, as file or as text in mmCIF.
+    bonds : covalent bonds beyond those of the polymers and the components themselves
+    seeds : random seeds; empty if the user does not say
+    components : the user's own chemical components, as file or as text in mmCIF
     ignored
         What the file asks for that has no place here (``constraints[0].pocket``), for a warning.
-    file
-        Where it was read, for messages.
+    file : where it was read, for messages
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""How good a predicted structure is, and how good it says it is."""
+"""Accuracy of predicted structures, and their predicted confidences."""
 
 from bevatron.models.common.folding.metrics.confidence import (
     MAX_ERROR,

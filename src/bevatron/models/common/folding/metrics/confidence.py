@@ -1,4 +1,4 @@
-"""What a model says about its own prediction: pLDDT, PAE, pTM, ipTM, ranking of samples."""
+"""Predicted confidences: pLDDT, PAE, pTM, ipTM, ranking of samples."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -52,12 +52,9 @@ def ptm(
 
     Parameters
     ----------
-    logits
-        Logits of the aligned error of token j in the frame of token i.
-    has_frame
-        Whether a token has a frame.
-    counts
-        The N tokens to look at: all that are not padding, or those of one chain.
+    logits : logits of the aligned error of token j in the frame of token i
+    has_frame : whether a token has a frame
+    counts : the N tokens to look at: all that are not padding, or those of one chain
     """
     return _best_frame(logits, has_frame & counts, counts[None, :] & counts[:, None], counts)
 
@@ -118,12 +115,9 @@ def ranking_score(
 
     Parameters
     ----------
-    ptm, iptm
-        Scores of the whole complex; ipTM is None for a single chain.
-    disordered
-        Share of its protein residues that are exposed as disordered ones are.
-    clash
-        As `has_clash` says.
+    ptm, iptm : scores of the whole complex; ipTM is None for a single chain
+    disordered : share of its protein residues that are exposed as disordered ones are
+    clash : as `has_clash` says
     """
     folded = ptm if iptm is None else 0.8 * iptm + 0.2 * ptm
     return folded + 0.5 * disordered - 100.0 * clash

@@ -18,10 +18,8 @@ def contact_probability(
 
     Parameters
     ----------
-    logits
-        Logits of a distogram.
-    edges
-        First, last and number of the edges between its bins, Å.
+    logits : logits of a distogram
+    edges : first, last and number of the edges between its bins, Å
     """
     below = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
     below[:-1] = torch.linspace(*edges, device=logits.device) <= CONTACT
@@ -41,14 +39,10 @@ def contact_precision(
 
     Parameters
     ----------
-    probability
-        Symmetric.
-    truth
-        Positions of representative atoms, Å.
-    residue_index
-        Numbers along the chain.
-    separation
-        Pairs nearer along the chain do not count: 24 for long range, 12 and 6.
+    probability : symmetric
+    truth : positions of representative atoms, Å
+    residue_index : numbers along the chain
+    separation : pairs nearer along the chain do not count: 24 for long range, 12 and 6
     pairs_per_residue
         How many pairs are looked at: 1 is the surest L, 0.2 the surest L/5, L resolved residues.
     """

@@ -23,12 +23,9 @@ class DockQ:
 
     Attributes
     ----------
-    fnat
-        Share of the true contacts between residues that the prediction has.
-    interface_rmsd
-        RMSD of the backbone of the interface, superposed by itself, Å.
-    ligand_rmsd
-        RMSD of the backbone of the smaller partner after superposing the larger, Å.
+    fnat : share of the true contacts between residues that the prediction has
+    interface_rmsd : RMSD of the backbone of the interface, superposed by itself, Å
+    ligand_rmsd : RMSD of the backbone of the smaller partner after superposing the larger, Å
     """
 
     fnat: float
@@ -59,16 +56,11 @@ def dockq(
 
     Parameters
     ----------
-    predicted, truth
-        Positions of the same atoms, Å.
-    resolved
-        Atoms to compare.
-    residue
-        Number of the residue of an atom, from 0; no residue is in both partners.
-    partner
-        0 and 1; atoms of any other number are left out.
-    backbone
-        N, CA, C and O of proteins.
+    predicted, truth : positions of the same atoms, Å
+    resolved : atoms to compare
+    residue : number of the residue of an atom, from 0; no residue is in both partners
+    partner : 0 and 1; atoms of any other number are left out
+    backbone : n, CA, C and O of proteins
     """
     known = resolved & ((partner == 0) | (partner == 1))
     predicted, truth = predicted[known], truth[known]

@@ -34,12 +34,9 @@ def lddt(
 
     Parameters
     ----------
-    predicted, truth
-        Å.
-    residue
-        Number of the residue of an atom.
-    radius
-        Å.
+    predicted, truth : Å
+    residue : number of the residue of an atom
+    radius : Å
     """
     preserved, considered = [], []
     for tile, score, distance in _tiles(predicted, truth):
@@ -76,10 +73,8 @@ def lddt_by_kind(
     ----------
     residue
         As for `lddt`. In a ligand every pair of atoms counts.
-    chain
-        Number of the chain of an atom.
-    kind
-        ``molecule_type`` of the atom, into `KINDS`.
+    chain : number of the chain of an atom
+    kind : ``molecule_type`` of the atom, into `KINDS`
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""How well a ligand sits in its pocket."""
+"""Accuracy of ligands in their pockets."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,12 +25,9 @@ def pocket_rmsd(
 
     Parameters
     ----------
-    predicted, truth
-        Positions of the same atoms, Å.
-    residue
-        Number of the residue of an atom, from 0.
-    backbone
-        The atoms to superpose with: backbone of polymers.
+    predicted, truth : positions of the same atoms, Å
+    residue : number of the residue of an atom, from 0
+    backbone : the atoms to superpose with: backbone of polymers
     orders
         The ligand's atoms in every order that keeps its bonds; the first row as in ``predicted``.
     """
