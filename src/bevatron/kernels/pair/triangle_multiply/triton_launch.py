@@ -126,9 +126,7 @@ class Pair:
         """Look up the tiles of a kernel."""
         return choose(kernel, max(pad(self.C), pad(self.H)), self.dtype.itemsize)
 
-    def launch(
-        self, kernel: Any, name: str, numbers: Sequence[float], **constants: Any
-    ) -> Launch:
+    def launch(self, kernel: Any, name: str, numbers: Sequence[float], **constants: Any) -> Launch:
         """Prepare a launch of programs that take a block of columns each."""
         tiles = self.tiles(name)
         programs = -(-self.places[2] // tiles.rows)
@@ -161,64 +159,37 @@ class Pair:
         }
 
 
-@dataclass(frozen=True)
-class LayerSums:
-    """Launches of the sums over rows that give the gradients of linear layers.
-
-    Attributes
-    ----------
-    shares
-        Shape of the partial sums over rows of every layer: of d xhat^T [channels C], and of d
-        [channels]. xhat are the rows normalised, without the norm's weight and bias.
-    weigh : the launch
-    """
-
-    shares: tuple[tuple[int, int], ...]
-    weigh: Launch
-
-    @classmethod
-    def of(
-        cls, pair: Pair, kernel: Any, channels: int, *widths: int, **constants: Any
-    ) -> "LayerSums":
-        """Prepare it for layers with as many channels each, on rows of these widths."""
-        tiles = pair.tiles("weight")
-        blocks = len(widths) * -(-channels // tiles.columns)
-        columns, parts = pair.deal(tiles, blocks)
-        weigh = Launch(
-            kernel,
-            (blocks, parts),
-            (channels, columns, *pair.places),
-            FULL=channels % tiles.columns == 0,
-            **pair.constants(tiles),
-            **constants,
-        )
-        return cls(tuple((parts, channels * (C + 1)) for C in widths), weigh)
-
-    def __call__(
-        self, d: Tensor, x: Tensor, statistics: Sequence[Tensor], dgate: Tensor, normed: Tensor
-    ) -> list[Tensor]:
-        """Return every layer's partial sums, of its gradients, rows and their statistics."""
-        parts = [d.new_empty(shape, dtype=torch.float32) for shape in self.shares]
-        self.weigh(d, x, *statistics, parts[0], dgate, normed, parts[1])
-        return parts
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Launches:
-    """All launches for a pair, in the order of the passes; the elements of its joined weights."""
+    """All launches for a pair, in the order of the passes.
+
+    Attributes
+    ----------
+    sizes
+        Elements of the joined weights: of a and b, of the output and of its gate.
+    output_shares, gate_shares, joint_shares
+        Shapes of partial sums over columns, of the gradients of these layers' weights.
+    in_shares
+        The same of the gradients of the pair's norm.
+    """
 
     sizes: tuple[int, int, int]
     rounded: Launch
     project: Launch
     output: Launch
     output_input: Launch
-    of_output: LayerSums
+    of_output: Launch
+    output_shares: Shape
+    gate_shares: Shape
     finish_output: Launch
     joint: Launch
-    joint_shares: tuple[int, int]
+    joint_shares: Shape
     finish_joint: Launch
     project_input: Launch
-    in_shares: int
+    in_shares: Shape
     sum_norms: Launch
 
 
@@ -239,11 +210,11 @@ def prepare(
     masked = {"HAS_BIAS": joint_bias is not None, "HAS_MASK": mask is not None, "H": H}
     of_out = {"HAS_BIAS": out_bias is not None, "H": H, "H_PAD": pad(H)}
     sizes = (4 * H * C, C * H, C * C)
-    of_output = LayerSums.of(pair, output_weights_kernel, C, H, C, H=H, H_PAD=pad(H))
-    joint_tiles = pair.tiles("joint")
-    blocks = 2 * -(-H // joint_tiles.columns)
-    columns, parts = pair.deal(joint_tiles, blocks)
-    in_shares = -(-pair.places[2] // pair.tiles("project_input").rows)
+    weight, joint = pair.tiles("weight"), pair.tiles("joint")
+    out_blocks, blocks = 2 * -(-C // weight.columns), 2 * -(-H // joint.columns)
+    out_columns, out_parts = pair.deal(weight, out_blocks)
+    columns, parts = pair.deal(joint, blocks)
+    in_parts = -(-pair.places[2] // pair.tiles("project_input").rows)
 
     def held(name: str) -> dict[str, bool]:
         return {"HOLD": pair.tiles(name).hold}
@@ -258,25 +229,37 @@ def prepare(
             round_kernel, (-(-sum(sizes) // ROUNDED),), (H * C, *sizes[1:]), BLOCK=ROUNDED
         ),
         project=pair.launch(project_kernel, "project", with_eps, **masked, **axes),
-        output=pair.launch(output_kernel, "output", (eps, *pair.places), **of_out, **held("output")),
+        output=pair.launch(
+            output_kernel, "output", (eps, *pair.places), **of_out, **held("output")
+        ),
         output_input=pair.launch(
             output_input_kernel, "output_input", pair.places, **of_out, **held("output_input")
         ),
-        of_output=of_output,
+        of_output=Launch(
+            output_weights_kernel,
+            (out_blocks, out_parts),
+            (C, out_columns, *pair.places),
+            H=H,
+            H_PAD=pad(H),
+            FULL=C % weight.columns == 0,
+            **pair.constants(weight),
+        ),
+        output_shares=(out_parts, C * (H + 1)),
+        gate_shares=(out_parts, C * (C + 1)),
         finish_output=Launch(
             finish_output_kernel,
             (2 * C, -(-max(C, H) // LAYER_BLOCK_C)),
-            (of_output.shares[0][0],),
+            (out_parts,),
             C=C,
             H=H,
             HAS_BIAS=out_bias is not None,
-            **summed(of_output.shares[0][0]),
+            **summed(out_parts),
         ),
         joint=Launch(
             joint_kernel,
             (blocks, parts),
             (columns, *pair.places),
-            **pair.constants(joint_tiles),
+            **pair.constants(joint),
             **masked,
             **held("joint"),
         ),
@@ -293,15 +276,15 @@ def prepare(
             **summed(parts),
         ),
         project_input=pair.launch(project_input_kernel, "project_input", numbers, H=H, **axes),
-        in_shares=in_shares,
+        in_shares=(in_parts, 2, C),
         sum_norms=Launch(
             sum_norms_kernel,
             (-(-max(C, H) // SUM_BLOCK_C), 4),
-            (in_shares,),
+            (in_parts,),
             C=C,
             H=H,
             BLOCK=min(PAIR_BLOCK, 1 << (C - 1).bit_length()),
-            BLOCK_IN=min(PAIR_BLOCK, 1 << (in_shares - 1).bit_length()),
+            BLOCK_IN=min(PAIR_BLOCK, 1 << (in_parts - 1).bit_length()),
             BLOCK_C=SUM_BLOCK_C,
             num_warps=8,
         ),
@@ -387,7 +370,8 @@ class Multiplication:
         """
         dout, dgate_weight, dbias = gradients
         launches = self.launches
-        parts, of_gate = launches.of_output(spare, x, statistics[2:], dgate, normed)
+        parts, of_gate = (_sums(x, each) for each in (launches.output_shares, launches.gate_shares))
+        launches.of_output(spare, x, *statistics[2:], parts, dgate, normed, of_gate)
         shares = parts.new_empty(self.pair.C, 2, self.pair.H)
         launches.finish_output(
             *(parts, self.out, *self.norm_out, dout, shares, of_gate, dgate_weight, dbias)
@@ -413,13 +397,16 @@ class Multiplication:
         `weigh_output` returned.
         """
         launches = self.launches
-        parts = d.new_empty(launches.joint_shares, dtype=torch.float32)
+        parts, in_shares = _sums(d, launches.joint_shares), _sums(d, launches.in_shares)
         launches.joint(d, normed, self.joint, self.joint_bias, self.mask, parts)
         launches.finish_joint(parts, *[self.joint] * 3, djoint, djoint_bias, parts)
-        in_shares = parts.new_empty(launches.in_shares, 2, self.pair.C)
         given = self.z, self.norm_in[0], self.joint, self.gate
         launches.project_input(d, *given, *statistics, dz, in_shares)
         launches.sum_norms(shares, *dnorm_out, in_shares, *dnorm_in)
 
     def _output(self) -> tuple[Tensor, ...]:
         return *self.norm_out, self.out, self.gate, *self.out_biases
+
+
+def _sums(like: Tensor, shape: Shape) -> Tensor:
+    return like.new_empty(shape, dtype=torch.float32)

@@ -6,9 +6,9 @@ rounded up so that matrix rows are aligned. A program owns BLOCK columns of a pl
 included; padding is read and written like an edge, but is zero where it would enter a sum.
 
 - `project_kernel` normalises its rows once in registers, loops over the H channels of a and b, and
-  writes them and the statistics of the rows.
-- `project_input_kernel` recomputes values and gates in the same loop, turns the gradients of a and
-  b into those of values and gates, which it writes for `triton_weights`, and writes dz.
+  writes them, the normalised rows and their statistics.
+- `project_input_kernel` writes dz from the gradients of all values and gates, which
+  `triton_weights.joint_kernel` makes of those of a and b.
 
 C and H are the channels of the pair and of the contraction, C_PAD and H_PAD their padded sizes.
 """
@@ -175,12 +175,6 @@ def concatenate(first, second, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr):
 
 
 @triton.jit
-def split_columns(both, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr):
-    """Undo `concatenate`: two [BLOCK, BLOCK_H]."""
-    return tl.split(tl.permute(tl.reshape(both, [BLOCK, 2, BLOCK_H]), [0, 2, 1]))
-
-
-@triton.jit
 def two_ranges(first, second_at, count, BLOCK_H: tl.constexpr):
     """Return channels ``first .. first + BLOCK_H`` and those ``second_at`` later, and which exist.
 
@@ -202,18 +196,6 @@ def load_two(base, first, second_at, count, C: tl.constexpr, C_PAD: tl.constexpr
         return tl.load(at)  # [2 * BLOCK_H, C_PAD]
     # [2 * BLOCK_H, C_PAD]
     return tl.load(at, mask=exists[:, None] & (col < C)[None, :], other=0.0)
-
-
-@triton.jit
-def store_two(base, first, second_at, count, col, plane, both, BLOCK_H: tl.constexpr,
-              FULL: tl.constexpr):  # fmt: skip
-    """Store both [BLOCK, 2 BLOCK_H] to channel-first tensors, ``second_at`` channels apart."""
-    channel, exists = two_ranges(first, second_at, count, BLOCK_H)
-    at = base + channel.to(tl.int64)[:, None] * plane + col[None, :]
-    keep = (col < plane)[None, :]
-    if not FULL:
-        keep = keep & exists[:, None]
-    tl.store(at, tl.trans(both), mask=keep)
 
 
 @triton.jit

@@ -13,13 +13,10 @@ import triton
 import triton.language as tl
 
 from bevatron.kernels.pair.triangle_multiply.triton_project import (
-    affine,
     columns_of_block,
     load_channels,
     load_cols,
-    load_rows,
     load_two,
-    normalise,
     store_channels,
     two_ranges,
 )
