@@ -121,10 +121,9 @@ def finish_layer(
         )
         sums += tl.load(at + K * C + h, mask=keep, other=0.0)  # [BLOCK]
     d_xhat, d_sum = tl.sum(total, 0), tl.sum(sums, 0)
-    if HAS_NORM_WEIGHT or HAS_NORM_BIAS:
-        weight = tl.load(Weight + h * C + c, mask=of_c, other=0.0).to(tl.float32)  # [BLOCK_C]
-        tl.store(Shares + 2 * h * C + c, weight * d_xhat, mask=of_c)
-        tl.store(Shares + (2 * h + 1) * C + c, weight * d_sum, mask=of_c)
+    weight = tl.load(Weight + h * C + c, mask=of_c, other=0.0).to(tl.float32)  # [BLOCK_C]
+    tl.store(Shares + 2 * h * C + c, weight * d_xhat, mask=of_c)
+    tl.store(Shares + (2 * h + 1) * C + c, weight * d_sum, mask=of_c)
     if HAS_NORM_WEIGHT:
         d_xhat *= tl.load(NormWeight + c, mask=of_c, other=0.0).to(tl.float32)  # [BLOCK_C]
     if HAS_NORM_BIAS:

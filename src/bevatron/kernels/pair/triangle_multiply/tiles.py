@@ -4,8 +4,7 @@ from bevatron.kernels.shared.tiles import Tiles, TileTable
 
 MEASURED = TileTable(
     project=Tiles(64, 32, 4, 2),
-    project_input=Tiles(128, 64, 8, 3),
-    joint=Tiles(32, 64, 4, 3, per_sm=2),
+    project_input=Tiles(64, 32, 4, 3),
     output=Tiles(64, 64, 4, 1),
     output_input=Tiles(64, 32, 4, 3),
     weight=Tiles(64, 128, 4, 3, per_sm=2),

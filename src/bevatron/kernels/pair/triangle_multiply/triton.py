@@ -228,18 +228,17 @@ def _multiply_backward(
     d = pair.planes(z, 4 * H)
     (da, _, db, dx), (a, b) = d.chunk(4), ab.chunk(2)
     spare = d if C <= 2 * H else pair.planes(z, C)
-    run.output_input_backward(dy.contiguous(), x, of_rows, dx, dz, spare, normed)
+    run.output_input_backward(dy.contiguous(), x, normed, of_rows, dx, dz, spare)
     dx, a, b, da, db = (pair.matrices(planes) for planes in (dx, a, b, da, db))
-    shares: list[Tensor] = []
+    shares: list[tuple[Tensor, Tensor]] = []
 
     def weigh_output() -> None:
-        shares.append(run.weigh_output(x, of_rows, dz, spare, normed, found[7:]))
+        shares.append(run.weigh_output(x, of_rows, dz, spare, found[7:]))
 
     contraction.contract_backward(dx, a, b, given[16:], da, db, outgoing, weigh_output)
     del spare
-    run.project_backward(
-        *(d, normed, of_rows[:2], dz, shares[0], found[1:3], *found[3:5], found[5:7])
-    )
+    given = d, normed, of_rows[:2], dz, shares[0], found[1:3], *found[3:5], found[5:7]
+    run.project_backward(*given)
     return found
 
 

@@ -132,19 +132,6 @@ class Pair:
         programs = -(-self.places[2] // tiles.rows)
         return Launch(kernel, (programs,), numbers, **constants, **self.constants(tiles))
 
-    def deal(self, tiles: Tiles, blocks: int) -> tuple[int, int]:
-        """Deal columns to as many programs of ``blocks`` of channels as run at a time.
-
-        Returns the columns of a program, and how many programs share a block of channels.
-        """
-        most = max(1, tiles.per_sm * num_sms(self.device) // blocks)
-        columns = -(-self.places[2] // (most * tiles.rows)) * tiles.rows
-        if columns == 0:
-            return 0, 0
-        # Of a small pair fewer would leave partial sums that are larger than all else.
-        columns = max(columns, FEWEST_BLOCKS * tiles.rows)
-        return columns, -(-self.places[2] // columns)
-
     def constants(self, tiles: Tiles) -> dict[str, Any]:
         """Return the compile-time constants of all kernels."""
         return tiles.register_limit(self.device) | {
@@ -159,37 +146,70 @@ class Pair:
         }
 
 
-Shape = tuple[int, ...]
+@dataclass(frozen=True)
+class LayerSums:
+    """Launches of the sums over rows that give the gradients of linear layers.
+
+    Attributes
+    ----------
+    shares
+        Shape of the partial sums over rows of every layer: of d xhat^T [channels C], and of d
+        [channels]. xhat are the rows normalised, without the norm's weight and bias.
+    weigh : the launch
+    """
+
+    shares: tuple[tuple[int, int], ...]
+    weigh: Launch
+
+    @classmethod
+    def of(
+        cls, pair: Pair, kernel: Any, channels: int, *widths: int, **constants: Any
+    ) -> "LayerSums":
+        """Prepare it for layers with as many channels each, on rows of these widths."""
+        tiles = pair.tiles("weight")
+        blocks = len(widths) * -(-channels // tiles.columns)
+        # Columns are dealt to as many programs as run at a time.
+        most = max(1, tiles.per_sm * num_sms(pair.device) // blocks)
+        columns = -(-pair.places[2] // (most * tiles.rows)) * tiles.rows
+        # Of a small pair fewer would leave partial sums that are larger than all else.
+        columns = max(columns, FEWEST_BLOCKS * tiles.rows) if columns else 0
+        parts = -(-pair.places[2] // columns) if columns else 0
+        weigh = Launch(
+            kernel,
+            (blocks, parts),
+            (channels, columns, *pair.geometry, *pair.places),
+            AXES=pair.axes,
+            FULL=channels % tiles.columns == 0,
+            **pair.constants(tiles),
+            **constants,
+        )
+        return cls(tuple((parts, channels * (C + 1)) for C in widths), weigh)
+
+    def __call__(self, *layers: tuple[Tensor, Tensor, Sequence[Tensor]]) -> list[Tensor]:
+        """Return every layer's partial sums, of its gradients, rows and their statistics."""
+        parts = [
+            d.new_empty(shape, dtype=torch.float32)
+            for (d, _, _), shape in zip(layers, self.shares, strict=True)
+        ]
+        given = ((d, x, *known, to) for (d, x, known), to in zip(layers, parts, strict=True))
+        self.weigh(*(tensor for each in given for tensor in each))
+        return parts
 
 
 @dataclass(frozen=True)
 class Launches:
-    """All launches for a pair, in the order of the passes.
-
-    Attributes
-    ----------
-    sizes
-        Elements of the joined weights: of a and b, of the output and of its gate.
-    output_shares, gate_shares, joint_shares
-        Shapes of partial sums over columns, of the gradients of these layers' weights.
-    in_shares
-        The same of the gradients of the pair's norm.
-    """
+    """All launches for a pair, in the order of the passes; the elements of its joined weights."""
 
     sizes: tuple[int, int, int]
     rounded: Launch
     project: Launch
     output: Launch
     output_input: Launch
-    of_output: Launch
-    output_shares: Shape
-    gate_shares: Shape
+    of_output: LayerSums
     finish_output: Launch
-    joint: Launch
-    joint_shares: Shape
-    finish_joint: Launch
     project_input: Launch
-    in_shares: Shape
+    of_joint: LayerSums
+    finish_joint: Launch
     sum_norms: Launch
 
 
@@ -210,16 +230,14 @@ def prepare(
     masked = {"HAS_BIAS": joint_bias is not None, "HAS_MASK": mask is not None, "H": H}
     of_out = {"HAS_BIAS": out_bias is not None, "H": H, "H_PAD": pad(H)}
     sizes = (4 * H * C, C * H, C * C)
-    weight, joint = pair.tiles("weight"), pair.tiles("joint")
-    out_blocks, blocks = 2 * -(-C // weight.columns), 2 * -(-H // joint.columns)
-    out_columns, out_parts = pair.deal(weight, out_blocks)
-    columns, parts = pair.deal(joint, blocks)
-    in_parts = -(-pair.places[2] // pair.tiles("project_input").rows)
+    of_output = LayerSums.of(pair, output_weights_kernel, C, H, C, H=H, H_PAD=pad(H))
+    of_joint = LayerSums.of(pair, joint_kernel, 4 * H, C)
 
     def held(name: str) -> dict[str, bool]:
         return {"HOLD": pair.tiles(name).hold}
 
-    def summed(parts: int) -> dict[str, int]:
+    def blocks(sums: LayerSums) -> dict[str, int]:
+        parts = sums.shares[0][0]
         block = min(SUM_BLOCK, 1 << (parts - 1).bit_length())
         return {"BLOCK": block, "BLOCK_C": LAYER_BLOCK_C, "num_warps": 8}
 
@@ -229,62 +247,47 @@ def prepare(
             round_kernel, (-(-sum(sizes) // ROUNDED),), (H * C, *sizes[1:]), BLOCK=ROUNDED
         ),
         project=pair.launch(project_kernel, "project", with_eps, **masked, **axes),
-        output=pair.launch(
-            output_kernel, "output", (eps, *pair.places), **of_out, **held("output")
-        ),
+        output=pair.launch(output_kernel, "output", (eps, *pair.places), **of_out, **held("output")),
         output_input=pair.launch(
             output_input_kernel, "output_input", pair.places, **of_out, **held("output_input")
         ),
-        of_output=Launch(
-            output_weights_kernel,
-            (out_blocks, out_parts),
-            (C, out_columns, *pair.places),
-            H=H,
-            H_PAD=pad(H),
-            FULL=C % weight.columns == 0,
-            **pair.constants(weight),
-        ),
-        output_shares=(out_parts, C * (H + 1)),
-        gate_shares=(out_parts, C * (C + 1)),
+        of_output=of_output,
         finish_output=Launch(
             finish_output_kernel,
             (2 * C, -(-max(C, H) // LAYER_BLOCK_C)),
-            (out_parts,),
+            (of_output.shares[0][0],),
             C=C,
             H=H,
             HAS_BIAS=out_bias is not None,
-            **summed(out_parts),
+            **blocks(of_output),
         ),
-        joint=Launch(
-            joint_kernel,
-            (blocks, parts),
-            (columns, *pair.places),
-            **pair.constants(joint),
+        project_input=pair.launch(
+            project_input_kernel,
+            "project_input",
+            numbers,
             **masked,
-            **held("joint"),
+            **axes,
+            **held("project_input"),
         ),
-        joint_shares=(parts, 4 * H * (C + 1)),
+        of_joint=of_joint,
         finish_joint=Launch(
             finish_layer_kernel,
             (4 * H, -(-C // LAYER_BLOCK_C)),
-            (parts,),
+            (of_joint.shares[0][0],),
             K=4 * H,
             C=C,
-            HAS_NORM_WEIGHT=False,
-            HAS_NORM_BIAS=False,
+            HAS_NORM_WEIGHT=True,
+            HAS_NORM_BIAS=True,
             HAS_BIAS=joint_bias is not None,
-            **summed(parts),
+            **blocks(of_joint),
         ),
-        project_input=pair.launch(project_input_kernel, "project_input", numbers, H=H, **axes),
-        in_shares=(in_parts, 2, C),
         sum_norms=Launch(
             sum_norms_kernel,
             (-(-max(C, H) // SUM_BLOCK_C), 4),
-            (in_parts,),
             C=C,
             H=H,
             BLOCK=min(PAIR_BLOCK, 1 << (C - 1).bit_length()),
-            BLOCK_IN=min(PAIR_BLOCK, 1 << (in_parts - 1).bit_length()),
+            BLOCK_IN=min(PAIR_BLOCK, 1 << (C + 4 * H - 1).bit_length()),
             BLOCK_C=SUM_BLOCK_C,
             num_warps=8,
         ),
@@ -342,11 +345,11 @@ class Multiplication:
         self,
         dy: Tensor,
         x: Tensor,
+        normed: Tensor,
         statistics: Sequence[Tensor],
         dx: Tensor,
         dgate: Tensor,
         spare: Tensor,
-        normed: Tensor,
     ) -> None:
         """Write dx and the gradient of the gate's linear layer as rows.
 
@@ -361,22 +364,25 @@ class Multiplication:
         statistics: Sequence[Tensor],
         dgate: Tensor,
         spare: Tensor,
-        normed: Tensor,
         gradients: Sequence[Tensor],
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """Write the gradients behind the contraction: the output's and gate's weight, the biases.
 
-        Returns shares in the gradients of the output's norm.
+        Returns shares in the gradients of both norms: the output's, and the pair's, the first C of
+        which, the gate's, are written.
         """
         dout, dgate_weight, dbias = gradients
-        launches = self.launches
-        parts, of_gate = (_sums(x, each) for each in (launches.output_shares, launches.gate_shares))
-        launches.of_output(spare, x, *statistics[2:], parts, dgate, normed, of_gate)
-        shares = parts.new_empty(self.pair.C, 2, self.pair.H)
-        launches.finish_output(
-            *(parts, self.out, *self.norm_out, dout, shares, of_gate, dgate_weight, dbias)
+        C, H, launches = self.pair.C, self.pair.H, self.launches
+        parts, of_gate = launches.of_output(
+            (spare, x, statistics[2:]), (dgate, self.z, statistics[:2])
         )
-        return shares
+        shares = parts.new_empty(C, 2, H)
+        in_shares = parts.new_empty(C + 4 * H, 2, C)
+        launches.finish_output(
+            *(parts, self.out, *self.norm_out, dout, shares),
+            *(of_gate, self.gate, *self.norm_in, dgate_weight, in_shares, dbias),
+        )
+        return shares, in_shares
 
     def project_backward(
         self,
@@ -384,7 +390,7 @@ class Multiplication:
         normed: Tensor,
         statistics: Sequence[Tensor],
         dz: Tensor,
-        shares: Tensor,
+        shares: tuple[Tensor, Tensor],
         dnorm_in: Sequence[Tensor],
         djoint: Tensor,
         djoint_bias: Tensor,
@@ -396,17 +402,13 @@ class Multiplication:
         [4 H, ...] holds the gradients of a (first quarter) and b (third); ``shares`` is what
         `weigh_output` returned.
         """
-        launches = self.launches
-        parts, in_shares = _sums(d, launches.joint_shares), _sums(d, launches.in_shares)
-        launches.joint(d, normed, self.joint, self.joint_bias, self.mask, parts)
-        launches.finish_joint(parts, *[self.joint] * 3, djoint, djoint_bias, parts)
-        given = self.z, self.norm_in[0], self.joint, self.gate
-        launches.project_input(d, *given, *statistics, dz, in_shares)
-        launches.sum_norms(shares, *dnorm_out, in_shares, *dnorm_in)
+        launches, (of_out, of_in) = self.launches, shares
+        given = self.z, normed, self.norm_in[0], self.joint, self.joint_bias, self.mask
+        launches.project_input(d, *given, self.gate, *statistics, dz)
+        (parts,) = launches.of_joint((d, self.z, statistics))
+        written = djoint, djoint_bias, of_in[self.pair.C :]
+        launches.finish_joint(parts, self.joint, *self.norm_in, *written)
+        launches.sum_norms(of_out, *dnorm_out, of_in, *dnorm_in)
 
     def _output(self) -> tuple[Tensor, ...]:
         return *self.norm_out, self.out, self.gate, *self.out_biases
-
-
-def _sums(like: Tensor, shape: Shape) -> Tensor:
-    return like.new_empty(shape, dtype=torch.float32)

@@ -6,9 +6,9 @@ rounded up so that matrix rows are aligned. A program owns BLOCK columns of a pl
 included; padding is read and written like an edge, but is zero where it would enter a sum.
 
 - `project_kernel` normalises its rows once in registers, loops over the H channels of a and b, and
-  writes them, the normalised rows and their statistics.
-- `project_input_kernel` writes dz from the gradients of all values and gates, which
-  `triton_weights.joint_kernel` makes of those of a and b.
+  writes them and the statistics of the rows.
+- `project_input_kernel` recomputes values and gates in the same loop, turns the gradients of a and
+  b into those of values and gates, which it writes for `triton_weights`, and writes dz.
 
 C and H are the channels of the pair and of the contraction, C_PAD and H_PAD their padded sizes.
 """
@@ -175,6 +175,12 @@ def concatenate(first, second, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr):
 
 
 @triton.jit
+def split_columns(both, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr):
+    """Undo `concatenate`: two [BLOCK, BLOCK_H]."""
+    return tl.split(tl.permute(tl.reshape(both, [BLOCK, 2, BLOCK_H]), [0, 2, 1]))
+
+
+@triton.jit
 def two_ranges(first, second_at, count, BLOCK_H: tl.constexpr):
     """Return channels ``first .. first + BLOCK_H`` and those ``second_at`` later, and which exist.
 
@@ -196,6 +202,18 @@ def load_two(base, first, second_at, count, C: tl.constexpr, C_PAD: tl.constexpr
         return tl.load(at)  # [2 * BLOCK_H, C_PAD]
     # [2 * BLOCK_H, C_PAD]
     return tl.load(at, mask=exists[:, None] & (col < C)[None, :], other=0.0)
+
+
+@triton.jit
+def store_two(base, first, second_at, count, col, plane, both, BLOCK_H: tl.constexpr,
+              FULL: tl.constexpr):  # fmt: skip
+    """Store both [BLOCK, 2 BLOCK_H] to channel-first tensors, ``second_at`` channels apart."""
+    channel, exists = two_ranges(first, second_at, count, BLOCK_H)
+    at = base + channel.to(tl.int64)[:, None] * plane + col[None, :]
+    keep = (col < plane)[None, :]
+    if not FULL:
+        keep = keep & exists[:, None]
+    tl.store(at, tl.trans(both), mask=keep)
 
 
 @triton.jit
@@ -240,7 +258,7 @@ def project_kernel(
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_MASK: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK columns of a and b, AB [2 H, plane], and the statistics of their rows.
+    """Compute BLOCK columns of a and b, AB [2 H, plane]; normalise their rows.
 
     Joint is [4 H, C]: weights of the values and gates of a, then of b. One matmul gives both.
     """
@@ -288,36 +306,59 @@ def project_kernel(
 
 @triton.jit
 def project_input_kernel(
-    D, Z, NormWeight, Joint, Gate, Mean, Rstd, DZ, Shares,
+    D, Z, Normed, NormWeight, Joint, JointBias, Mask, Gate, Mean, Rstd, DZ,
     n1, n2, z_0, z_1, z_2, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_H: tl.constexpr, AXES: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute dz of BLOCK rows from the gradients of all layers' results.
+    """Compute dz of BLOCK rows from d a and d b, in D, and from that of the gate, in DZ.
 
-    D is [4 H, plane], of values and gates of a and b as `joint_kernel` leaves them; Joint [4 H, C].
-    That of the output's gate lies in DZ as rows and is replaced.
+    D is [4 H, plane]: the gradient of a, replaced by that of its values; space for that of its
+    gates; the same of b. Joint is [4 H, C] as in `project_kernel`. One matmul gives values and
+    gates, one backpropagates through both.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
+    normed = load_cols(Normed, row, inside, 0, C, C_PAD)  # [BLOCK, C_PAD]
     g = tl.zeros([BLOCK, C_PAD], tl.float32)
-    for h in tl.range(0, 4 * H, BLOCK_H, num_stages=STAGES):
-        FULL: tl.constexpr = 4 * H % BLOCK_H == 0
-        d = load_channels(D, h, 4 * H, col, plane, BLOCK_H, FULL)  # [BLOCK_H, BLOCK]
-        weight = load_matrix(Joint, h, 4 * H, C, C_PAD, BLOCK_H, FULL)  # [BLOCK_H, C_PAD]
-        g = tl.dot(tl.trans(d), weight, g, input_precision=PRECISION)  # [BLOCK, C_PAD]
     for h in tl.range(0, C, BLOCK_H, num_stages=STAGES):
         dgate = load_cols(DZ, row, inside, h, C, BLOCK_H)  # [BLOCK, BLOCK_H]
         weight = load_matrix(Gate, h, C, C, C_PAD, BLOCK_H, C % BLOCK_H == 0)  # [BLOCK_H, C_PAD]
         g = tl.dot(dgate, weight, g, input_precision=PRECISION)  # [BLOCK, C_PAD]
+    normed = operand_in_registers(normed, C_PAD, HOLD)  # [BLOCK, C_PAD]
+    if HAS_MASK:
+        # [BLOCK, 1]
+        mask = tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[:, None]
+    eye = identity(BLOCK_H, Z.dtype.element_ty)
+    FULL: tl.constexpr = H % BLOCK_H == 0
+    BLOCKS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
+    for i in tl.range(0, 2 * BLOCKS, num_stages=STAGES):
+        at, h = (i // BLOCKS) * H, (i % BLOCKS) * BLOCK_H
+        # [2 * BLOCK_H, C_PAD]
+        weight = load_two(Joint + 2 * at * C, h, H, H, C, C_PAD, BLOCK_H, FULL)
+        both = tl.dot(normed, tl.trans(weight), input_precision=PRECISION)  # [BLOCK, 2 * BLOCK_H]
+        if HAS_BIAS:
+            channel, exists = two_ranges(h, H, H, BLOCK_H)
+            bias = tl.load(JointBias + 2 * at + channel, mask=exists, other=0.0)  # [2 * BLOCK_H]
+            both += bias.to(tl.float32)[None, :]
+        value, gate = split_columns(both, BLOCK, BLOCK_H)  # [BLOCK, BLOCK_H]
+        planes = D + 2 * tl.cast(at, tl.int64) * plane
+        # [BLOCK, BLOCK_H]
+        d = transpose_by_dot(load_channels(planes, h, H, col, plane, BLOCK_H, FULL), eye)
+        if PADDED:
+            d = tl.where(inside[:, None], d, 0.0)
+        if HAS_MASK:
+            d *= mask
+        s = logistic(gate)
+        d *= s
+        dvalue = d.to(normed.dtype)
+        dgate = (d * value * (1.0 - s)).to(normed.dtype)
+        both = concatenate(dvalue, dgate, BLOCK, BLOCK_H)  # [BLOCK, 2 * BLOCK_H]
+        g = tl.dot(both, weight, g, input_precision=PRECISION)  # [BLOCK, C_PAD]
+        store_two(planes, h, H, H, col, plane, both, BLOCK_H, FULL)
     mean = tl.load(Mean + row, mask=inside, other=0.0)  # [BLOCK]
     rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
     x = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)  # [BLOCK, C_PAD]
-    xhat = normalise(x, mean, rstd, C, C_PAD)
-    c = tl.arange(0, C_PAD)
-    share = Shares + tl.program_id(0).to(tl.int64) * 2 * C + c
-    tl.store(share, tl.sum(g * xhat, 0), mask=c < C)  # [C_PAD]
-    tl.store(share + C, tl.sum(g, 0), mask=c < C)  # [C_PAD]
-    dz = norm_backward(g, xhat, rstd, NormWeight, C, C_PAD)
+    dz = norm_backward(g, normalise(x, mean, rstd, C, C_PAD), rstd, NormWeight, C, C_PAD)
     store_rows(DZ, row, inside, dz, C, C_PAD)
