@@ -176,8 +176,8 @@ def notes_on(data: Dataset, arguments: argparse.Namespace) -> str:
         f"{words} as many as fill {WARM_UP + TRACED + AFTER} batches of {CAPACITY} atoms, float32, "
         f"{arguments.workers} loader workers; {TRACED} traced steps; ms/step: median "
         "of steps that are not traced, by which `idle untraced %` is 1 - busy / step. Longer gaps: "
-        f"above {SHORT_GAP / 1e3:g} us. What tracing adds to a step is the difference of both times; "
-        "where it is more than all gaps, these are in part its own."
+        f"above {SHORT_GAP / 1e3:g} us. Tracing adds the difference of both times to a step; where "
+        "that is more than all gaps, these are in part its own."
     )
 
 
