@@ -225,7 +225,7 @@ class StoreKind:
             f"{summary['usable']} of {summary['files']} structures are usable",
             *self.told(summary),
             *lines,
-            f"files of other kinds, passed over: {found.others}",
+            f"files of other kinds, ignored: {found.others}",
             *lines_of_rejects(store, rejects),
             f"train with: bevatron train {self.system} --data {store.path} --output RUN",
         ]

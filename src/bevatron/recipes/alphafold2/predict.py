@@ -135,7 +135,7 @@ def write_page(path: Path, name: str, entity: Entity, found: PredictedChain, mmc
             map_figure(
                 found.pae, edges, labels, "predicted aligned error (Å)", MAX_ERROR, "Greens_r"
             ),
-            "Expected error of the column's residue where the row's residue lies in place.",
+            "Expected position error of the column's residue after alignment on the row's residue.",
         )
     report.figure(
         map_figure(found.contacts, edges, labels, "probability", 1.0, "Blues"),
