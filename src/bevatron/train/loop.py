@@ -118,7 +118,7 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
         elif config.evaluate_beside:
             made.beside = stack.enter_context(closing(InThread(run, state.model, mesh)))
         result = made.walk()
-        if isinstance(made.beside, OnRanks):
+        if made.beside is not None:
             made.beside.dismiss(result)
         return result
 

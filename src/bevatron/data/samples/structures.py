@@ -149,7 +149,7 @@ class StructureBatch(AtomBatch):
             "edge_shifts": _PADDING_SHIFT,
             "cell": _PADDING_CELL,
             # An element of the batch is one that the model knows.
-            "atomic_numbers": self.atomic_numbers[:1].numpy(),
+            "atomic_numbers": self.atomic_numbers.numpy()[:1],
             "graph": self.num_graphs,
             "graph_ptr": shape.atoms,
         }
