@@ -11,6 +11,7 @@ lengths.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ SMALL, ATOMS = 128, 7
 
 
 class Memory:
-    """Steps of one model, whose peaks are rows."""
+    """Steps of one model, whose peaks are rows; ``on_row`` is called after each."""
+
+    on_row: Callable[[], None] | None = None
 
     def __init__(self, model: AlphaFold3, given: argparse.Namespace) -> None:
         self.model, self.given = model, given
@@ -62,9 +65,14 @@ class Memory:
         row["peak GiB"] = (peak_gib(self.model) if on_gpu else "") if fitted else OUT_OF_MEMORY
         for training in trained:
             training.release()
+        self._add(row)
+        return fitted
+
+    def _add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
         print(row, flush=True)
-        return fitted
+        if self.on_row is not None:
+            self.on_row()
 
     def longest(self, name: str, policy: Kind, lengths: list[int]) -> int | None:
         """Try lengths in their order until one does not fit, then halve what lies between."""
@@ -110,13 +118,12 @@ class Plans(Memory):
             "N": shape["tokens"],
             "peak GiB": plan.activations / GIB,
         }
-        self.rows.append({**row, "in all GiB": plan.peak / GIB})
-        print(self.rows[-1], flush=True)
+        self._add({**row, "in all GiB": plan.peak / GIB})
         return plan.peak <= given.planned * GIB
 
 
 def main() -> None:
-    """Measure all arms and policies and write the result after each."""
+    """Measure all arms and policies and write the result after each length."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -140,24 +147,29 @@ def measure(given: argparse.Namespace) -> None:
     kind = Memory if given.planned is None else Plans
     memory = kind(built(given.preset, torch.device(given.device)), given)
     longest: dict[str, int | None] = {}
+
+    def write() -> None:
+        notes = (
+            f"Launched steps, {given.rows} rows, {given.copies} copies, one pass, rollout and "
+            "confidences, bfloat16; peak GiB: less weights, gradients, moments and averages."
+        )
+        if given.planned is not None:
+            notes += (
+                f" Planned for a GPU of {given.planned:g} GiB, not run, {ATOMS} atoms a token, "
+                "at lengths to which crops are padded. The longest that fit: "
+                + ", ".join(f"{arm} {length}" for arm, length in longest.items())
+                + "."
+            )
+        write_result(
+            "alphafold3/memory", memory.rows, notes, device=given.device,
+            extra={"longest": longest}, folder=given.out,
+        )  # fmt: skip
+
+    memory.on_row = write
     for policy in given.policies:
         for name in given.arms:
             longest[f"{name}, {policy}"] = memory.longest(name, policy, sorted(given.lengths))
-            notes = (
-                f"Launched steps, {given.rows} rows, {given.copies} copies, one pass, rollout and "
-                "confidences, bfloat16; peak GiB: less weights, gradients, moments and averages."
-            )
-            if given.planned is not None:
-                notes += (
-                    f" Planned for a GPU of {given.planned:g} GiB, not run, {ATOMS} atoms a token, "
-                    "at lengths to which crops are padded. The longest that fit: "
-                    + ", ".join(f"{arm} {length}" for arm, length in longest.items())
-                    + "."
-                )
-            write_result(
-                "alphafold3/memory", memory.rows, notes, device=given.device,
-                extra={"longest": longest}, folder=given.out,
-            )  # fmt: skip
+    write()
 
 
 if __name__ == "__main__":

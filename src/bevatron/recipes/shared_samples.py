@@ -1,22 +1,33 @@
-"""``parallel.axial: auto``: how many GPUs compute a sample together, and what is computed again."""
+"""What a run leaves to the memory of its GPUs.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+How many of them compute a sample together (``parallel.axial: auto``), and in each stage what the
+backward pass computes again (``checkpointing: {kind: auto}`` of a model).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from bevatron.models.common.folding import Checkpointing
+from bevatron.models.common.folding.checkpointing import Kind, Recomputation, automatic
 from bevatron.parallel.collectives import gather_json
 from bevatron.parallel.mesh import Mesh, open_mesh, parse_device
 from bevatron.train.description import Planned, memory_of_stage
 from bevatron.train.memory_plan import MemoryPlan
-from bevatron.train.run import Run, SamplesApart, SamplesInGroups
+from bevatron.train.run import Run, SamplesApart, SamplesInGroups, Stage
 from bevatron.train.settings import TrainConfig
 
 USABLE = 0.92
 """Share of a GPU's memory for a step; the rest is for CUDA, NCCL and gaps between tensors."""
 GIB = 2**30
+
+RECOMPUTED: dict[Kind, str] = {
+    "none": "nothing",
+    "pair": "pair blocks",
+    "all": "every block",
+    "segments": "groups of blocks",
+}
+"""What ``auto`` chooses from, the fastest first."""
 
 
 def gpu_memory(config: TrainConfig) -> int | None:
@@ -35,65 +46,89 @@ def smallest(own: int, mesh: Mesh) -> int:
     return min(map(int, gather_json(own, mesh)))
 
 
-def divided(run: Run, sizes: Sequence[int], memory: int) -> Run:
+@dataclass(frozen=True)
+class _Chosen:
+    """What a stage computes again, and the plan of it; None where a longer stage was planned."""
+
+    stage: Stage
+    plan: Planned | None
+
+
+def fitted(run: Run, sizes: Sequence[int], memory: int) -> Run:
     """Let as few GPUs compute a sample together as have the memory, and compute little again.
 
     Several GPUs take more than their share of one GPU's time for a sample, and a block that is
     computed again costs a third of its time: so the first of ``sizes`` that fits, and of it the
-    first policy, is the fastest. What the model's configuration does not compute again, never is.
-    Memory is planned for the stage with the longest crops, on tensors that have none.
+    first policy in each stage, is the fastest. Memory is planned on tensors that have none.
 
     Parameters
     ----------
-    run : in stages; its model's policy is set
+    run : in stages
     sizes : numbers of GPUs a sample, the smallest first
     memory : bytes of the smallest GPU
 
     Returns
     -------
     Run
-        With ``sharing``, and a note that says what was chosen. If nothing fits, or nothing can be
-        planned, it is the last size with the configured policy.
+        With ``sharing`` and what its stages set up, and notes that say what was chosen. If nothing
+        fits, or nothing can be planned, it is the last size with the last policy.
     """
-    number = max(range(len(run.stages)), key=lambda i: int(run.stages[i].sizes["tokens"].max()))
     for size in sizes:
-        chosen = replace(run, sharing=SamplesInGroups(size) if size > 1 else SamplesApart())
-        for policy in _policies(run.model):
-            plan = memory_of_stage(chosen, number, gpu=True)
-            if isinstance(plan, MemoryPlan) and plan.peak <= USABLE * memory:
-                return _noted(chosen, policy, number, plan, memory)
-    return _noted(chosen, policy, number, plan, memory)
+        shared = replace(run, sharing=SamplesInGroups(size) if size > 1 else SamplesApart())
+        chosen = _choose(shared, memory)
+        if all(one.plan is None or _fits(one.plan, memory) for one in chosen):
+            break
+    notes = [_note(one, memory) for one in chosen if one.plan is not None]
+    if len(sizes) > 1:
+        who = f"{size} GPUs compute a sample together" if size > 1 else "each GPU has own samples"
+        notes.insert(0, f"parallel.axial: {who}")
+    return replace(shared, stages=[one.stage for one in chosen], notes=[*run.notes, *notes])
 
 
-def _policies(model: torch.nn.Module) -> Iterator[str]:
-    """Set one policy after the other, the fastest first and the configured one last; name it."""
-    configured: list[tuple[Any, Checkpointing]] = [
-        (module, policy)
-        for module in model.modules()
-        if isinstance(policy := getattr(module, "checkpointing", None), Checkpointing)
-    ]
-    kinds = {policy.kind for _, policy in configured} - {"none"}
-    for kind in ("none", "pair"):
-        if kinds - {kind}:
-            for module, policy in configured:
-                module.checkpointing = policy if policy.kind == "none" else Checkpointing(kind)
-            yield "nothing" if kind == "none" else "pair blocks"
-    for module, policy in configured:
-        module.checkpointing = policy
-    yield "nothing" if not kinds else f"what model.checkpointing says ({', '.join(sorted(kinds))})"
+def _choose(run: Run, memory: int) -> list[_Chosen]:
+    """Choose a policy for each stage: of those with longer crops first, which need the most."""
+    modules = automatic(run.model)
+    kinds: list[Kind | None] = [*RECOMPUTED] if modules else [None]
+    longest = {n: int(stage.sizes["tokens"].max()) for n, stage in enumerate(run.stages)}
+    chosen: dict[int, _Chosen] = {}
+    # Of policies that did not fit, bytes over the square of the length.
+    too_much: dict[Kind | None, float] = {}
+    enough = len(kinds)
+    for number in sorted(longest, key=lambda n: -longest[n]):
+        squared = longest[number] ** 2
+        for place, kind in enumerate(kinds):
+            stage = run.stages[number]
+            if kind is not None:
+                stage = replace(stage, set_up=Recomputation(modules, kind))
+            if place == enough:  # fits longer crops
+                chosen[number] = _Chosen(stage, None)
+                break
+            # Memory grows at most with the square: this is the least that it can be.
+            last = place + 1 == len(kinds)
+            if too_much.get(kind, 0.0) * squared > USABLE * memory and not last:
+                continue
+            stages = [stage if n == number else one for n, one in enumerate(run.stages)]
+            plan = memory_of_stage(replace(run, stages=stages), number, gpu=True)
+            chosen[number] = _Chosen(stage, plan)
+            if _fits(plan, memory):
+                enough = place
+                break
+            if isinstance(plan, MemoryPlan):
+                too_much[kind] = plan.peak / squared
+    return [chosen[number] for number in range(len(run.stages))]
 
 
-def _noted(run: Run, policy: str, number: int, plan: Planned, memory: int) -> Run:
-    """Say what was chosen."""
-    size = run.sharing.repeats
-    who = f"{size} GPUs compute a sample together" if size > 1 else "each GPU has its own samples"
-    note = f"parallel.axial: {who}, computed again: {policy}; "
+def _fits(plan: Planned, memory: int) -> bool:
+    return isinstance(plan, MemoryPlan) and plan.peak <= USABLE * memory
+
+
+def _note(chosen: _Chosen, memory: int) -> str:
+    """Say what was chosen for a stage."""
+    stage, plan = chosen.stage, chosen.plan
+    set_up = stage.set_up
+    what = RECOMPUTED[set_up.kind] if isinstance(set_up, Recomputation) else "as configured"
+    note = f"stage {stage.name} recomputes {what}: "
     if not isinstance(plan, MemoryPlan):
-        return replace(run, notes=[*run.notes, f"{note}its memory cannot be planned"])
-    note += (
-        f"{plan.peak / GIB:.3g} of {memory / GIB:.3g} GiB planned for the longest sample of stage "
-        f"{run.stages[number].name}"
-    )
-    if plan.peak > USABLE * memory:
-        note += ", which may not suffice"
-    return replace(run, notes=[*run.notes, note])
+        return f"{note}its memory cannot be planned"
+    note += f"{plan.peak / GIB:.3g} of {memory / GIB:.3g} GiB planned"
+    return note if _fits(plan, memory) else f"{note}, which may not suffice"

@@ -12,10 +12,11 @@ import torch
 
 from bevatron.config import from_dict, merged, to_dict
 from bevatron.errors import ConfigError
+from bevatron.models.common.folding.checkpointing import automatic
 from bevatron.parallel import axial
 from bevatron.parallel.mesh import parse_device, ranks_from_environment
 from bevatron.recipes.run_config import LARGE_MODEL, RunConfig, SaveModel, WriteReport
-from bevatron.recipes.shared_samples import divided, gpu_memory
+from bevatron.recipes.shared_samples import fitted, gpu_memory
 from bevatron.recipes.system import System
 from bevatron.task import Task
 from bevatron.train.run import Run, SamplesApart, SamplesInGroups, Sharing, Stage
@@ -32,7 +33,7 @@ class ParallelConfig:
     axial
         Consecutive processes that compute one sample together; 1 = each has samples of its own,
         ``auto`` = as few as give every process a part of the samples of a step and, on GPUs, have
-        the memory; then as little is computed again as fits, see `bevatron.recipes.shared_samples`.
+        the memory, see `bevatron.recipes.shared_samples`.
     """
 
     axial: int | Literal["auto"] = 1
@@ -168,9 +169,10 @@ def staged_run(
         on_end=WriteReport(report, model, data.report) if config.report else None,
         **options,
     )
-    memory = gpu_memory(config.train) if config.parallel.axial == "auto" else None
+    chooses = config.parallel.axial == "auto" or automatic(model)
+    memory = gpu_memory(config.train) if chooses else None
     if memory is not None:
-        run = divided(run, config.processes_per_sample, memory)
+        run = fitted(run, config.processes_per_sample, memory)
         parallel = ParallelConfig(run.sharing.repeats)
         dataclasses.replace(config, parallel=parallel)  # refuses what forbids such groups
     return run

@@ -236,10 +236,12 @@ class Stages:
         return self._stage(progress).train
 
     def begin(self, progress: Progress) -> str | None:
-        """Say where a stage begins."""
+        """Set up the model for the stage; say where one begins."""
+        stage = self._stage(progress)
+        if stage.set_up is not None:
+            stage.set_up(self.run.model)
         if progress.step != progress.stage_began:
             return None
-        stage = self._stage(progress)
         config = stage.config
         number = config.samples_per_step
         samples = "sample" if number == 1 else "samples"

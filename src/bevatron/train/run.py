@@ -167,12 +167,15 @@ class Stage:
     sizes
         Named counts of the samples of all sources, in their order, [n] each: ranks get about the
         same ``batch.cost`` of them.
+    set_up
+        Called with the model before steps of the stage: what is computed again in them, say.
     """
 
     name: str
     config: StageConfig
     train: Draws
     sizes: Mapping[str, IntArray]
+    set_up: Callable[[torch.nn.Module], None] | None = None
 
 
 @dataclass

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,14 +21,17 @@ from bevatron.cli import main
 from bevatron.errors import ConfigError
 from bevatron.models.common.folding import Checkpointing
 from bevatron.models.common.model_folder import load_model_folder
+from bevatron.parallel.mesh import Mesh
 from bevatron.parallel.traffic import count_traffic
 from bevatron.recipes import shared_samples, staged_run
 from bevatron.recipes.alphafold2.run import AlphaFold2Run, build
 from bevatron.recipes.staged_run import ParallelConfig
+from bevatron.train.course import Stages
 from bevatron.train.logger import read_journal
 from bevatron.train.loop import fit
 from bevatron.train.memory_plan import MemoryPlan, NotPlannableError
 from bevatron.train.run import SamplesInGroups
+from bevatron.train.state import Progress
 
 
 @pytest.fixture
@@ -163,38 +167,90 @@ def test_auto_with_nobody_left_to_train_is_refused_in_one_sentence(config, monke
         fit(build(chosen))
 
 
+GIB_OF_A_STEP = {"none": 100.0, "pair": 50.0, "all": 20.0, "segments": 12.0}
+"""Of the longest crop, on one GPU."""
+
+
+def planned_by_table(asked, longest):
+    """Plan steps by the table and the square of the crop; note in ``asked`` what was planned."""
+
+    def plan(run, number, *, gpu):
+        assert gpu
+        stage, before = run.stages[number], deepcopy(run.model)
+        model = deepcopy(run.model)
+        if stage.set_up is not None:
+            stage.set_up(model)
+        (kind,) = policies_of(model)
+        assert policies_of(before) == policies_of(run.model)
+        asked.append((run.sharing.repeats, stage.name, kind))
+        share = (int(stage.sizes["tokens"].max()) / longest) ** 2 / run.sharing.repeats
+        return MemoryPlan(0, 0, 0, 0, int(GIB_OF_A_STEP[kind] * share * 2**30))
+
+    return plan
+
+
+def policies_of(model):
+    return {m.checkpointing.kind for m in model.modules() if hasattr(m, "checkpointing")}
+
+
+def with_policy(config, kind):
+    return replace(config, model=replace(config.model, checkpointing=Checkpointing(kind)))
+
+
+def chosen_by(run):
+    """Return what each stage computes again, as the trainer sets it up, and the notes."""
+    kinds = []
+    for number in range(len(run.stages)):
+        Stages(run, Mesh()).begin(Progress(stage=number))
+        kinds += policies_of(run.model)
+    return kinds, [note for note in run.notes if "recomputes" in note]
+
+
 @pytest.mark.parametrize(
     ("gib", "size", "kind"),
-    [(120, 1, "none"), (60, 1, "pair"), (22, 1, "all"), (15, 2, "all"), (1, 4, "all")],
-)
+    [(120, 1, "none"), (60, 1, "pair"), (22, 1, "all"), (15, 1, "segments"), (7, 2, "segments"),
+     (1, 4, "segments")],
+)  # fmt: skip
 def test_auto_shares_samples_and_computes_again_only_as_memory_makes_it(
     config, monkeypatch, gib, size, kind
 ):
-    """As if a step took 100 GiB, half of it with pair blocks computed again, a fifth with all."""
-    shares = {"none": 1.0, "pair": 0.5, "all": 0.2}
-    planned = []
-
-    def plan(run, number, *, gpu):
-        policies = {
-            m.checkpointing.kind for m in run.model.modules() if hasattr(m, "checkpointing")
-        }
-        planned.append((run.sharing.repeats, *policies))
-        assert gpu
-        assert run.stages[number].name == "initial"
-        peak = int(100 * 2**30 * shares[policies.pop()] / run.sharing.repeats)
-        return MemoryPlan(0, 0, 0, 0, peak)
-
+    asked = []
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setattr(shared_samples, "memory_of_stage", plan)
+    monkeypatch.setattr(shared_samples, "memory_of_stage", planned_by_table(asked, 15))
     monkeypatch.setattr(staged_run, "gpu_memory", lambda _: gib * 2**30)
-    model = replace(config.model, checkpointing=Checkpointing("all"))
     stages = {"initial": replace(config.stages["initial"], samples_per_step=4)}
-    run = build(replace(config, model=model, stages=stages, parallel=ParallelConfig("auto")))
-    assert (run.sharing.repeats, planned[-1]) == (size, (size, kind))
-    assert run.notes[-1].startswith("parallel.axial: ")
-    assert ("GPUs compute a sample" in run.notes[-1]) == (size > 1)
-    assert run.notes[-1].endswith("may not suffice") == (gib == 1)
+    config = with_policy(replace(config, stages=stages, parallel=ParallelConfig("auto")), "auto")
+    run = build(config)
+    assert (run.sharing.repeats, asked[-1]) == (size, (size, "initial", kind))
+    kinds, (note,) = chosen_by(run)
+    assert kinds == [kind]
+    assert note.endswith("may not suffice") == (gib == 1)
+    (who,) = (note for note in run.notes if note.startswith("parallel.axial: "))
+    assert ("GPUs compute a sample" in who) == (size > 1)
+
+
+def test_auto_computes_again_in_each_stage_what_its_crops_need(config, monkeypatch):
+    """Long crops first: short ones need no plan of what fits those, nor of what cannot fit."""
+    asked = []
+    short, long = config.stages["initial"], replace(config.stages["initial"], crop=30)
+    middle = replace(short, crop=22)
+    stages = {"initial": short, "longer": long, "as long": long, "middle": middle}
+    monkeypatch.setattr(shared_samples, "memory_of_stage", planned_by_table(asked, 30))
+    monkeypatch.setattr(staged_run, "gpu_memory", lambda _: 56 * 2**30)
+    run = build(with_policy(replace(config, stages=stages), "auto"))
+    kinds, notes = chosen_by(run)
+    assert kinds == ["none", "pair", "pair", "pair"]
+    assert asked == [(1, "longer", "none"), (1, "longer", "pair"), (1, "initial", "none")]
+    assert notes == [
+        "stage initial recomputes nothing: 25 of 56 GiB planned",
+        "stage longer recomputes pair blocks: 50 of 56 GiB planned",
+    ]
+
+
+def test_a_policy_that_is_given_is_kept_without_a_plan(config, monkeypatch):
+    monkeypatch.setattr(staged_run, "gpu_memory", lambda _: pytest.fail("nothing is to choose"))
+    assert chosen_by(build(with_policy(config, "pair"))) == (["pair"], [])
 
 
 def test_processes_with_gpus_of_different_memory_choose_by_the_smallest(tmp_path):
@@ -212,7 +268,7 @@ def test_auto_says_so_if_no_memory_can_be_planned(config, monkeypatch):
     monkeypatch.setattr(shared_samples, "memory_of_stage", plan)
     monkeypatch.setattr(staged_run, "gpu_memory", lambda _: 2**30)
     note = build(replace(config, parallel=ParallelConfig("auto"))).notes[-1]
-    assert note.endswith("; its memory cannot be planned")
+    assert note.endswith(": its memory cannot be planned")
     assert "GiB" not in note
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from bevatron.data.proteins.chain_samples import ChainSizes
-from bevatron.models.common.folding import Checkpointing
+from bevatron.models.common.folding import AUTOMATIC, Checkpointing
 from bevatron.models.common.hyper_parameters import check_ranges, from_preset
 
 
@@ -131,10 +131,6 @@ EXTRA_MSA = EvoformerConfig(num_blocks=4, head_width=8)
 """The published stack of the extra alignment: heads of 8, otherwise as the Evoformer."""
 
 
-EACH_BLOCK = Checkpointing("all")
-"""Every block is computed again in the backward pass."""
-
-
 @dataclass(frozen=True)
 class AlphaFold2Config:
     """Everything that defines an AlphaFold2 apart from its weights; the defaults are published.
@@ -154,7 +150,7 @@ class AlphaFold2Config:
     lddt_width : hidden channels of the head that predicts lDDT
     aligned_error : whether there is a head for the predicted aligned error, as in the "ptm" models
     checkpointing
-        What the backward pass recomputes; by default only the input of each block is kept.
+        What the backward pass recomputes; by default as little as fits the GPU.
     """
 
     c_m: int = 256
@@ -169,7 +165,7 @@ class AlphaFold2Config:
     structure: StructureConfig = StructureConfig()
     lddt_width: int = 128
     aligned_error: bool = False
-    checkpointing: Checkpointing = EACH_BLOCK
+    checkpointing: Checkpointing = AUTOMATIC
 
     def __post_init__(self) -> None:
         sizes = ("c_m", "c_z", "c_s", "c_t", "c_e", "max_offset", "lddt_width")
@@ -191,7 +187,10 @@ class AlphaFold2Config:
         return from_preset(cls, PRESETS, name, changes)
 
 
-_small_triangles = TriangleConfig(hidden=32, num_heads=2, head_width=16, transition_factor=2)
+_small_stack = EvoformerConfig(
+    num_blocks=4, num_heads=4, head_width=16, transition_factor=2, outer_width=8,
+    triangles=TriangleConfig(hidden=32, num_heads=2, head_width=16, transition_factor=2),
+)  # fmt: skip
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "alphafold2": {},
@@ -202,22 +201,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "c_s": 64,
         "c_t": 16,
         "c_e": 16,
-        "evoformer": EvoformerConfig(
-            num_blocks=4,
-            num_heads=4,
-            head_width=16,
-            transition_factor=2,
-            outer_width=8,
-            triangles=_small_triangles,
-        ),
-        "extra_msa": EvoformerConfig(
-            num_blocks=1,
-            num_heads=2,
-            head_width=8,
-            transition_factor=2,
-            outer_width=8,
-            triangles=_small_triangles,
-        ),
+        "evoformer": _small_stack,
+        "extra_msa": replace(_small_stack, num_blocks=1, num_heads=2, head_width=8),
         "templates": TemplateConfig(
             num_blocks=1,
             num_heads=2,

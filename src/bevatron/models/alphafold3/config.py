@@ -21,7 +21,7 @@ from bevatron.models.alphafold3.config_trunk import (
     PairformerConfig,
     TemplateConfig,
 )
-from bevatron.models.common.folding import Checkpointing
+from bevatron.models.common.folding import AUTOMATIC, Checkpointing
 from bevatron.models.common.folding.metrics import DISTOGRAM_EDGES
 from bevatron.models.common.hyper_parameters import from_preset
 
@@ -48,7 +48,7 @@ class AlphaFold3Config:
     cycles
         Maximum number of passes through the trunk (recycling).
     checkpointing
-        What the backward pass through the trunk recomputes.
+        What the backward pass through the trunk recomputes; by default as little as fits the GPU.
 
     Raises
     ------
@@ -72,7 +72,7 @@ class AlphaFold3Config:
     confidence: ConfidenceConfig = field(default_factory=ConfidenceConfig)
     distogram_bins: int = 64
     cycles: int = 4
-    checkpointing: Checkpointing = field(default_factory=lambda: Checkpointing("all"))
+    checkpointing: Checkpointing = AUTOMATIC
 
     def __post_init__(self) -> None:
         if self.widths.inputs <= TOKEN_FEATURES:

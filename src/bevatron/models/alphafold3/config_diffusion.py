@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from bevatron.models.alphafold3.config_trunk import PairConfig, PairformerConfig
-from bevatron.models.common.folding import Checkpointing
+from bevatron.models.common.folding import AUTOMATIC, Checkpointing
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class DiffusionConfig:
     transformer : transformer over tokens
     decoder : transformer over atoms, from tokens
     noise_width : channels of the noise-level embedding
-    checkpointing : what the backward pass recomputes
+    checkpointing : what the backward pass recomputes; by default as little as fits the GPU
     """
 
     encoder: AtomConfig = field(default_factory=AtomConfig)
     transformer: TokenTransformerConfig = field(default_factory=TokenTransformerConfig)
     decoder: AtomConfig = field(default_factory=AtomConfig)
     noise_width: int = 256
-    checkpointing: Checkpointing = field(default_factory=lambda: Checkpointing("all"))
+    checkpointing: Checkpointing = AUTOMATIC
 
 
 @dataclass(frozen=True)

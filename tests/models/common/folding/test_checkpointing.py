@@ -47,6 +47,7 @@ def gradients(policy):
         ("none", 1, [1] * 5, 5),
         ("pair", 1, [2] * 5, 5),
         ("all", 1, [2] * 5, 5),
+        ("auto", 1, [2] * 5, 5),
         # The last block of a group is the first that the backward pass comes to.
         ("segments", 2, [3, 2, 3, 2, 2], 3),
         ("paper", 1, [2] * 5, 5),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ class FlatTensors:
         starts = starts_of(list(like.values()))
         flat = torch.zeros(starts[-1], dtype=first.dtype, device=first.device)
         parts = {
-            name: flat[start : start + tensor.numel()].view(tensor.shape)
+            name: flat.as_strided(tensor.shape, _strides(tensor.shape), start)
             for (name, tensor), start in zip(like.items(), starts[:-1], strict=True)
         }
         return cls(flat, parts)
@@ -61,6 +62,11 @@ class FlatTensors:
         for name, tensor in tensors.items():
             made.parts[name].copy_(tensor)
         return made
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    """Return those of a tensor without gaps: one view a tensor, where a slice would take two."""
+    return [*accumulate(reversed(shape[1:]), mul, initial=1)][::-1] if shape else []
 
 
 def starts_of(tensors: Sequence[Tensor]) -> list[int]:

@@ -8,7 +8,12 @@ several processes share a sample, pairs and alignments are own rows, R of them, 
 """
 
 from bevatron.models.common.folding.attention import GatedAttention, PairBias
-from bevatron.models.common.folding.checkpointing import Checkpointing, checkpointed, run_stack
+from bevatron.models.common.folding.checkpointing import (
+    AUTOMATIC,
+    Checkpointing,
+    checkpointed,
+    run_stack,
+)
 from bevatron.models.common.folding.distances import distance_bins
 from bevatron.models.common.folding.dropout import add_dropped, keep_masks
 from bevatron.models.common.folding.layer_norm import LayerNorm
@@ -18,6 +23,7 @@ from bevatron.models.common.folding.transition import Transition
 from bevatron.models.common.folding.triangles import TriangleAttention, TriangleMultiplication
 
 __all__ = [
+    "AUTOMATIC",
     "Checkpointing",
     "GatedAttention",
     "LayerNorm",

@@ -10,18 +10,20 @@ from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from bevatron.errors import ConfigError
 
-Kind = Literal["none", "pair", "all", "segments", "paper"]
+Kind = Literal["auto", "none", "pair", "all", "segments", "paper"]
 """Policies.
 
 ``none`` keeps all activations; ``pair`` computes pair blocks again, which hold most of them;
 ``all`` every block of every stack; ``segments`` groups of several blocks, and in a group each block
 once more: of a stack of B blocks in groups of k it keeps B / k + k inputs instead of B; ``paper``
-every sub-layer of a block by itself, as MegaFold's appendix C lists them.
+every sub-layer of a block by itself, as MegaFold's appendix C lists them. ``auto`` leaves it to the
+training run, which chooses by the memory of its GPUs; where nothing chooses, it is ``all``.
 """
 
 SUB_LAYERS = frozenset(
@@ -39,6 +41,7 @@ ALIGNMENT_LAYERS = frozenset({"msa_row_attention", "msa_column_attention"})
 """Layers that ``paper`` recomputes in AlphaFold2 too."""
 
 _NAMES: dict[Kind, frozenset[str]] = {
+    "auto": frozenset(),
     "none": frozenset(),
     "pair": frozenset({"pair_block"}),
     "all": frozenset(),
@@ -75,6 +78,40 @@ class Checkpointing:
             raise ConfigError(f"segment: expected 1 or more, got {self.segment}")
 
 
+AUTOMATIC = Checkpointing("auto")
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """A choice in place of ``auto``, set by a call with the model or a copy of it.
+
+    Attributes
+    ----------
+    modules
+        Names of those whose policy it is, see `automatic`.
+    kind
+        What is chosen.
+    """
+
+    modules: tuple[str, ...]
+    kind: Kind
+
+    def __call__(self, model: nn.Module) -> None:
+        """Set it."""
+        for name in self.modules:
+            module: Any = model.get_submodule(name)
+            module.checkpointing = Checkpointing(self.kind)
+
+
+def automatic(model: nn.Module) -> tuple[str, ...]:
+    """Name the modules of a model whose policy is left to the training run."""
+    return tuple(
+        name
+        for name, module in model.named_modules()
+        if getattr(module, "checkpointing", None) == AUTOMATIC
+    )
+
+
 def checkpointed(policy: Checkpointing, name: str, fn: Callable[P, R]) -> Callable[P, R]:
     """Return fn, or one that computes its activations again in the backward pass.
 
@@ -102,10 +139,10 @@ def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: 
             state = block(state)
         return state
 
-    if policy.kind not in {"all", "segments"}:
+    if policy.kind not in {"auto", "all", "segments"}:
         return run(blocks, state)
     blocks = [_again(block) for block in blocks]
-    if policy.kind == "all":
+    if policy.kind != "segments":
         return run(blocks, state)
     for first in range(0, len(blocks), policy.segment):
         state = _again(run)(blocks[first : first + policy.segment], state)

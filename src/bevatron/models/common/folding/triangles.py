@@ -7,7 +7,14 @@ from bevatron.kernels import layer_norm_linear
 from bevatron.models.common.folding.attention import GatedAttention
 from bevatron.models.common.folding.layer_norm import LayerNorm
 from bevatron.models.common.folding.linear import Linear
-from bevatron.parallel.axial import gathered, own, transposed, triangle_multiply, turned
+from bevatron.parallel.axial import (
+    Coming,
+    gathered,
+    own,
+    transposed,
+    triangle_multiply,
+    turned,
+)
 
 
 class TriangleMultiplication(nn.Module):
@@ -92,15 +99,28 @@ class TriangleAttention(nn.Module):
         z: Float[Tensor, "*batch R N C"],
         mask: Bool[Tensor, "*batch N N"] | None = None,
     ) -> Float[Tensor, "*batch R N C"]:
-        """Compute the update of own rows; edges outside the mask are no keys."""
-        N, norm = z.shape[-2], self.attention.norm
+        """Compute the update of own rows; masked edges are not attended to."""
+        if not self.starting:
+            return transposed(self.by_columns(z, mask)[1])
+        return self._attend(z, gathered(self._bias(z), -2, z.shape[-2]), mask)
+
+    def by_columns(
+        self,
+        z: Float[Tensor, "*batch R N C"],
+        mask: Bool[Tensor, "*batch N N"] | None = None,
+    ) -> tuple[Float[Tensor, "*batch K N C"], Float[Tensor, "*batch K N C"]]:
+        """Return own columns of the pair and their update around the ending node, as rows."""
+        coming = turned(z)
+        bias = gathered(self._bias(z).mT, -1, z.shape[-2])
+        # Copied once, not by every operator that reads it.
+        columns = coming.wait().contiguous()
+        return columns, self._attend(columns, bias, None if mask is None else mask.mT)
+
+    def _bias(self, z: Tensor) -> Tensor:
+        norm = self.attention.norm
         assert norm is not None
-        columns = None if self.starting else turned(z)
-        bias = layer_norm_linear(z, *norm.parts, self.bias.weight).movedim(-1, -3)
-        whole = gathered(bias, -2, N) if self.starting else gathered(bias.mT, -1, N)
-        if columns is not None:
-            # Copied once, not by every operator that reads it.
-            z = columns.wait().contiguous()
-            mask = None if mask is None else mask.mT
-        update: Tensor = self.attention(z, whole, None if mask is None else own(mask, -2))
-        return update if self.starting else transposed(update)
+        return layer_norm_linear(z, *norm.parts, self.bias.weight).movedim(-1, -3)
+
+    def _attend(self, z: Tensor, bias: Coming, mask: Tensor | None) -> Tensor:
+        update: Tensor = self.attention(z, bias, None if mask is None else own(mask, -2))
+        return update
