@@ -247,7 +247,9 @@ def prepare(
             round_kernel, (-(-sum(sizes) // ROUNDED),), (H * C, *sizes[1:]), BLOCK=ROUNDED
         ),
         project=pair.launch(project_kernel, "project", with_eps, **masked, **axes),
-        output=pair.launch(output_kernel, "output", (eps, *pair.places), **of_out, **held("output")),
+        output=pair.launch(
+            output_kernel, "output", (eps, *pair.places), **of_out, **held("output")
+        ),
         output_input=pair.launch(
             output_input_kernel, "output_input", pair.places, **of_out, **held("output_input")
         ),
