@@ -268,7 +268,7 @@ def test_rounding_a_channel_that_hardly_varies_does_not_add_up_over_rows(length,
     assert off.max() < torch.finfo(HALF).eps / 16
 
 
-def test_three_channel_first_pairs_and_four_numbers_per_edge_are_kept():
+def test_three_channel_first_pairs_the_rows_and_four_numbers_per_edge_are_kept():
     inputs = make(8, 16, 24)
     mask = inputs.pop("mask").float()
     inputs = {name: value.requires_grad_() for name, value in inputs.items()}
@@ -278,7 +278,8 @@ def test_three_channel_first_pairs_and_four_numbers_per_edge_are_kept():
         triangle_multiply(**inputs, mask=mask)
     given = {value.data_ptr() for value in (*inputs.values(), mask)}
     weights = (4 * 24 + 24 + 16) * 16  # one after another
-    assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 64 * (3 * 24 + 4) + weights
+    numbers = 64 * (3 * 24 + 16 + 4) + weights
+    assert sum(t.numel() for t in kept if t.data_ptr() not in given) == numbers
 
 
 @pytest.mark.parametrize("choice", ["reference", "triton"])
