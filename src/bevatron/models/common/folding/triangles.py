@@ -7,7 +7,14 @@ from bevatron.kernels import layer_norm_linear
 from bevatron.models.common.folding.attention import GatedAttention
 from bevatron.models.common.folding.layer_norm import LayerNorm
 from bevatron.models.common.folding.linear import Linear
-from bevatron.parallel.axial import gathered, own, transposed, triangle_multiply, turned
+from bevatron.parallel.axial import (
+    gathered,
+    own,
+    sample_group,
+    transposed,
+    triangle_multiply,
+    turned,
+)
 
 
 class TriangleMultiplication(nn.Module):
@@ -95,6 +102,9 @@ class TriangleAttention(nn.Module):
         """Compute the update of own rows; edges outside the mask are no keys."""
         N, norm = z.shape[-2], self.attention.norm
         assert norm is not None
+        if sample_group().size == 1:
+            return self._whole(z, mask)
+        # Apart from the projection of the rows, which goes on while the bias is under way.
         columns = None if self.starting else turned(z)
         bias = layer_norm_linear(z, *norm.parts, self.bias.weight).movedim(-1, -3)
         whole = gathered(bias, -2, N) if self.starting else gathered(bias.mT, -1, N)
@@ -104,3 +114,11 @@ class TriangleAttention(nn.Module):
             mask = None if mask is None else mask.mT
         update: Tensor = self.attention(z, whole, None if mask is None else own(mask, -2))
         return update if self.starting else transposed(update)
+
+    def _whole(self, z: Tensor, mask: Tensor | None) -> Tensor:
+        """Compute the update of a whole pair; its rows are read once, for their bias too."""
+        if not self.starting:
+            z, mask = z.transpose(-2, -3), None if mask is None else mask.mT
+        *projected, bias = self.attention.project(z, self.bias.weight)
+        update = self.attention.attend(projected, bias.movedim(-1, -3), mask)
+        return update if self.starting else update.transpose(-2, -3)
