@@ -156,18 +156,35 @@ def _gradients(
     behind = parts is not None and _is_behind(parts, bias)
     if parts is not None and not behind and not parts.is_contiguous():
         parts = None  # of something else
-    if parts is None or gate is None or torch.is_grad_enabled() or is_watched(given):
+    if gate is None or torch.is_grad_enabled() or is_watched(given):
         found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = attention_backward(*given)
         return found
-    width = parts.shape[-1]
-    joint = q.new_empty((*parts.shape[:-1], parts.stride(-2) if behind else width))
-    dq, dk, dv, dgate = joint[..., :width].view(*q.shape[:3], 4, *q.shape[3:]).unbind(3)
+    if parts is None:  # those of windows of atoms are parts of two
+        (dq, dgate), (dk, dv) = _side_by_side(q, gate), _side_by_side(k, v)
+    else:
+        width = parts.shape[-1]
+        joint = q.new_empty((*parts.shape[:-1], parts.stride(-2) if behind else width))
+        dq, dk, dv, dgate = joint[..., :width].view(*q.shape[:3], 4, *q.shape[3:]).unbind(3)
     dbias = empty_gradients(q, bias if wants_dbias else None)[0]
     _write_gradients(given, dq, dk, dv, dbias, dgate)
-    if behind and bias is not None and wants_dbias:
+    if parts is not None and behind and bias is not None and wants_dbias:
         at = joint.storage_offset() + width
         dbias = joint.as_strided(bias.shape, bias.stride(), at).copy_(dbias)
     return dq, dk, dv, dbias, dgate
+
+
+def _side_by_side(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate gradients of two tensors: in one piece of memory if the tensors lie side by side."""
+    width = other.storage_offset() - one.storage_offset()
+    beside = (
+        one.stride() == other.stride()
+        and storage_of(one) == storage_of(other)
+        and width == one.shape[3] * one.shape[4]
+    )
+    if not beside:
+        return one.new_empty(one.shape), other.new_empty(other.shape)
+    first, second = one.new_empty((*one.shape[:3], 2, *one.shape[3:])).unbind(3)
+    return first, second
 
 
 def _is_behind(parts: Tensor, bias: Tensor | None) -> bool:
