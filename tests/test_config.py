@@ -149,5 +149,5 @@ def test_fingerprint_depends_on_values_only():
 def test_a_file_that_is_no_text_is_no_configuration(tmp_path):
     path = tmp_path / "weights.yaml"
     path.write_bytes(b"\x80\x04\x95\xff")
-    with pytest.raises(ConfigError, match=r"weights\.yaml: is no text; expected a YAML file"):
+    with pytest.raises(ConfigError, match=r"weights\.yaml: is not text; expected a YAML file"):
         load_yaml(path)

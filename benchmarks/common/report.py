@@ -2,7 +2,8 @@
 
 The newest result is ``results/<area>/<name>.json``, with a page and pictures next to it; hardware
 and date are inside. The result it replaces moves to
-``results/history/<area>/<name>_<hardware>_<date>``, unless date and hardware are the same.
+``results/history/<area>/<name>_<hardware>_<date>``, unless date and hardware are the same; if that
+is taken, ``_2`` and so on follow.
 """
 
 import json
@@ -13,6 +14,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +139,9 @@ def history_name(name: str, result: Mapping[str, Any]) -> str:
 
 
 def _retire(path: Path, stem: Path) -> None:
-    """Move a result, its page and the pictures there to a stem in the history."""
+    """Move a result, its page and the pictures there to a free stem in the history."""
+    numbered = (stem.with_name(f"{stem.name}_{number}") for number in count(2))
+    stem = next(s for s in chain([stem], numbered) if not s.with_name(f"{s.name}.json").exists())
     stem.parent.mkdir(parents=True, exist_ok=True)
     path.rename(stem.with_name(f"{stem.name}.json"))
     page = path.with_suffix(".md")

@@ -132,6 +132,7 @@ def train(data: Dataset, config: MaceConfig, workers: int, *, captured: bool) ->
     row: dict[str, Any] = {"steps": STEPS[0 if captured else 1]}
     row |= {"ms/step": 1e3 * seconds, "waited for data %": 100 * waited / seconds, **traced}
     row |= gaps(task.profiler, TRACED)
+    row["traced ms/step"] = round(traced["busy ms"] / (1 - traced["idle %"] / 100), 3)
     return row | {"idle untraced %": round(100 * (1 - traced["busy ms"] / (1e3 * seconds)), 1)}
 
 
@@ -175,7 +176,8 @@ def notes_on(data: Dataset, arguments: argparse.Namespace) -> str:
         f"{words} as many as fill {WARM_UP + TRACED + AFTER} batches of {CAPACITY} atoms, float32, "
         f"{arguments.workers} loader workers; {TRACED} traced steps; ms/step: median "
         "of steps that are not traced, by which `idle untraced %` is 1 - busy / step. Longer gaps: "
-        f"above {SHORT_GAP / 1e3:g} us."
+        f"above {SHORT_GAP / 1e3:g} us. Tracing adds the difference of both times to a step; where "
+        "that is more than all gaps, these are in part its own."
     )
 
 

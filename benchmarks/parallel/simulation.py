@@ -76,8 +76,7 @@ def alphafold2(tokens: int = 256, rows: int = 128, extra: int = 1024) -> System:
     def block(number: int, rows: int, width: int) -> list[Collective]:
         return number * [
             *traffic.pair_bias(tokens, 8),
-            *traffic.column_attention(rows, tokens, width),
-            *traffic.outer_product(rows, tokens, 32),
+            *traffic.columns(rows, tokens, width, 32),
             *traffic.triangles(tokens, 128, 128, 4),
         ]
 

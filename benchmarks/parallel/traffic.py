@@ -75,14 +75,17 @@ def pair_bias(tokens: int, heads: int) -> list[Collective]:
 
 
 def outer_product(rows: int, tokens: int, hidden: int) -> list[Collective]:
-    """List those of an outer product mean over an alignment."""
+    """List those of an outer product mean over own rows of an alignment."""
     return [Collective(kind, rows, tokens, hidden) for kind in ("transpose", "gather")]
 
 
-def column_attention(rows: int, tokens: int, channels: int) -> list[Collective]:
-    """List those of attention down the columns of an alignment, there and back."""
+def columns(rows: int, tokens: int, channels: int, hidden: int) -> list[Collective]:
+    """List those of what an Evoformer block does by columns of an alignment, there and back.
+
+    Attention, a transition, and an outer product mean of so many hidden channels.
+    """
     there = Collective("transpose", rows, tokens, channels)
-    return [there, there.backward()]
+    return [there, Collective("gather", tokens, rows, hidden), there.backward()]
 
 
 def step_bytes(

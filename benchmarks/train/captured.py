@@ -43,7 +43,7 @@ from bevatron.train.settings import OptimConfig, Settings, StageConfig, TrainCon
 LENGTHS = [round(4 * 2 ** (k / 4)) for k in range(20)]
 """Cells of the crystals, of 4 atoms each; no two have the same shape."""
 
-STEPS = 300
+STEPS = 900
 
 
 def captured(run: Run, device: torch.device) -> CapturedStep:

@@ -95,7 +95,10 @@ def trained(arguments: argparse.Namespace, beside: bool | None) -> dict[str, Any
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Train in all three ways; write the rows."""
-    found = {name: trained(arguments, beside) for name, beside in ARMS.items()}
+    found = {}
+    for name, beside in ARMS.items():
+        found[name] = trained(arguments, beside)
+        print(name, {k: v for k, v in found[name].items() if k != "losses"}, flush=True)
     alone, in_line, beside = (found[name] for name in ARMS)
     losses = torch.tensor([one["losses"] for one in found.values()], dtype=torch.float64)
     apart = float(((losses - losses[0]).abs() / losses[0].abs()).max())
@@ -120,7 +123,8 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     notes = (
         f"MACE, preset {arguments.preset}, float32, {train:,} crystals of 4 to 500 atoms in "
         f"batches of {arguments.atoms:,}, {valid:,} more validated after each of "
-        f"{arguments.epochs} epochs; the first does not count. Losses agree within {apart:.0e}."
+        f"{arguments.epochs} epochs; the first does not count, and nothing is "
+        f"trained beside the last validation. Losses agree within {apart:.0e}."
     )
     write_result("train/evaluation", rows, notes, device=arguments.device, folder=arguments.out)
     return rows

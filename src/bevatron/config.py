@@ -105,7 +105,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is no text; expected a YAML file") from None
+        raise ConfigError(f"{path}: is not text; expected a YAML file") from None
     try:
         values = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  a SafeLoader by inheritance
     except yaml.YAMLError as error:

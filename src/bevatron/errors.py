@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 class BevatronError(Exception):
-    """Base of all errors that a user can mend."""
+    """Base of all errors that a user can fix."""
 
 
 class ConfigError(BevatronError):

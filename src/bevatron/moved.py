@@ -1,4 +1,4 @@
-"""Old names of public modules, functions and classes: one release long they work and warn."""
+"""Old names of public modules, functions and classes, which work with a warning for one release."""
 
 import importlib
 import sys
@@ -45,10 +45,10 @@ MOVED = {
     "bevatron.recipes.profiling": "bevatron.recipes.bench_profile",
     "bevatron.train.plots": "bevatron.train.report.plots",
 }
-"""Old name -> name."""
+"""Old name -> new name."""
 
 SPLIT = {"bevatron.recipes.graph_use": "bevatron.recipes.graph.evaluate"}
-"""Old name -> a second module that has what the first in `MOVED` lacks."""
+"""Old name -> a second module, for names that the one in `MOVED` lacks."""
 
 
 class _Moved(ModuleType):

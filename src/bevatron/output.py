@@ -17,7 +17,7 @@ from typing import Any, Literal
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 
 UNFOLDED = 20
-"""Characters up to which a number, a word or a name in the first column of a table stays whole."""
+"""Maximum length of a number, word or name in the first column that is never folded."""
 
 MOST_WORDS = 8
 """A cell with more words is a sentence."""
@@ -71,7 +71,7 @@ def is_quiet() -> bool:
 
 @contextmanager
 def quietly(quiet: bool = True) -> Iterator[None]:
-    """Print only results and errors for the length of a ``with`` block."""
+    """Print only results and errors within a ``with`` block."""
     token = _quiet.set(quiet)
     try:
         yield
@@ -84,7 +84,7 @@ def print_table(
 ) -> None:
     """Print a table whose first column identifies its rows and is never cut.
 
-    Columns of words are left-aligned, others right. Cells and headers that do not fit are folded,
+    Columns of text are left-aligned, others right. Cells and headers that do not fit are folded,
     numbers are not; a table that is still too wide is left for the terminal to wrap.
 
     Parameters

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from benchmarks.common import trace
 from benchmarks.common.arguments import add_out, add_rows, read_all, read_rows
-from benchmarks.common.report import RESULTS
+from benchmarks.common.report import RESULTS, write_result
 from benchmarks.common.training import Repeated, TracedSteps
 from benchmarks.mace import kernels_agreement
 
@@ -31,6 +31,18 @@ def test_rows_of_all_calls_are_joined(tmp_path):
     assert read_rows(tmp_path, "rows-*.json") == [1, 2, 3]
     with pytest.raises(SystemExit, match=r"holds no costs\.json"):
         read_all(tmp_path, "costs.json")
+
+
+def test_results_of_one_day_do_not_replace_each_other_in_the_history(tmp_path):
+    write_result("train/start", [{"s": 0}], folder=tmp_path)
+    path = tmp_path / "train" / "start.json"
+    for seconds in (1, 2):
+        earlier = {**json.loads(path.read_text()), "date": "2026-01-01", "rows": [{"s": seconds}]}
+        path.write_text(json.dumps(earlier))
+        write_result("train/start", [{"s": 0}], folder=tmp_path)
+    kept = sorted((tmp_path / "history" / "train").glob("*.json"))
+    assert [json.loads(each.read_text())["rows"][0]["s"] for each in kept] == [1, 2]
+    assert len([*(tmp_path / "history" / "train").glob("*.md")]) == 2
 
 
 def test_the_union_counts_what_overlaps_once():

@@ -91,8 +91,7 @@ def test_a_block_of_a_silent_group_sends_what_is_planned(tmp_path):
     block, triangles = config.evoformer, config.evoformer.triangles
     planned = [
         *traffic.pair_bias(16, block.num_heads),
-        *traffic.column_attention(128, 16, config.c_m),
-        *traffic.outer_product(128, 16, block.outer_width),
+        *traffic.columns(128, 16, config.c_m, block.outer_width),
         *traffic.triangles(16, config.c_z, triangles.hidden, triangles.num_heads),
     ]
     assert one["sent MiB"] == 0

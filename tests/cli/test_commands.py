@@ -184,7 +184,7 @@ def test_a_run_that_a_launcher_starts_again_goes_on_and_says_so(train, monkeypat
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert train("--train.epochs", "2") == 0
     said = capsys.readouterr().out
-    assert "restarted by Slurm (once so far): the run goes on" in said
+    assert "restarted by Slurm (once so far): the run continues" in said
     assert "resumed from" in said
 
 
@@ -310,7 +310,7 @@ BAD_DATA = {
     "zeros": (r"REF_energy=\S+", "REF_energy=0.0", "is zero in every frame"),
     "another name": (r"REF_energy", "my_energy", r"--labels.energy-key 'my_energy'"),
     "NaN": (r"REF_energy=\S+", "REF_energy=nan", r"frame 0: .*NaN"),
-    "no element": (r"\nO ", "\nQq ", r"frame 0: .*'Qq', which is no element"),
+    "no element": (r"\nO ", "\nQq ", r"frame 0: .*'Qq', which is not an element"),
     "no volume": (r'pbc="F F F"', 'pbc="T T T"', r"frame 0: the cell has zero volume"),
     "stress": (
         r'pbc="F F F"',

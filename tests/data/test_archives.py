@@ -57,7 +57,7 @@ def test_files_of_a_tar_are_read_in_any_order(tmp_path, suffix, compress):
     plain = tmp_path / "plain.a3m"
     plain.write_bytes(FILES["x.a3m"])
     assert content_hash(path / "x.a3m") == content_hash(path / "x.a3m") != content_hash(plain)
-    with pytest.raises(DataError, match=r"holds no whole 'none\.cif'"):
+    with pytest.raises(DataError, match=r"does not hold all of 'none\.cif'"):
         read_whole(path / "none.cif")
 
 
@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_read_is_not_taken_for_the_one_before_it(tmp_path)
     path.write_bytes(gzip.compress(out.getvalue())[:70_000])
     read_whole(path / "a.cif")
     for _ in range(2):
-        with pytest.raises(DataError, match=r"all\.tar\.gz: holds no whole .b\.cif"):
+        with pytest.raises(DataError, match=r"all\.tar\.gz: does not hold all of .b\.cif"):
             read_whole(path / "b.cif")
 
 

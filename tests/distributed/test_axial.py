@@ -60,7 +60,9 @@ def masked(features, dtype):
 def alphafold2_loss(dtype):
     """A loss of all outputs after two cycles, with templates and dropout."""
     torch.manual_seed(0)
-    model = tiny_model.random_weights(AlphaFold2(tiny_model.TINY, dtype=dtype))
+    policy = Checkpointing("all" if dtype == torch.float64 else "paper")
+    config = replace(tiny_model.TINY, checkpointing=policy)
+    model = tiny_model.random_weights(AlphaFold2(config, dtype=dtype))
     cycles = [masked(tiny_model.random_features(number), dtype) for number in range(CYCLES)]
     parts = []
     outputs = model(cycles, torch.tensor(SEED))
@@ -74,7 +76,8 @@ def alphafold2_loss(dtype):
 
 def alphafold2_terms(dtype, batch):
     """All terms of the loss in fine-tuning."""
-    model = tiny_model.random_weights(AlphaFold2(tiny_model.TINY, dtype=dtype))
+    config = replace(tiny_model.TINY, checkpointing=Checkpointing("none"))
+    model = tiny_model.random_weights(AlphaFold2(config, dtype=dtype))
     given = batch.to("cpu", dtype).tensors()
     inputs, reference = (
         {name: x.to(dtype) if x.is_floating_point() else x for name, x in make(given, 0).items()}
@@ -214,8 +217,7 @@ def sent_by_blocks():
 def planned_bytes(index, size):
     evoformer = [
         *plan.pair_bias(N, EVOFORMER.num_heads),
-        *plan.column_attention(S, N, M),
-        *plan.outer_product(S, N, EVOFORMER.outer_width),
+        *plan.columns(S, N, M, EVOFORMER.outer_width),
         *plan.triangles(N, C, EVOFORMER.triangles.hidden, EVOFORMER.triangles.num_heads),
     ]
     triangles = plan.triangles(N, C, PAIR.hidden, PAIR.num_heads)
@@ -278,12 +280,11 @@ def test_a_block_sends_less_than_the_published_scheme(size):
     rows = tokens = 256
     of_block = [
         *plan.pair_bias(tokens, 8),
-        *plan.column_attention(rows, tokens, 256),
-        *plan.outer_product(rows, tokens, 32),
+        *plan.columns(rows, tokens, 256, 32),
         *plan.triangles(tokens, 128, 128, 4),
     ]
     ours = plan.step_bytes(of_block, 0, size, word_bytes=1) / tokens**2
-    assert ours < 0.73 * published_numbers(size)
+    assert ours < 0.712 * published_numbers(size)
 
 
 def test_rows_are_divided_evenly_and_processes_into_whole_groups():

@@ -425,24 +425,24 @@ def compressed():
     letters = gzip.compress(b">q\n") + gzip.compress(ZEROS.replace(b"\0", b"A"), 9) * TIMES
     zstd = pa.compress(good, codec="zstd", asbytes=True)
     made = [
-        ("cut.cif.gz", packed[: len(packed) // 2], "to its end"),
-        ("head.cif.gz", packed[:8], "to its end"),
-        ("flipped.cif.gz", bytes(flipped), "to its end"),
-        ("noise.cif.gz", b"\x1f\x8b" + NOISE, "to its end"),
-        ("trailing.cif.gz", packed + NOISE, "to its end"),
+        ("cut.cif.gz", packed[: len(packed) // 2], "to the end"),
+        ("head.cif.gz", packed[:8], "to the end"),
+        ("flipped.cif.gz", bytes(flipped), "to the end"),
+        ("noise.cif.gz", b"\x1f\x8b" + NOISE, "to the end"),
+        ("trailing.cif.gz", packed + NOISE, "to the end"),
         ("bomb.cif.gz", gzip.compress(ZEROS, 9) * TIMES, "holds more than"),
         ("bomb.cif.bz2", bz2.compress(ZEROS) * TIMES, "holds more than"),
         ("bomb.cif.xz", lzma.compress(ZEROS, preset=0) * TIMES, "holds more than"),
         ("bomb.cif.zst", pa.compress(ZEROS, codec="zstd", asbytes=True) * TIMES, "holds more than"),
-        ("cut.cif.bz2", bz2.compress(good)[:-9], "to its end"),
-        ("cut.cif.xz", lzma.compress(good)[:-30], "to its end"),
-        ("cut.cif.zst", zstd[: len(zstd) // 2], "to its end"),
+        ("cut.cif.bz2", bz2.compress(good)[:-9], "to the end"),
+        ("cut.cif.xz", lzma.compress(good)[:-30], "to the end"),
+        ("cut.cif.zst", zstd[: len(zstd) // 2], "to the end"),
         ("twice.cif.gz", gzip.compress(packed), "is neither"),
     ]
     found = [Malformed(name, content, assembled, says) for name, content, says in made]
     packed = gzip.compress(A3M)
     made = [
-        ("cut.a3m.gz", packed[: len(packed) // 2], "to its end"),
+        ("cut.a3m.gz", packed[: len(packed) // 2], "to the end"),
         ("bomb.a3m.gz", letters, "holds more than"),
     ]
     return found + [Malformed(name, content, read_alignment, says) for name, content, says in made]
@@ -490,12 +490,12 @@ def archives():
         ("device.tar", tarred("device.cif", kind=tarfile.CHRTYPE), link),
         ("pipe.tar", tarred("pipe.cif", kind=tarfile.FIFOTYPE), link),
         ("huge.tar", tarred("huge.cif", size=1 << 50), "holds 1,125,899,906,842,624 bytes"),
-        ("cut.tar", tarred("cut.cif", data=cif())[: len(cif()) + 2000], "to its end"),
-        ("noise.tar", tarred("noise.cif", data=NOISE)[:512] + NOISE, "to its end"),
+        ("cut.tar", tarred("cut.cif", data=cif())[: len(cif()) + 2000], "to the end"),
+        ("noise.tar", tarred("noise.cif", data=NOISE)[:512] + NOISE, "to the end"),
         ("huge.tar.gz", gzip.compress(tarred("huge.cif", size=1 << 50)), "bytes; refused"),
-        ("cut.tar.gz", gzip.compress(tarred("gz.cif", data=NOISE))[:300], "to its end"),
+        ("cut.tar.gz", gzip.compress(tarred("gz.cif", data=NOISE))[:300], "to the end"),
         ("bomb.tar.gz", gzip.compress(ZEROS, 9) * TIMES, None),
-        ("empty.tar", b"", "to its end"),
+        ("empty.tar", b"", "to the end"),
         ("broken.index", b"{", "is not valid JSON"),
         ("climbing.index", json.dumps(
             {"../../x": {"db": "../../../etc/passwd", "files": [["a.a3m", 0, 9]]}}

@@ -162,6 +162,9 @@ def test_molecules_are_evaluated_and_predicted(gaps, tmp_path):
     assert found.reason[1]
     predictor = bv.load(run, dtype="float64")
     assert bv.predict(predictor, ["CCO"]).values[0] == pytest.approx(found.values[0], abs=1e-4)
+    assert bv.predict(predictor, "CCO").values[0] == pytest.approx(found.values[0], abs=1e-4)
+    with pytest.raises(BevatronError, match="molecules"):
+        bv.predict(predictor, "molecules")
     assert bv.predict(predictor, data, tmp_path / "out.csv").rows == 39
     assert len(bv.predict(run, data)) == 39
     with pytest.raises(ConfigError, match=r"mode: is an option of bevatron\.load"):

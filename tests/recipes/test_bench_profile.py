@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +111,18 @@ def test_a_yaml_file_without_a_run_leaves_only_the_profile(run, tmp_path):
     tables, _ = profile_folder(tmp_path / "run.yaml", steps=1, warm=1)
     assert len(tables) == 6
     assert [path.name for path in (tmp_path / "later").iterdir()] == ["profile"]
+
+
+def test_a_run_of_relative_paths_is_profiled_from_any_folder(run, tmp_path, monkeypatch):
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["output"], settings["data"]["train"] = "runs/tiny", ["data.extxyz"]
+    shutil.copytree(run, tmp_path / "runs" / "tiny")
+    (tmp_path / "runs" / "tiny" / "config.yaml").write_text(yaml.safe_dump(settings))
+    shutil.copy(run.parent / "data.extxyz", tmp_path)
+    monkeypatch.chdir(tmp_path / "runs")
+    _, (line,) = profile_folder(Path("tiny"), steps=1, warm=1)
+    assert line.startswith("written: tiny/profile/profile.json")
+    assert (tmp_path / "runs" / "tiny" / "profile" / "profile.json").is_file()
 
 
 def test_batches_that_several_epochs_fill_better_are_enough_for_a_profile(run, tmp_path):

@@ -111,7 +111,7 @@ def test_a_store_that_is_being_overwritten_is_not_opened(system, folder, monkeyp
         patch.setattr("bevatron.recipes.proteins.prepare_searches", stopped)
         with pytest.raises(KeyboardInterrupt):
             prepare(system, folder, overwrite=True)
-    with pytest.raises(DataError, match="was not prepared to its end"):
+    with pytest.raises(DataError, match="was not prepared completely"):
         opened(system, out)
 
 

@@ -24,4 +24,4 @@ def test_measures_have_their_names_and_the_rest_is_a_table(tmp_path):
     cards = re.findall(r"<b>([^<]*)</b><span>([^<]*)</span>", page)
     assert cards[:2] == [("0.5000", "lDDT"), ("3.000", "cross entropy of the distogram")]
     assert ("3", "parameters") in cards
-    assert '<td>lddt ligand</td><td class="number">0.2500</td>' in page
+    assert '<td>lDDT ligand</td><td class="number">0.2500</td>' in page

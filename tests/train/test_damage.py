@@ -1,4 +1,4 @@
-"""Damaged checkpoints and best weights are noticed; the run goes on from what is intact."""
+"""Damaged checkpoints and best weights are noticed; the run continues from what is intact."""
 
 import json
 import random

@@ -157,7 +157,9 @@ def test_the_second_stage_begins_anew_and_outlives_patience(tmp_path):
 
 
 def test_a_monitored_metric_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"'forces_mae' is no metric.*energy_mse, graphs, loss"):
+    with pytest.raises(
+        ConfigError, match=r"'forces_mae' is not a metric.*energy_mse, graphs, loss"
+    ):
         fit(tiny.make_run(tmp_path, train={"monitor": "forces_mae"}))
 
 

@@ -181,3 +181,24 @@ def test_where_a_step_has_several_batches_the_gradient_of_those_before_counts(tm
 
     gradient = 4 * sum(weight.numel() for weight in run.model.parameters())
     assert peak(2) == peak(1) + gradient
+
+
+def test_a_captured_step_takes_the_gaps_in_its_pool(tmp_path):
+    mib = 2**20
+
+    class Gaps(WideTask):
+        def loss(self, model, batch, normalisers):
+            first = torch.empty(12 * mib, dtype=torch.uint8, device=batch.points.device)
+            second = torch.empty_like(first)
+            del first, second  # two segments of 12 MiB: neither holds what comes
+            torch.empty(16 * mib, dtype=torch.uint8, device=batch.points.device)
+            return super().loss(model, batch, normalisers)
+
+    run = wide_run(tmp_path, again=False, fused=True)
+    batch = run.task.collate([run.train[0]], np.zeros(1, dtype=np.int64), [1.0])
+    without = plan_memory(run, batch)
+    run.task = Gaps()
+    assert plan_memory(run, batch).peak == without.peak + (12 + 12 + 16) * mib
+    launched, captured = (plan_memory(run, batch, captured=how) for how in (False, True))
+    assert launched.activations == captured.activations == 24 * mib
+    assert launched.gaps == 0

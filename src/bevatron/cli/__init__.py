@@ -154,7 +154,7 @@ def one_sentence(
         print(f"error: {message}", file=sys.stderr)  # noqa: T201
         return EXIT_MISTAKE
     except BrokenPipeError:
-        # The reader of our output (`| head`) has left; that is no failure of ours.
+        # The reader of our output (`| head`) has left; that is not a failure of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

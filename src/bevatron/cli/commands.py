@@ -83,7 +83,7 @@ def init(
 
     Parameters
     ----------
-    system : mace, gpspp, graph, alphafold2 or alphafold3
+    system : ``mace``, gpspp, graph, alphafold2 or alphafold3
     data : file to train on, instead of the placeholder
     output : folder of the run, instead of the placeholder
 
@@ -148,7 +148,7 @@ def completion(
 
     Parameters
     ----------
-    shell : bash or zsh
+    shell : ``bash`` or zsh
 
     Examples
     --------

@@ -54,7 +54,7 @@ def train(arguments: list[str]) -> int:
         if arguments[0] in SYSTEMS and "--dry-run" not in arguments:
             from bevatron.parallel.mesh import start_gpu
 
-            # As early as can be; files may say otherwise.
+            # As early as possible; files may say otherwise.
             start_gpu(value_of("--train.device", arguments) or "auto")
         from bevatron.recipes.training import configuration, start
 
@@ -67,7 +67,7 @@ def train(arguments: list[str]) -> int:
             default=command(base, TrainOptions()),
         )
     if not gc.get_freeze_count():
-        gc.freeze()  # what was imported: collections need not look at it again and again
+        gc.freeze()  # collections skip what was imported
     return start(parsed.run, resume=parsed.options.resume, dry_run=parsed.options.dry_run)
 
 

@@ -115,7 +115,7 @@ def _listed(path: Path, size: int, changed: int) -> Archive:
         if lies and size < -(-end // _BLOCK) * _BLOCK + 2 * _BLOCK:
             raise tarfile.ReadError("it has no end")
     except (tarfile.TarError, *DAMAGED) as error:
-        reason = f"cannot be read to its end ({error}); copy or download it again"
+        reason = f"cannot be read to the end ({error}); copy or download it again"
         refused.append((str(path), reason))
         if not lies or end > size:
             members.pop(name, None)  # it is cut off
@@ -155,7 +155,7 @@ def read_member(path: Path) -> bytes:
         return bytes(_database(archive, *state_of(archive)).read(chain, file))
     member = open_archive(archive).members.get(name)
     if member is None:
-        raise DataError(f"{archive}: holds no whole '{name}'")
+        raise DataError(f"{archive}: does not hold all of '{name}'")
     try:
         if member.offset is not None:
             with archive.open("rb") as stream:

@@ -137,5 +137,5 @@ def read_blocks(path: str | Path, max_bytes: int = MAX_BYTES) -> Iterator[bytes]
                 yield block
         except DAMAGED as error:
             raise DataError(
-                f"{path}: cannot be read to its end ({error}); copy or download it again"
+                f"{path}: cannot be read to the end ({error}); copy or download it again"
             ) from None

@@ -113,7 +113,7 @@ class FailureWatch:
         return None
 
     def stop(self) -> None:
-        """End the thread and tell the other ranks that this is no failure."""
+        """End the thread and tell the other ranks that this is not a failure."""
         self._stopped.set()
         with suppress(OSError):
             self._ring.send(b"!")

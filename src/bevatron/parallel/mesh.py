@@ -136,11 +136,11 @@ def start_gpu(wanted: str) -> None:
         with suppress(ConfigError, RuntimeError):
             device = choose_device(wanted, ranks_from_environment(os.environ)[2])
             if device.type == "cuda":
-                torch.zeros(1, device=device)
-                # No matmul: at the first, torch decides for good whether cuBLAS is deterministic,
-                # and what train.deterministic sets for that comes later.
-                with torch.cuda.device(device):
-                    torch.cuda.current_blas_handle()
+                # At the first matmul torch decides for good whether cuBLAS is deterministic, and
+                # whether train.deterministic is set is known only later. On an H200 this is the
+                # workspace that it has anyway.
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+                torch.zeros(1, 1, device=device) @ torch.zeros(1, 1, device=device)
                 if find_spec("triton") is not None:
                     from bevatron.kernels.shared import triton_compile
 

@@ -33,7 +33,7 @@ def train(
 
     Parameters
     ----------
-    system : mace, gpspp, graph, alphafold2, alphafold3, or a YAML file
+    system : ``mace``, gpspp, graph, alphafold2, alphafold3, or a YAML file
     data : files to train on, or all keys of ``data``
     output : the run's folder
     resume

@@ -42,7 +42,7 @@ Rows = list[dict[str, Any]]
 Dtype = Literal["float32", "float64"]
 
 SATURATED = 0.9
-"""Share of the highest rate from which on a device counts as saturated."""
+"""Fraction of the highest rate above which a device counts as saturated."""
 
 
 def store_rates(path: Path, reads: int = 5000) -> Rows:
@@ -148,7 +148,7 @@ def step_meter(path: Path, model: str, device: str, dtype: Dtype) -> StepMeter:
         module = load_model(model)
     else:
         known = ", ".join(sorted(PRESETS))
-        raise ConfigError(f"--model: '{model}' is no folder and no preset (known: {known})")
+        raise ConfigError(f"--model: '{model}' is neither a folder nor a preset (known: {known})")
     place = choose_device(device, 0)
     return StepMeter(module, MaceTask(), store, place, dtype_of(dtype))
 

@@ -7,6 +7,7 @@ printed, drawn and written to the folder ``profile`` of the run.
 import dataclasses
 import time
 from collections.abc import Sequence
+from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -84,10 +85,11 @@ def profile_folder(
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, device=device))
     with TemporaryDirectory(prefix="bevatron-profile-") as elsewhere:
         # Reuses the run's prepared data; without a run, nothing is left behind.
-        place = folder if folder.is_dir() else Path(elsewhere)
+        place = folder.absolute() if folder.is_dir() else Path(elsewhere)
         _, build = recipe(config.recipe)
-        run: Run = build(dataclasses.replace(config, output=place))
-        found = profile(run, steps, warm)
+        with chdir(_trained_from(folder, Path(config.output))):
+            run: Run = build(dataclasses.replace(config, output=place))
+            found = profile(run, steps, warm)
     if found is None:
         return [], []
     return report(found), write(found, out or folder / "profile")
@@ -137,6 +139,14 @@ def _configuration(source: Path) -> tuple[Any, Path]:
     if not path.is_file():
         raise ConfigError(f"{source}: holds no config.yaml; expected the folder of a run")
     return configuration(str(path)), source
+
+
+def _trained_from(folder: Path, output: Path) -> Path:
+    """Return where the relative paths of a run begin: there its ``output`` is its folder."""
+    place, parts = folder.resolve(), output.parts
+    if output.is_absolute() or place.parts[-len(parts) :] != parts:
+        return Path.cwd()
+    return place.parents[len(parts) - 1]
 
 
 def _summary(measured: Profile, waiting_share: float) -> dict[str, Any]:

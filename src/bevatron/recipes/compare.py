@@ -23,7 +23,7 @@ class ComparedRun:
 
     Attributes
     ----------
-    name : the end of its path that tells it from the others
+    name : the end of its path that distinguishes it
     folder : the run's
     history : its configuration and its records
     """
@@ -187,7 +187,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of paths that tell them apart.
+    """Return the shortest ends of paths that distinguish them.
 
     Examples
     --------

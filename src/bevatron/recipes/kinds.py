@@ -13,9 +13,9 @@ from bevatron.recipes.named_models import models_folder, named_model
 def kind_of_model(arguments: Sequence[str]) -> str | None:
     """Find the first run or model folder among a command's arguments and return its kind.
 
-    Raises CheckpointError if that model.json is damaged; or if the first argument is no option and
-    no file or folder with a model has that name: which options there are depends on the model, so
-    the command would complain of one instead.
+    Raises CheckpointError if that model.json is damaged, or if the first argument is not an option
+    and names no file or folder with a model: the options depend on the model, so the command would
+    complain of one instead.
 
     Returns
     -------

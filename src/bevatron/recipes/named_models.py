@@ -45,7 +45,7 @@ def models_folder() -> Path:
 
 
 def named_model(path: Path | str) -> Path:
-    """Return the folder of a model given by name; a path that exists, or is no name, as it is.
+    """Return the folder of a model given by name; a path that exists, or is not a name, as it is.
 
     Raises CheckpointError for a published model of which there is only a file, or none; the message
     says what to do.
@@ -66,7 +66,7 @@ def named_model(path: Path | str) -> Path:
 
 
 def published_file(path: Path | str) -> Path:
-    """Return the downloaded file of a published model; what is no name of one, as it is.
+    """Return the downloaded file of a published model; any other name, as it is.
 
     It is looked for in `models_folder` and where mace-torch keeps its downloads, under its own name
     and under that which mace-torch gives it. Raises CheckpointError if it is not there, naming the

@@ -34,10 +34,10 @@ def date(day: int) -> str:
 
 
 def dates(days: Array) -> list[Row]:
-    """Return rows with the first and the last of the days that are known."""
+    """Return rows with the first and the last known day."""
     known = [day for day in days.tolist() if day >= 0]
     ends = (date(min(known)), date(max(known))) if known else (None, None)
-    return [("released first", ends[0]), ("released last", ends[1])]
+    return [("earliest release", ends[0]), ("latest release", ends[1])]
 
 
 def searches(store: Store, keys: set[bytes]) -> Table:
@@ -81,7 +81,7 @@ def clusters_table(store: Store) -> Table:
 
 
 def rejects(store: Store) -> list[Table]:
-    """Return how many files were left out for which kind of reason, and the first of them."""
+    """Count the files left out by reason, and list the first of them."""
     path = rejects_file(store)
     if not path.is_file():
         return []
@@ -104,17 +104,17 @@ def depths(alignments: Alignments) -> IntArray:
 
 
 def known_resolution(values: Array) -> FloatArray:
-    """Return the resolutions that are known, Å."""
+    """Return the known resolutions, Å."""
     whole: FloatArray = values.astype(np.float64)
     return whole[np.isfinite(whole)]
 
 
 def draw_resolution(report: Report, resolution: FloatArray, of: str) -> None:
-    """Draw the resolutions that are known."""
+    """Draw the known resolutions."""
     if len(resolution):
         report.figure(
             plots.histogram({"resolution": resolution}, "resolution (Å)", "Resolution", of),
-            "Distribution of the resolutions that are known.",
+            "Resolutions of the entries that have one.",
             "resolution",
         )
 
@@ -124,16 +124,16 @@ def draw_searches(report: Report, store: Store) -> None:
     alignments, templates = opened_searches(store.path)
     numbers = {
         "depths": (None if alignments is None else depths(alignments), "distinct rows",
-                   "Alignments", "sequences", "depths of the alignments"),
+                   "Alignments", "sequences", "Distinct rows of each alignment"),
         "templates": (None if templates is None else templates.counts(), "templates",
-                      "Templates", "sequences", "numbers of templates that are kept"),
+                      "Templates", "sequences", "Templates kept for each sequence"),
         "clusters": (clusters(store), "distinct sequences of a cluster", "Clusters", "clusters",
-                     "sizes of the clusters"),
+                     "Distinct sequences of each cluster"),
     }  # fmt: skip
-    for name, (values, what, title, of, words) in numbers.items():
+    for name, (values, what, title, of, caption) in numbers.items():
         if values is not None and len(values):
             report.figure(
                 plots.histogram({name: plots.Counted(*counted(values))}, what, title, of),
-                f"Distribution of the {words}.",
+                f"{caption}.",
                 name,
             )

@@ -156,7 +156,7 @@ class StoreKind:
             )
         if not (store.path / CLUSTERS).exists():
             raise DataError(
-                f"{path}: was not prepared to its end; start the same `bevatron prepare` again"
+                f"{path}: was not prepared completely; start the same `bevatron prepare` again"
             )
         return store
 
@@ -225,7 +225,7 @@ class StoreKind:
             f"{summary['usable']} of {summary['files']} structures are usable",
             *self.told(summary),
             *lines,
-            f"files of other kinds, passed over: {found.others}",
+            f"files of other kinds, ignored: {found.others}",
             *lines_of_rejects(store, rejects),
             f"train with: bevatron train {self.system} --data {store.path} --output RUN",
         ]

@@ -54,7 +54,7 @@ def contents(path: Path) -> Mapping[str, Any]:
     except (OSError, RuntimeError, SafetensorError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"cannot be read ({reason})") from None
-    except Exception:  # noqa: BLE001  bytes that are no pickle are read as any opcodes of one
+    except Exception:  # noqa: BLE001  bytes that are not a pickle are read as any opcodes of one
         raise CheckpointError(
             "cannot be read (no file of torch, or with more than tensors and plain values)"
         ) from None

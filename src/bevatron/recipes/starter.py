@@ -24,7 +24,7 @@ class Key(NamedTuple):
 
     @property
     def filled(self) -> bool:
-        """Whether its value is no placeholder."""
+        """Whether its value is not a placeholder."""
         return not _PLACEHOLDER.search(self.value)
 
 

@@ -15,6 +15,22 @@ from bevatron.train.report.training import (
 )
 from bevatron.train.run import FitResult
 
+ABBREVIATIONS = {
+    text.lower(): text
+    for text in "lDDT pLDDT pTM ipTM TM RMSD DockQ FAPE MSA PAE CA DNA RNA".split()  # noqa: SIM905
+}
+
+
+def measure_name(name: str) -> str:
+    """Write the name of a measure as it is usually written.
+
+    Examples
+    --------
+    >>> measure_name("lddt_ca"), measure_name("loss_masked_msa")
+    ('lDDT CA', 'loss masked MSA')
+    """
+    return " ".join(ABBREVIATIONS.get(word, word) for word in name.split("_"))
+
 
 def write_report(
     folder: Path,
@@ -29,10 +45,11 @@ def write_report(
     Parameters
     ----------
     metrics : what the curves and the page's head show
+    title : name of the model
     found : lines about its data
     """
     history = History.of_run(folder)
-    report = Report(title, str(folder), folder / "plots")
+    report = Report(f"{title}: {folder.resolve().name}", str(folder), folder / "plots")
     report.notes(history.changes())
     rest = dict(result.metrics or {})
     known = {metric.title: rest.pop(metric.keys["validation"], None) for metric in metrics}
@@ -41,7 +58,7 @@ def write_report(
         **summary(history, result, model),
     })  # fmt: skip
     if rest:
-        rows: list[list[Cell]] = [[name.replace("_", " "), rest[name]] for name in sorted(rest)]
+        rows: list[list[Cell]] = [[measure_name(name), rest[name]] for name in sorted(rest)]
         report.table(["other measures of the validation", ""], rows)
     show_learning_curves(report, history, metrics)
     report.section("Data").details("What was found in the stores", "\n".join(found))

@@ -135,7 +135,7 @@ def _check_newest(checkpoints: Path) -> None:
             read_intact(path)
         except DamagedError as error:
             raise DamagedError(
-                f"{error}; `--resume auto` goes on from the newest intact checkpoint"
+                f"{error}; `--resume auto` continues from the newest intact checkpoint"
             ) from None
 
 

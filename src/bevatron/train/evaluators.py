@@ -128,6 +128,9 @@ class Beside(Protocol):
         stopped : whether to stop, asked again and again on all ranks
         """
 
+    def dismiss(self, result: FitResult) -> None:
+        """Tell whoever validates that the run is over or has stopped."""
+
 
 class InThread:
     """Validation in a thread of the one process that trains.
@@ -181,6 +184,11 @@ class InThread:
         if isinstance(self._found, BaseException):
             raise self._found
         return self._found
+
+    def dismiss(self, result: FitResult) -> None:
+        """End the thread."""
+        del result
+        self.close()
 
     def close(self) -> None:
         """End the thread: one within CUDA when the interpreter ends would abort the process."""

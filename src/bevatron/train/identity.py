@@ -87,7 +87,7 @@ def _equal_but_for_rounding(before: Any, now: Any) -> bool:
 def changes_since(before: Mapping[str, Any], run: Run, mesh: Mesh) -> list[tuple[str, str, str]]:
     """List (key, before, now) of settings that another start of the run has changed.
 
-    An option that the earlier version did not have and that is not used is no change.
+    An option that the earlier version did not have and that is not used is not a change.
     """
     return [
         change

@@ -118,7 +118,7 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
         elif config.evaluate_beside:
             made.beside = stack.enter_context(closing(InThread(run, state.model, mesh)))
         result = made.walk()
-        if isinstance(made.beside, OnRanks):
+        if made.beside is not None:
             made.beside.dismiss(result)
         return result
 
@@ -571,7 +571,7 @@ class Trainer:
         name = wanted.removeprefix("-")
         if name not in metrics:
             raise ConfigError(
-                f"train.monitor: '{name}' is no metric of this validation set "
+                f"train.monitor: '{name}' is not a metric of this validation set "
                 f"(known: {', '.join(sorted(metrics))})"
             )
         return metrics[name] if name == wanted else -metrics[name]

@@ -3,7 +3,8 @@
 Model, task and batch are copied as tensors without storage (torch's fake tensors), and one step of
 the trainer runs on them. Whatever it allocates is counted until it is freed: activations that
 autograd keeps or computes again, gradients, moments, averages, and the workspaces of operators,
-whose functions run with their launches left out.
+whose functions run with their launches left out. A captured step is planned with the memory that
+its graph's pool holds, gaps included.
 """
 
 import copy
@@ -33,6 +34,8 @@ from bevatron.parallel.mesh import Mesh, ranks_from_environment
 from bevatron.task import Batch, Numbered, StepNumbers, Unchanging
 from bevatron.train.capture.gradients import GradientBuckets
 from bevatron.train.capture.step import obstacle
+from bevatron.train.capture.step_graphs import is_whole_step
+from bevatron.train.memory_segments import BLOCK_BYTES, Segments
 from bevatron.train.optim import (
     AveragedWeights,
     FusedAdamEMA,
@@ -49,9 +52,6 @@ class NotPlannableError(BevatronError):
     """The memory of a step depends on values of its batch."""
 
 
-BLOCK_BYTES = 512
-"""torch's allocator on a GPU rounds up to it."""
-
 WORKSPACE_BYTES = 2**25
 """cuBLAS takes as much for every thread and stream that multiplies, since Hopper; less before."""
 
@@ -66,11 +66,18 @@ class MemoryPlan:
 
     Attributes
     ----------
-    weights : parameters and buffers, twice if a copy is validated beside training
-    optimizer : gradients, moments and averages, as far as they stay
-    batch : the batch, with the copy of it that is under way while a captured step runs
-    workspaces : what cuBLAS keeps
-    peak : most that is in use at a time, all of it together
+    weights
+        Parameters and buffers, twice if a copy is validated beside training.
+    optimizer
+        Gradients, moments and averages, as far as they stay.
+    batch
+        The batch, with the copy of it that is under way while a captured step runs.
+    workspaces
+        What cuBLAS keeps.
+    peak
+        Most that is in use at a time, all of it together, and the gaps.
+    gaps
+        What the pool of a captured step's graph holds beyond what is in use at a time.
     """
 
     weights: int
@@ -78,11 +85,13 @@ class MemoryPlan:
     batch: int
     workspaces: int
     peak: int
+    gaps: int = 0
 
     @property
     def activations(self) -> int:
         """Memory of the step in addition to what is always held."""
-        return self.peak - self.weights - self.optimizer - self.batch - self.workspaces
+        stays = self.weights + self.optimizer + self.batch + self.workspaces
+        return self.peak - self.gaps - stays
 
 
 def plan_memory(
@@ -161,17 +170,12 @@ def _plan(
     if isinstance(task, Numbered):
         task.begin_step(numbers)
     run = dataclasses.replace(run, model=model, task=task)
-    step = _Step(run, live, captured=captured, whole=_is_whole(run, numbers.stage))
-    return step.planned(batch, shape)
-
-
-def _is_whole(run: Run, stage: int) -> bool:
-    """Whether a step is one batch of one process, as `StepGraphs` captures it whole."""
     world, batches = ranks_from_environment(os.environ)[1], run.settings.optim.accumulate
     if run.stages:
-        per_step = run.stages[stage].config.samples_per_step
+        per_step = run.stages[numbers.stage].config.samples_per_step
         batches = batches_per_step(per_step, world, run.settings.batch.size)
-    return world * batches == 1
+    step = _Step(run, live, captured=captured, whole=is_whole_step(batches, world))
+    return step.planned(batch, shape)
 
 
 def _with_what_is_derived(run: Run, batch: Any) -> Any:
@@ -217,6 +221,7 @@ class LiveBytes(TorchDispatchMode):
     Attributes
     ----------
     now, peak : bytes in use, and most so far
+    pool : where it lies what is allocated from now on, if that is followed
 
     Examples
     --------
@@ -230,6 +235,7 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
+        self.pool: Segments | None = None
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def note(self, tensors: Iterable[Any]) -> None:
@@ -244,10 +250,14 @@ class LiveBytes(TorchDispatchMode):
         if key in self._known:
             return
         size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+        pool = self.pool
+        block = pool.take(size) if pool is not None and size else None
 
         def freed(_: object) -> None:
             del self._known[key]
             self.now -= size
+            if pool is not None and block is not None:
+                pool.give(block)
 
         self._known[key] = weakref.ref(storage, freed)
         self.now += size
@@ -298,10 +308,20 @@ class _Step:
         size = live.now - before
         if not isinstance(self._optimizer, FusedAdamEMA):
             self._take_step(batch, counts)  # torch's make their moments in the first
-        live.peak = live.now
         kept = live.now - size - self._weights
+        _before = self._gradient_before()
+        live.peak = beside = live.now
+        live.pool = Segments()
         self._take_step(batch, counts)
-        return MemoryPlan(self._weights, kept, size, 0, live.peak)
+        gaps = beside + live.pool.held - live.peak if self._captured else 0
+        return MemoryPlan(self._weights, kept, size, 0, live.peak + gaps, gaps)
+
+    def _gradient_before(self) -> Tensor | None:
+        """Copy the gradient of a step's earlier parts, which the capture of a part keeps."""
+        optimizer = self._optimizer
+        if self._captured and not self._whole and isinstance(optimizer, FusedAdamEMA):
+            return optimizer.gradient.clone()
+        return None
 
     def _on_device(self, batch: Any, shape: BatchShape | None) -> tuple[Any, list[Any]]:
         """Return the batch as it is on the device, with the copy of it that is under way."""
@@ -325,10 +345,8 @@ class _Step:
         with autocast_context(self._config, torch.device("cpu")):
             loss = task.loss(model, batch, counts).total
         if self._captured and isinstance(optimizer, FusedAdamEMA):
-            # The capture of a part of a step keeps the gradient of the parts before it.
-            before = None if self._whole else optimizer.gradient.clone()
             GradientBuckets(optimizer, Mesh()).differentiate(loss)
-            del before, loss
+            del loss
         else:
             loss.backward()
             del loss

@@ -47,7 +47,7 @@ def restarted(folder: Path, environment: Mapping[str, str]) -> str | None:
     for launcher, (identity, restarts) in launches(environment).items():
         if restarts > 0 and begun.get(launcher) == identity:
             times = "once" if restarts == 1 else f"{restarts} times"
-            return f"restarted by {launcher} ({times} so far): the run goes on"
+            return f"restarted by {launcher} ({times} so far): the run continues"
     return None
 
 

@@ -115,11 +115,11 @@ def test_ids_with_gaps_are_renumbered(tmp_path):
     ("text", "message"),
     [
         ("0 1\n1 2 3\n", "line 2: has 3 columns, expected 2 as in the lines before ('1 2 3')"),
-        ("0 1\n1 x\n", "line 2: '1 x' is no edge; expected whole numbers"),
+        ("0 1\n1 x\n", "line 2: '1 x' is not an edge; expected numbers of a source"),
         ("# a\n0 1 2 3\n", "line 2: has 4 columns, expected a source, a destination"),
         ("%%MatrixMarket matrix\n", "is a Matrix Market file; scipy.sparse.save_npz"),
         ("0 1\n-2 1\n", "edge 1: its source -2 is negative (vertices are numbered from 0)"),
-        ("0 1\n0 1.5\n", "line 2: '0 1.5' is no edge"),
+        ("0 1\n0 1.5\n", "line 2: '0 1.5' is not an edge"),
         ("# nothing\n", "holds no edges"),
         ("source,target\n", "holds no edges"),
         ("", "holds no edges"),
@@ -257,7 +257,7 @@ def test_names_under_which_edges_stand(edges, tmp_path):
 
 def test_lines_are_counted_over_blocks(tmp_path):
     (tmp_path / "long.txt").write_text("# first\n" + "0 1\n" * 7 + "\n0 x\n1 2\n")
-    with pytest.raises(DataError, match=r"line 10: '0 x' is no edge"):
+    with pytest.raises(DataError, match=r"line 10: '0 x' is not an edge"):
         list(edge_list_pieces(tmp_path / "long.txt", block_bytes=11))
 
 

@@ -171,7 +171,7 @@ def test_poses_of_another_version_are_made_anew(dictionary, tmp_path, monkeypatc
 
 def test_a_file_that_is_none_is_refused(tmp_path):
     (tmp_path / "poses.arrow").write_bytes(b"no arrow")
-    with pytest.raises(DataError, match=r"poses\.arrow: is no file of reference poses"):
+    with pytest.raises(DataError, match=r"poses\.arrow: is not a file of reference poses"):
         open_poses(tmp_path / "poses.arrow")
 
 
@@ -261,5 +261,5 @@ def test_bonds_to_a_metal_have_no_order():
 
 
 def test_a_string_that_is_no_smiles_is_refused():
-    with pytest.raises(DataError, match=r"'C\(' is no valid SMILES"):
+    with pytest.raises(DataError, match=r"'C\(' is not valid SMILES"):
         component_of_smiles("C(", "B")

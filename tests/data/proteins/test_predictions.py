@@ -161,7 +161,7 @@ def test_a_ligand_of_a_file_has_its_atoms(dictionary, tmp_path):
     assert names(entry) == ["C1", "C2", "N1", "O1"]
     (tmp_path / "one.xyz").write_text("")
     given = Complex("c", (Entity("ligand", ("L",), file=tmp_path / "one.xyz"),))
-    with pytest.raises(DataError, match=r"one\.xyz: has no known format of a ligand"):
+    with pytest.raises(DataError, match=r"one\.xyz: is not in a known ligand format"):
         featurize_inputs(given, dictionary)
 
 
@@ -169,7 +169,7 @@ def test_a_ligand_of_a_file_has_its_atoms(dictionary, tmp_path):
     ("entity", "bonds", "message"),
     [
         (Entity("ligand", ("L",), codes=("QQQ",)), (), "no component 'QQQ'"),
-        (Entity("ligand", ("L",), smiles="C1"), (), "'C1' is no valid SMILES"),
+        (Entity("ligand", ("L",), smiles="C1"), (), "'C1' is not valid SMILES"),
         (
             Entity("protein", ("L",), sequence="GG", modifications=(Modification(2, "ZZZ"),)),
             (),

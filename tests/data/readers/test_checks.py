@@ -24,10 +24,10 @@ CUBE = 'Lattice="4 0 0 0 4 0 0 0 4"'
     [
         (frame("C 0 0 0", "O 0 0 nan"), "the position of atom 1 is NaN or infinite"),
         (frame("C 0 0 0", "O inf 0 1"), "the position of atom 1 is NaN or infinite"),
-        (frame("C 0 0 0", "Xx 0 0 1"), "atom 1 is 'Xx', which is no element"),
-        (frame("X 0 0 0", "C 0 0 1"), "atom 0 is 'X', which is no element"),
-        (frame("D 0 0 0", "C 0 0 1"), "atom 0 is 'D', which is no element"),
-        (frame("0 0 0 0", "C 0 0 1"), "atom 0 is '0', which is no element"),
+        (frame("C 0 0 0", "Xx 0 0 1"), "atom 1 is 'Xx', which is not an element"),
+        (frame("X 0 0 0", "C 0 0 1"), "atom 0 is 'X', which is not an element"),
+        (frame("D 0 0 0", "C 0 0 1"), "atom 0 is 'D', which is not an element"),
+        (frame("0 0 0 0", "C 0 0 1"), "atom 0 is '0', which is not an element"),
         (frame("C 0 0 0", "O 0 0 1", 'pbc="T T T"'), "zero volume although pbc is 'T T T'"),
         (
             frame("C 0 0 0", "O 0 0 1", 'Lattice="4 0 0 0 4 0 4 4 0"'),

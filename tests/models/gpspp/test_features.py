@@ -270,7 +270,7 @@ def test_an_rdkit_molecule_brings_its_conformer():
     [
         ("C(C", "cannot be parsed"),
         ("", "empty"),
-        ("C*", "no element"),
+        ("C*", "not an element"),
         ("CC(C)(C)(C)C", "valence"),
         ("C" * 1100, "atoms"),
     ],

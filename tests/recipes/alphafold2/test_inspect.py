@@ -30,7 +30,7 @@ def tables(prepared):
 def test_totals_filters_and_searches_are_counted(prepared, tables):
     rows = dict(tables[str(prepared)].rows)
     assert (rows["files"], rows["files with chains"], rows["left out"]) == (7, 6, 1)
-    assert (rows["chains"], rows["released last"] > rows["released first"]) == (9, True)
+    assert (rows["chains"], rows["latest release"] > rows["earliest release"]) == (9, True)
     filters = {row[0]: row[1] for row in tables["Filters"].rows}
     assert filters["copies of an earlier sequence"] == 3
     assert filters["all others"] == 9

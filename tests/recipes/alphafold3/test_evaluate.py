@@ -116,7 +116,7 @@ def test_a_store_is_evaluated_and_means_say_of_how_many(tiny_model, complexes, t
     assert 0 <= table["mean"]["lddt"]["value"] < 0.9
     assert table["mean"]["rmsd"]["value"] > 1
     assert "structures" in said
-    assert "lddt dna" in said
+    assert "lDDT DNA" in said
 
 
 def test_the_best_ranked_of_several_samples_counts(tiny_model, complexes):

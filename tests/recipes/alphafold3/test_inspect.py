@@ -21,8 +21,8 @@ def test_the_overview_counts_files_complexes_dates_and_resolutions(complexes, ta
     store = open_complexes(complexes)
     assert (rows["files"], rows["complexes"], rows["left out"]) == (4, 3, 1)
     assert rows["tokens"] == store.lengths("restype").sum()
-    assert rows["released first"] == "1981-05-21"
-    assert rows["released first"] < rows["released last"]
+    assert rows["earliest release"] == "1981-05-21"
+    assert rows["earliest release"] < rows["latest release"]
     assert 1 < rows["resolution, median (Å)"] < 3
     assert rows["without a resolution"] == 0
 

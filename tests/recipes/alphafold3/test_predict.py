@@ -174,7 +174,7 @@ def test_a_model_that_has_learnt_no_confidences_says_so(tmp_path, tiny_model, co
         (">A|protein\nMK1\n", "a.fasta", "'1' at position 3 is not a residue of protein"),
         (">A|ccd\nQQQQQ\n", "a.fasta", "QQQQQ"),
         (json.dumps(job(unpairedMsa=">q\nMMMMM\n", pairedMsa="")), "a.json", "another sequence"),
-        ("ATOM", "a.txt", "no known format"),
+        ("ATOM", "a.txt", "not in a known format"),
     ],
 )
 def test_what_cannot_be_predicted_is_said_in_a_sentence(

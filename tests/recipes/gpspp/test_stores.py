@@ -61,7 +61,7 @@ def test_rows_keep_their_places_and_bad_ones_their_reasons(store):
     found = {row[0].rsplit(" ", 1)[1]: row[2] for row in rejects(store)}
     assert set(found) == {"1", "3", "4", "6"}
     assert "parsed" in found["1"]
-    assert "no element" in found["3"]
+    assert "not an element" in found["3"]
     assert "empty" in found["4"]
     assert "valence" in found["6"]
     with rejects_file(store).open() as file:

@@ -35,6 +35,27 @@ def test_buckets_are_noted_as_they_are_completed_and_gradients_add_up(monkeypatc
     assert not layers[0].weight._backward_hooks
 
 
+def test_a_gradient_of_other_strides_is_added_apart(monkeypatch):
+    """One among all would make torch launch a kernel for each of all."""
+    torch.manual_seed(0)
+    parts = [torch.nn.Parameter(torch.randn(3, n)) for n in (2, 4)]
+    whole = [torch.nn.Parameter(torch.randn(3)) for _ in range(2)]
+    optimizer = FusedAdamEMA([whole[0], *parts, whole[1]])
+    calls, add = [], torch._foreach_add_
+
+    def noted(own, others):
+        calls.append({a.stride() == b.stride() for a, b in zip(own, others, strict=True)})
+        add(own, others)
+
+    monkeypatch.setattr(torch, "_foreach_add_", noted)
+    loss = (whole[0] * whole[1] * torch.cat(parts, 1).square().sum(1)).sum()
+    expected = torch.autograd.grad(loss, optimizer.parameters, retain_graph=True)
+    GradientBuckets(optimizer, Mesh()).differentiate(loss)
+    assert sorted(calls, key=str) == [{False}, {True}]
+    for one, other in zip(optimizer.gradients, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 class Done:
     def wait(self):
         pass

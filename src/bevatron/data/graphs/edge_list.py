@@ -99,7 +99,7 @@ def _without_comments(
             "scipy.io.mmread(FILE).tocsr()) makes an npz of it, which is read"
         )
     if lines[0].startswith(b"\x1f\x8b"):
-        raise DataError(f"{path}: is packed with gzip; its name must end in .gz")
+        raise DataError(f"{path}: is compressed with gzip; its name must end in .gz")
     plain = not any(mark in line for line in lines[:-1] for mark in COMMENTS)
     if plain and all(lines[:-1]):
         return range(first, first + len(lines) - 1), lines[:-1]
@@ -143,7 +143,7 @@ def _parse(lines: list[bytes], numbers: list[int] | range, columns: int, path: P
 
 
 def _explain(lines: list[bytes], numbers: list[int] | range, columns: int, path: Path) -> None:
-    """Find the line that is no edge."""
+    """Find the line that is not an edge."""
     for number, line in zip(numbers, lines, strict=True):
         fields = _fields(line)
         shown = line.decode(errors="replace").strip()[:60]
@@ -157,7 +157,7 @@ def _explain(lines: list[bytes], numbers: list[int] | range, columns: int, path:
             float(fields[-1])
         except ValueError:
             raise DataError(
-                f"{path}, line {number}: '{shown}' is no edge; expected whole numbers of a source "
+                f"{path}, line {number}: '{shown}' is not an edge; expected numbers of a source "
                 "and a destination"
                 + (" and a weight" if columns == 3 else "; text ids are not supported")
             ) from None

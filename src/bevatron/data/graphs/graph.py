@@ -100,7 +100,7 @@ class GraphArrays:
         [N] int32, class from 0, -1 = none; or [N, T] float32, answers 0 or 1 to T questions, NaN =
         none. None = no labels at all.
     roles : [N] uint8: 1 + position in `ROLES`, 0 = none; None = no split
-    found : changes made to the edges
+    found : counts of edges, and changes made to them
     ids : [N] the file's ids of the vertices if they were renumbered
     """
 

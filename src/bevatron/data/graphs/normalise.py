@@ -18,7 +18,7 @@ def normalise_edges(
 
     First duplicates are merged, then missing reverse edges are added, then self loops are handled.
     Without weights only the keys ``row * N + column`` are held in memory. Raises DataError for an
-    index out of range, a weight that is no number, or a duplicate that is not allowed.
+    index out of range, a weight that is not a number, or a duplicate that is not allowed.
 
     Parameters
     ----------

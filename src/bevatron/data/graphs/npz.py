@@ -33,8 +33,8 @@ def read_npz(path: Path) -> RawGraph:
     writes it (CSR, CSC or COO), also with the prefix ``adj_``. Features are ``x``, ``features``,
     ... or CSR arrays with the prefix ``feat_`` or ``attr_``; labels ``y``, ``labels``, ...; splits
     masks or numbers of vertices under ``train``, ``val_mask``, ...; a weight per edge
-    ``edge_weight``, or ``edge_attr`` of one column. Raises DataError if it is no npz file, holds no
-    edges, or features of edges.
+    ``edge_weight``, or ``edge_attr`` of one column. Raises DataError if it is not an npz file, or
+    has no edges or features of edges.
     """
     with NpzFile(path) as file:
         rows, cols, weights, size = _edges(file)

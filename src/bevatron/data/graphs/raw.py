@@ -81,7 +81,7 @@ def finish(raw: RawGraph, options: GraphOptions) -> GraphArrays:
 def raw_edges(name: str, rows: Array, cols: Array, weights: Array | None, first: int = 0) -> Edges:
     """Check types and lengths of an edge list; weights that are all 1 are dropped.
 
-    Raises DataError for arrays that are no edge list.
+    Raises DataError for arrays that are not an edge list.
     """
     for what, values in (("destinations", rows), ("sources", cols)):
         if values.ndim != 1 or values.dtype.kind not in "iu":

@@ -61,7 +61,7 @@ def checked_features(
 def checked_labels(labels: Array | None, num_nodes: int, name: str) -> Labels | None:
     """Check labels; -1 or NaN is a vertex without one.
 
-    Raises DataError for another number of labels than vertices, or numbers that are no classes.
+    Raises DataError for another number of labels than vertices, or numbers that are not classes.
 
     Returns
     -------

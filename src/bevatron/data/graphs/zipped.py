@@ -16,7 +16,7 @@ from bevatron.typing import Array
 
 
 class NpzFile:
-    """An npz file, opened once; DataError if it cannot be read or is no npz."""
+    """An npz file, opened once; DataError if it cannot be read or is not an npz file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

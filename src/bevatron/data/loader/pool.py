@@ -33,7 +33,7 @@ from bevatron.typing import FloatArray, IntArray
 logger = logging.getLogger(__name__)
 
 TASKS_PER_WORKER = 2
-"""Batches that a worker has: one in work, and one for which it need not wait."""
+"""Batches assigned to a worker: one in progress, and one ready to start."""
 
 MOST_DEATHS = 4
 """Maximum number of workers that may die over a batch, each at another sample or before any."""
@@ -43,9 +43,9 @@ MOST_DEATHS = 4
 class Task:
     """A batch to load.
 
-    ``deaths`` counts those of workers that had it, ``blamed`` those while reading a sample, or as
-    `IDLE` and `COLLATING`; ``unreadable`` are those of two, and why, None where such a sample is
-    an error. ``twice``: two workers have it, and whoever is first counts.
+    ``deaths`` counts workers that died with it, ``blamed`` by the sample being read, or `IDLE` and
+    `COLLATING`; ``unreadable`` are samples that killed two, with the reason, None where such a
+    sample is an error. ``twice``: two workers have it; the first result counts.
     """
 
     key: tuple[int, int]
@@ -115,7 +115,7 @@ class Pool:
         self._thread.start()
 
     def begin(self, batches: Sequence[tuple[IntArray, FloatArray]], first: int = 0) -> int:
-        """Start with a batch, by default the first; earlier work in progress is dropped.
+        """Start from a batch, by default the first; earlier work in progress is dropped.
 
         Returns
         -------
@@ -132,7 +132,7 @@ class Pool:
         return self._generation
 
     def take(self, generation: int) -> tuple[int, Any, list[LeftOut]] | None:
-        """Wait for the next batch; return its position, itself and what it lacks; None at the end.
+        """Wait for the next batch; return position, batch and missing samples; None at the end.
 
         Raises LoaderError if the batch could not be loaded, or `begin` was called again.
         """
@@ -364,7 +364,7 @@ class Pool:
         if worker.overdue is not None:
             return LoaderError(
                 f"{self._name(worker.overdue)}: reading it took longer than "
-                f"{self._sample_timeout:g} s, also at the second attempt; mend or leave out the "
+                f"{self._sample_timeout:g} s, also at the second attempt; fix or leave out the "
                 f"sample or raise the time limit of a sample"
             )
         return LoaderError(

@@ -21,7 +21,7 @@ from bevatron.typing import IntArray
 
 @dataclass(frozen=True)
 class PlanSegment:
-    """Arguments of `pack`, and how many steps of that plan are done.
+    """Arguments of `pack`, and the number of completed steps of its plan.
 
     Examples
     --------

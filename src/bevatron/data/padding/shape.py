@@ -8,6 +8,7 @@ which axis and what its padding rows hold, see `Paddable`.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, runtime_checkable
 
 from bevatron.task import Batch
@@ -124,21 +125,21 @@ class PaddingRule:
     axes: tuple[Axis, ...]
     samples: str
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the axes."""
         return tuple(axis.name for axis in self.axes)
 
     def size_of(self, counts: Mapping[str, int]) -> tuple[int, ...]:
         """Return the lengths of the axes from named counts, such as those of a batch."""
-        return tuple(counts[name] for name in self.names)
+        return tuple([counts[name] for name in self.names])
 
     def holds(self, shape: BatchShape, size: Sequence[int]) -> bool:
         """Whether a batch of this size can be padded to a shape."""
-        return all(
-            length + axis.spare <= shape[axis.name]
-            for axis, length in zip(self.axes, size, strict=True)
-        )
+        for axis, length in zip(self.axes, size, strict=True):
+            if length + axis.spare > shape[axis.name]:
+                return False
+        return True
 
     def crowded(self, shape: BatchShape, size: Sequence[int]) -> bool:  # noqa: ARG002
         """Whether padding to a shape it fits would slow the batch down; a last resort."""

@@ -89,11 +89,13 @@ class StaticBatch:
             values, rest = getattr(batch, name).numpy(), padding.get(name, 0)
             if isinstance(ragged, tuple):
                 memory[...] = rest
-                np.copyto(memory[(*map(slice, values.shape), ...)], values, casting="same_kind")
+                memory[(*map(slice, values.shape), ...)] = values
                 continue
             number = values.shape[ragged.dim]
-            own = (slice(None),) * ragged.dim + (slice(number),)
-            np.copyto(memory[own], values, casting="same_kind")
+            if ragged.dim:
+                memory[(slice(None),) * ragged.dim + (slice(number),)] = values
+            else:
+                memory[:number] = values
             if number < len(rows):
                 rows[number:] = rest
 

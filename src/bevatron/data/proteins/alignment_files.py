@@ -23,7 +23,7 @@ from bevatron.typing import Arrays
 
 OF_NO_CHAIN = "its first sequence is neither that of a chain of the structures nor a part of one"
 
-_LONGEST_QUERY = 4 << 20  # bytes in which a first row ends; no protein has so many residues
+_LONGEST_QUERY = 4 << 20  # bytes in which a first row ends; no protein has that many residues
 _SYMBOLS = " 0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # Without one of these a name has neither species nor taxon; most names of metagenomes have none.
 _HAS_ORIGIN = re.compile(r"_|OX|Tax|taxid")

@@ -1,7 +1,7 @@
 """Alignments of distinct sequences in a store, found by sequence.
 
-What every sample needs of all rows is stored beside them: the profile, the mean of the deletions,
-and which rows are of which species.
+The statistics of all rows that every sample needs are stored with them: profile, mean deletions,
+and the species of the rows.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from bevatron.errors import DataError, StoreError
 from bevatron.typing import Array, Arrays, IntArray
 
 ALIGNMENTS_VERSION = 2
-"""Of what `merge_alignment` returns; an alignment of another version is prepared again."""
+"""Version of the fields of `merge_alignment`; other versions are prepared again."""
 
 ALIGNMENT_FIELDS = (
     Field("key", "uint8", (16,), False, "xxh3_128 of the query's classes"),
@@ -50,7 +50,7 @@ def sequence_key(classes: npt.NDArray[np.int8]) -> bytes:
 
 
 def merge_alignment(raw: Arrays) -> Arrays:
-    """Return an alignment as stored, from the rows of all its files.
+    """Merge the rows of all files of an alignment.
 
     A row that equals an earlier one is removed; the species of both are kept for the row.
 
@@ -157,7 +157,7 @@ class Alignments:
         return self._places.get(sequence_key(classes))
 
     def __getitem__(self, index: int) -> StoredAlignment:
-        """Return an alignment, of which only what is not rows has been read."""
+        """Return an alignment, whose rows are read later."""
         return StoredAlignment.of(self.store[index], self.store.describe(index))
 
 

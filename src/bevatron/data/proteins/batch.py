@@ -1,7 +1,7 @@
 """The batch of one protein sample: named tensors, ragged along tokens, atoms, rows and others.
 
 A model of proteins holds N^2 numbers for N tokens, so a batch is one sample; a step over several
-sums their gradients. It can be padded to a shape, and then masks tell what is real.
+sums their gradients. It can be padded to a shape; masks mark the real entries.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +64,7 @@ class ProteinBatch:
         return found
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by name, as a model is given them."""
+        """Return the input tensors of a model by name."""
         return {name: getattr(self, name) for name in self.ragged}
 
     def to(
@@ -81,7 +81,7 @@ class ProteinBatch:
         return self._map(lambda value: value.pin_memory())
 
     def over(self, tensors: Mapping[str, Any]) -> Self:
-        """Return a batch of these tensors that knows of no sample."""
+        """Return a batch of these tensors without reference to a sample."""
         changes: dict[str, Any] = {**tensors, "indices": np.zeros(0, dtype=np.int64)}
         return replace(self, **changes)
 

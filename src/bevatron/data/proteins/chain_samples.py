@@ -1,8 +1,8 @@
-"""A training sample of AlphaFold2 from a chain: the draws that differ from step to step.
+"""A training sample of AlphaFold2 from a chain: the random draws of a step.
 
 Supplement, sections 1.2.3 to 1.2.8, without block deletion. A sample is a function of chain,
-alignment and seed alone, whatever process makes it. It holds integers and positions; what the model
-embeds is computed from them on the device.
+alignment and seed alone, whatever process makes it. It holds integers and positions; the model's
+features are computed from them on the device.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from bevatron.typing import Array, Arrays, BoolArray, IntArray
 REPLACED = 0.15
 """Share of the positions of cluster centres that are drawn for prediction."""
 _TO_MASK, _TO_UNIFORM, _TO_PROFILE = 0.7, 0.8, 0.9
-"""Of these 0.7 become the mask, 0.1 any of 20 residues, 0.1 one of the column; 0.1 stay."""
+"""Of these, 0.7 become the mask, 0.1 any of 20 residues, 0.1 one of the column; 0.1 stay."""
 CLAMPED = 0.9
 """Share of the samples whose errors are clamped."""
 _ROWS_AT_ONCE = 2048
@@ -43,8 +43,8 @@ class ChainSizes:
     ----------
     residues : residues of the crop
     msa_rows, extra_rows : cluster centres, and rows of the extra alignment
-    templates : most templates that are kept
-    best_templates : show the best templates, as in predictions, not a random number of random ones
+    templates : maximum number of templates
+    best_templates : take the best templates, as in predictions, not a random number of random ones
     """
 
     residues: int = 256
@@ -55,7 +55,7 @@ class ChainSizes:
 
 
 def fitted(sizes: ChainSizes, rows: AlignmentRows, templates: object | None = None) -> ChainSizes:
-    """Return the sizes without what would be padding; at least one row of each kind stays.
+    """Return the sizes without padding; at least one row of each kind stays.
 
     Without any templates one place for them stays; with them as many as there are for every chain,
     so that the shapes of samples do not depend on them.
@@ -141,7 +141,7 @@ def sample_chain(
 
 
 def residues_of_sample(entry: Arrays, crop: slice, size: int) -> dict[str, Array]:
-    """Cut what a chain has per residue."""
+    """Crop the features of residues."""
     names = ("aatype", "residue_index", "all_atom_positions", "all_atom_mask")
     found = {name: padded(entry[name][crop], size) for name in names}
     count = crop.stop - crop.start
@@ -168,7 +168,7 @@ def draw_cycle(alignment: AlignmentRows, rng: np.random.Generator, sizes: ChainS
 def mask_rows(
     rows: Rows, profile: npt.NDArray[np.float32], rng: np.random.Generator
 ) -> tuple[Rows, BoolArray]:
-    """Draw positions to predict and what stands in their place (section 1.2.7).
+    """Draw positions to predict and their replacements (section 1.2.7).
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ def mask_rows(
 def rows_of_sample(
     alignment: AlignmentRows, draws: list[CycleDraw], crop: slice, sizes: ChainSizes
 ) -> dict[str, Array]:
-    """Cut the rows that were drawn, and sum up the others by their nearest centre.
+    """Crop the drawn rows, and sum up the others by their nearest centre.
 
     Nearness counts all columns, also those outside the crop.
     """
@@ -258,7 +258,7 @@ def _rows_of_cycle(
 def draw_templates(
     entry: Arrays, crop: slice, rng: np.random.Generator, sizes: ChainSizes
 ) -> dict[str, Array]:
-    """Draw templates: those from a random place in a random order on, so that none is drawn too.
+    """Draw templates: the tail of a random order from a random place on, perhaps none.
 
     Section 1.2.8 does so to make the number of templates even, 0 to 4.
     """
@@ -274,7 +274,7 @@ def draw_templates(
 def templates_of_sample(
     entry: Arrays, chosen: IntArray, crop: slice, sizes: ChainSizes
 ) -> dict[str, Array]:
-    """Cut templates, in the order given."""
+    """Crop templates, in the order given."""
     length, shape = len(entry["aatype"]), (sizes.templates, sizes.residues)
     blank: dict[str, npt.NDArray[Any]] = {
         "template_aatype": np.zeros(shape, dtype=np.int8),

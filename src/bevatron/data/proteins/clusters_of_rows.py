@@ -1,4 +1,4 @@
-"""Clusters of the rows of an alignment: the nearest centre of every row, and what clusters hold.
+"""Clusters of the rows of an alignment: the nearest centre of every row, contents of the clusters.
 
 Supplement of AlphaFold2, section 1.2.7. Classes are AlphaFold2's: 0 to 20 residues, 21 the gap, 22
 the mask.

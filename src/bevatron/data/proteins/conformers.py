@@ -153,7 +153,7 @@ def component_of_smiles(smiles: str, code: str) -> Component:
     with require("rdkit.rdBase", "molecules").BlockLogs():
         parsed = chem.MolFromSmiles(smiles)
         if parsed is None or not parsed.GetNumAtoms():
-            raise DataError(f"'{smiles}' is no valid SMILES; check the string")
+            raise DataError(f"'{smiles}' is not valid SMILES; check the string")
         molecule = chem.AddHs(parsed)
         shape = _shape(molecule, smiles)
     return _component(molecule, shape, smiles, code)
@@ -175,7 +175,7 @@ def component_of_file(path: Path, code: str) -> Component:
     suffix = format_suffix(path)
     if suffix not in readers:
         raise DataError(
-            f"{path}: has no known format of a ligand; the name must end in one of "
+            f"{path}: is not in a known ligand format; the name must end in one of "
             f"{', '.join(readers)}"
         )
     with require("rdkit.rdBase", "molecules").BlockLogs():

@@ -1,6 +1,6 @@
-"""Tokens of an entry that a sample holds: crops of AlphaFold-Multimer, AlphaFold3, AlphaFold2.
+"""Crops of AlphaFold-Multimer, AlphaFold3 and AlphaFold2: the tokens of an entry that are used.
 
-Whole tokens are taken or left. An entry that fits is never cropped.
+Tokens are never split. An entry that fits is never cropped.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ INTERFACE_DISTANCE = 15.0
 """Å between centres of tokens of two chains, below which they are at an interface."""
 
 MOST_CHAINS = 20
-"""Chains of an assembly from which a crop is taken; of more, those nearest to a random place."""
+"""Maximum number of chains that are cropped; of more, those nearest to a random place."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CropSizes:
     Attributes
     ----------
     tokens, atoms : largest numbers
-    shares : with which probability a crop is contiguous, spatial, spatial at an interface
+    shares : probabilities of a contiguous, a spatial crop and one at an interface
     """
 
     tokens: int = 384
@@ -104,7 +104,7 @@ def near_chains(
 
 
 def _fit(order: IntArray, num_atoms: Array, sizes: CropSizes) -> IntArray:
-    """Take tokens in this order as long as they fit, at least one."""
+    """Take tokens in this order while they fit, at least one."""
     order = order[: sizes.tokens]
     number = int(np.searchsorted(np.cumsum(num_atoms[order]), sizes.atoms, side="right"))
     return np.sort(order[: max(number, 1)])
@@ -162,7 +162,7 @@ def spatial_order(
     resolved : [N]
         Whether the centre was observed; other tokens come last.
     chains
-        Chains that the random token may be of; those of interest. None for any.
+        Chains of interest, which the random token must belong to; None for any.
     at_interface
         Whether it must be closer than `INTERFACE_DISTANCE` to one of another chain (of
         ``chains``, if these are two); where none is, it need not.
@@ -214,7 +214,7 @@ def interface_tokens(
     centres : [N, 3]
         Å.
     candidates, others : [N]
-        From which and to which tokens.
+        Tokens between which distances are taken.
     distance : Å
 
     Returns
@@ -233,7 +233,7 @@ def near_atoms(points: Array, others: Array, distance: float) -> BoolArray:
     found = np.zeros(len(points), dtype=np.bool_)
     if not len(points) or not len(others):
         return found
-    # Only what lies in the box around the other set can be near it.
+    # Only points in the box around the other set can be near it.
     low, high = points.min(axis=0) - distance, points.max(axis=0) + distance
     others = others[((others >= low) & (others <= high)).all(axis=1)]
     if len(others):

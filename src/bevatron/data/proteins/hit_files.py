@@ -11,7 +11,7 @@ from bevatron.data.proteins.template_search import HitsOf, TemplateQuery, querie
 from bevatron.data.readers.proteins.alphabet import CLASSES
 from bevatron.errors import DataError, reason_of
 
-# 1abc_A, 1abc-assembly1A: names of chains, of which whatever follows is no part.
+# 1abc_A, 1abc-assembly1A: names of chains, of which whatever follows is not part.
 _CHAIN = re.compile(r"([A-Za-z0-9-]+)_([A-Za-z0-9]+)(?![A-Za-z0-9])")
 _OF_ASSEMBLY = re.compile(r"([A-Za-z0-9]+)-assembly\d+([A-Za-z0-9]+)(?![A-Za-z0-9])")
 _CODE = re.compile(r"(?:pdb(?=[0-9][a-z0-9]{3}$))?([a-z0-9_-]+?)(?:-assembly\d+)?$")
@@ -29,7 +29,7 @@ class NamedChain:
     Attributes
     ----------
     entry : code of the structure, in lower case
-    names : what its chain is called
+    names : names of its chain
     classes : its sequence as classes of the alphabet, int8
     released : day, see `bevatron.data.proteins.chain_index.day_number`
     """
@@ -66,7 +66,7 @@ def template_queries(
 
     Hits belong to the chain that the file calls their query, else to the one that the file or its
     folder is named after, else to the query of the alignments beside the file or one folder up, if
-    these have one query, else to the only chain there is.
+    these have one query, else to the only chain.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def template_queries(
 
     Returns
     -------
-    The sequences with hits, and (file, reason) of files that are of no chain.
+    The sequences with hits, and (file, reason) of files that belong to no chain.
     """
     owner = _Owners(chains, sequences, alignments, duplicates)
     found: dict[bytes, dict[HitsOf, None]] = {}
@@ -102,7 +102,9 @@ def template_queries(
         if unknown and len(unknown) == len(queries):
             rejects.append((str(path), _OF_NO_CHAIN.format(unknown[0])))
         elif unknown:
-            reason = f"{len(unknown)} of its {len(queries)} queries are no chain of the structures"
+            reason = (
+                f"{len(unknown)} of its {len(queries)} queries are not chains of the structures"
+            )
             rejects.append((str(path), f"{reason} ('{unknown[0]}')"))
     return _queries(found, chains), rejects
 

@@ -1,4 +1,4 @@
-"""Structures written as mmCIF: what a prediction is handed over as."""
+"""Structures written as mmCIF, the format of predictions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +37,7 @@ def format_mmcif(structure: Structure, notes: Mapping[str, str] = {}) -> str:
 
     Parameters
     ----------
-    structure : its B-factors are written as they are: of a prediction, pLDDT
+    structure : its B-factors are written as they are; pLDDT for a prediction
     notes : items of the category ``_bevatron``, such as the scores of a prediction
     """
     cif = gemmi().cif
@@ -54,7 +54,7 @@ def format_mmcif(structure: Structure, notes: Mapping[str, str] = {}) -> str:
 
 
 def _add_entities(block: Any, structure: Structure) -> None:
-    """Write entities, their sequences, and which chain is which."""
+    """Write entities, their sequences and their chains."""
     chains, residues = structure.chains, structure.residues
     first = {entity: c for c, entity in reversed(list(enumerate(chains.entity.tolist())))}
     kinds = {entity: str(chains.kind[c]) for entity, c in first.items()}

@@ -16,7 +16,7 @@ def automorphisms(
 ) -> npt.NDArray[np.int32]:
     """List the permutations p of n atoms with colour(p(i)) = colour(i) that map bonds onto bonds.
 
-    Orders of bonds, charges and stereochemistry are no part of the graph: both oxygens of a
+    Orders of bonds, charges and stereochemistry are not part of the graph: both oxygens of a
     carboxylate and both methyl groups of valine are exchanged, as alignments of AlphaFold3 do.
 
     Parameters

@@ -21,7 +21,7 @@ from bevatron.files import atomic_write, explained, remove_folder
 from bevatron.typing import Array, BoolArray, FloatArray, IntArray
 
 FORMAT = b"bevatron poses 2"
-"""Also of how poses are made: a file of another version is made anew."""
+"""Also of how poses are made: a file of another version is rebuilt."""
 
 _PER_PART = 16
 
@@ -113,7 +113,7 @@ class Poses:
         if _checksum(int(self.keys[row]), int(self.num_atoms[row]), pool) != self.checksums[row]:
             raise DataError(
                 f"{self.name}: the poses of component {row} are damaged, their checksum does not "
-                "match; delete that file and run prepare again, which makes it anew"
+                "match; delete that file and run prepare again, which rebuilds it"
             )
         self._verified.add(row)
 
@@ -146,7 +146,7 @@ def prepare_poses(
     Parameters
     ----------
     path
-        The file; it need not exist. One that is damaged or of another version is made anew.
+        The file; it need not exist. One that is damaged or of another version is rebuilt.
     components : the dictionary; picklable if there are workers
     codes : components, as `complexes.describe` lists them for each entry
     workers : number of processes; 0 works in this one
@@ -262,17 +262,17 @@ def write_poses(poses: Poses, path: str | Path) -> None:
 
 
 def open_poses(path: str | Path) -> Poses:
-    """Open a file of pools memory-mapped; DataError if it is no such file, or is damaged."""
+    """Open a file of pools memory-mapped; DataError if it is not one, or is damaged."""
     try:
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except (OSError, pa.ArrowException) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise DataError(
-            f"{path}: is no file of reference poses, or it is damaged ({reason}); delete it and "
-            "run prepare again, which makes it anew"
+            f"{path}: is not a file of reference poses, or it is damaged ({reason}); delete it and "
+            "run prepare again, which rebuilds it"
         ) from None
     if (table.schema.metadata or {}).get(b"format") != FORMAT:
-        raise DataError(f"{path}: is no file of reference poses of this version; prepare again")
+        raise DataError(f"{path}: is not a file of reference poses of this version; prepare again")
     if not table.num_rows:
         return replace(make_pools(()), name=str(path))
     lists = table.column("positions").chunk(0)

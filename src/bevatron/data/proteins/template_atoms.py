@@ -1,7 +1,7 @@
 """Templates of a sequence: the atoms of hits at the residues that they are aligned to.
 
-Supplement of AlphaFold2, section 1.2.3. Of a template only what models are given is stored: residue
-types, the atoms N, CA, C and CB, and torsions.
+Supplement of AlphaFold2, section 1.2.3. Only the inputs of models are stored: residue types, the
+atoms N, CA, C and CB, and torsions.
 """
 
 import datetime as dt
@@ -58,7 +58,7 @@ def chain_templates(
     structures: Callable[[str], Structure | None],
     released: Sequence[dt.date | None] = (None,),
 ) -> Arrays:
-    """Return the first templates of a chain that may be used, `MAX_TEMPLATES` for each date.
+    """Return the best templates of a chain that are allowed, `MAX_TEMPLATES` for each date.
 
     `template_hits.usable_hits` has the rules.
 
@@ -114,7 +114,7 @@ def place_template(structure: Structure, chain: int, pairs: IntArray, length: in
 def stored_templates(
     templates: Sequence[Template], length: int, released: Sequence[int] | None = None
 ) -> Arrays:
-    """Compute what is stored of templates of a chain of ``length`` residues.
+    """Compute the stored features of templates of a chain of ``length`` residues.
 
     ``released`` are their days, see `day_number`; None if they may be used at any time.
     """

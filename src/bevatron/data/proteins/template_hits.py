@@ -10,7 +10,7 @@ from bevatron.data.readers.proteins.structure import Structure
 from bevatron.typing import IntArray
 
 MAX_TEMPLATES = 20
-"""Templates that are kept of a sequence."""
+"""Maximum number of templates of a sequence."""
 
 EMBARGO = dt.timedelta(days=60)
 """A template was released at least this long before the chain."""
@@ -42,9 +42,9 @@ def usable_hits(
     hits : hits of this query, the best first
     structures : opens an entry by its code in lower case; None if there is none
     until
-        Days; None for any. Of each the first hits are taken that were released by then; an entry
+        Days; None for any. For each the best hits released by then are taken; an entry
         without a date was released by none.
-    most : how many to take for each day
+    most : maximum number for each day
 
     Yields
     ------

@@ -47,7 +47,7 @@ class TemplateQuery:
     classes : the same as classes of the alphabet, int8
     hits : better searches first
     released : days of the chains of this sequence; `UNKNOWN_DAY` for one without a date
-    own : entries of the chains without a date, which are no templates of themselves
+    own : entries of the chains without a date, which are not templates of themselves
     """
 
     sequence: str

@@ -170,7 +170,7 @@ class StoredTemplates:
             listed = ", ".join(absent[:_LISTED]) + (" ..." if len(absent) > _LISTED else "")
             reason = (
                 f"{len(absent)} entries that they name are not among the structures ({listed}); "
-                "they are no templates"
+                "they are not templates"
             )
             found.append(("template hits", reason))
         return found

@@ -1,4 +1,4 @@
-"""Tokens of AlphaFold3: which residues are one token, and the atoms that stand for it.
+"""Tokens of AlphaFold3: residues that are one token, and their representative atoms.
 
 A standard residue (20 amino acids, 4 ribo- and 4 deoxyribonucleotides, and the unknown one of each)
 is one token; any other residue and any ligand is one token for each heavy atom (supplement of
@@ -31,7 +31,7 @@ class Standard:
     ----------
     restype : class of `alphabet.CLASSES`
     molecule : `PROTEIN`, `RNA` or `DNA`
-    centre : atom that stands for the token in distances of crops and confidences: ``CA``, ``C1'``
+    centre : atom from which distances of crops and confidences are taken: ``CA``, ``C1'``
     representative
         Atom of the distogram: ``CB`` (``CA`` of glycine), ``C4`` of a purine, ``C2`` of a
         pyrimidine; ``C1'`` of a nucleotide without a known base.
@@ -73,7 +73,7 @@ _RARE = {"U": "SEC", "O": "PYL"}
 
 
 def component_of_letter(kind: Polymer, letter: str) -> str:
-    """Return the component that a letter of a sequence stands for.
+    """Return the component of a letter of a sequence.
 
     Examples
     --------

@@ -162,7 +162,7 @@ class FileState:
         try:
             now = FileState.of(self.path)
         except OSError as error:
-            raise DataError(f"{self.path}: cannot be read any more ({error.strerror})") from None
+            raise DataError(f"{self.path}: can no longer be read ({error.strerror})") from None
         if now != self:
             raise DataError(f"{self.path}: changed while it was being read; start again")
 

@@ -27,7 +27,7 @@ def check_structure(frame: RawFrame) -> None:
     if frame.numbers.min() < 1 or frame.numbers.max() > NUM_ELEMENTS:
         atom = int(np.flatnonzero((frame.numbers < 1) | (frame.numbers > NUM_ELEMENTS))[0])
         raise DataError(
-            f"atom {atom} has the atomic number {frame.numbers[atom]}, which is no element"
+            f"atom {atom} has the atomic number {frame.numbers[atom]}, which is not an element"
         )
     if not np.isfinite(frame.cell).all():
         raise DataError("the cell holds NaN or infinity")

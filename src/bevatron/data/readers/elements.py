@@ -8,7 +8,7 @@ Cm Bk Cf Es Fm Md No Lr Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv Ts Og
 """
 
 SYMBOLS: tuple[str, ...] = tuple(_TABLE.split())
-"""Chemical symbols by atomic number; 0 is no element."""
+"""Chemical symbols by atomic number; 0 is not an element."""
 
 ATOMIC_NUMBERS: dict[str, int] = {symbol: z for z, symbol in enumerate(SYMBOLS) if z}
 

@@ -48,7 +48,7 @@ class ExtxyzFile:
             with open_compressed(path) as stream:
                 scan.run(stream)
         except DAMAGED as error:
-            raise DataError(f"{self.name}: cannot be read to its end ({error})") from None
+            raise DataError(f"{self.name}: cannot be read to the end ({error})") from None
         self._starts: IntArray = np.array(scan.starts, dtype=np.int64)
         self._stops: IntArray = np.array(scan.stops, dtype=np.int64)
         self.num_frames = len(self._starts)

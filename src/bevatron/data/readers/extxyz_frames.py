@@ -94,7 +94,7 @@ def _pbc(text: str) -> BoolArray:
 def parse_properties(text: str) -> Columns:
     """Parse ``species:S:1:pos:R:3:...``.
 
-    Raises DataError if it is no list of name, type and width, or lacks positions or elements.
+    Raises DataError if it is not a list of name, type and width, or lacks positions or elements.
     """
     parts = text.split(":")
     if len(parts) % 3 or not all(width.isdigit() for width in parts[2::3]):
@@ -198,5 +198,5 @@ def _atomic_numbers(words: list[str], columns: Columns) -> npt.NDArray[np.int32]
 def _atomic_number(atom: int, symbol: str) -> int:
     number = ATOMIC_NUMBERS.get(element_symbol(symbol))
     if number is None:
-        raise DataError(f"atom {atom} is '{symbol}', which is no element")
+        raise DataError(f"atom {atom} is '{symbol}', which is not an element")
     return number

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from bevatron.errors import ConfigError
 
 FEATURES_VERSION = 2
-"""Version of how features are computed; stores and models record theirs, 1 if they record none.
+"""Version of the computation of features; stores and models record theirs, 1 if they record none.
 
 1: eigenvectors depend on the order in which the atoms of a molecule are written. 2: they do not.
 """

@@ -26,7 +26,7 @@ UNREACHABLE = 255
 """Marks the distance of two atoms that no path joins."""
 
 MAX_DISTANCE = 254
-"""Longer shortest paths are stored as this."""
+"""Maximum stored length of shortest paths."""
 
 
 def molecule_fields(feature_set_name: str, num_targets: int) -> tuple[Field, ...]:
@@ -93,7 +93,7 @@ class MoleculeBatch(AtomBatch):
     target_weight : [G, T], the weight of the molecule; zero where the label is absent
     graph_weight : [G], 1; zero for a molecule that only fills up a rank and for padding
     indices : [G] int64 numpy, positions of the samples in their data set
-    checked : whether the model that gets the batch is known to accept it, so that it need not look
+    checked : whether the batch was checked for the model that receives it
     """
 
     atom_features: Tensor

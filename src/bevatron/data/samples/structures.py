@@ -103,7 +103,7 @@ class StructureBatch(AtomBatch):
         label; zero where the label is absent or the sample only fills up a rank
     has_energy, has_forces, has_stress : [G] bool, whether there is a label that counts
     indices : [G] int64 numpy, positions of the samples in their data set
-    checked : whether the model that gets the batch is known to accept it, so that it need not look
+    checked : whether the batch was checked for the model that receives it
     """
 
     positions: Tensor
@@ -124,7 +124,7 @@ class StructureBatch(AtomBatch):
     checked: bool = False
 
     keeps_dtype: ClassVar[tuple[str, ...]] = ("energy",)
-    """Energies stay in float64: of 10 keV in float32 only 1 meV would be left."""
+    """Energies stay in float64: float32 resolves 10 keV to 1 meV only."""
     padding: ClassVar[PaddingRule] = AtomPadding()
     ragged: ClassVar[RaggedFields] = {
         **{n: Ragged("atoms") for n in ("positions", "atomic_numbers", "graph", "forces")},
@@ -149,7 +149,7 @@ class StructureBatch(AtomBatch):
             "edge_shifts": _PADDING_SHIFT,
             "cell": _PADDING_CELL,
             # An element of the batch is one that the model knows.
-            "atomic_numbers": self.atomic_numbers[:1].numpy(),
+            "atomic_numbers": self.atomic_numbers.numpy()[:1],
             "graph": self.num_graphs,
             "graph_ptr": shape.atoms,
         }

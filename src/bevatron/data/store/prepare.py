@@ -76,9 +76,9 @@ def prepare(
     featurize : picklable function from a raw sample to the stored one; None stores raw samples
     fields : fields of a stored sample; ``featurize`` must return all of them
     settings : plain values that determine the features (a cutoff, ...); part of the fingerprint
-    samples_per_shard : none chooses between 16 and 1024 from the number of samples
+    samples_per_shard : None chooses 16 to 1024 by the number of samples
     workers
-        Number of worker processes; 0 runs in this one. None starts in this one and, if the work
+        Number of worker processes; 0 = this process. None starts in this process and, if the work
         takes longer than starting workers, continues with one per usable CPU.
     rank, world
         This process among all that call `prepare` with the same folder; None reads the environment

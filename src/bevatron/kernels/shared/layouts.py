@@ -19,7 +19,7 @@ def per_layout(function: Callable[..., T]) -> Callable[..., T]:
     """Call a function once for all tensors of the same shapes, strides, types and device.
 
     Its first argument is a tensor; it must neither keep tensors nor read their values, addresses or
-    what else may change. Arguments that are no tensors are compared by value.
+    what else may change. Arguments that are not tensors are compared by value.
 
     Examples
     --------

@@ -33,14 +33,6 @@ def precision(x: Tensor) -> str:
     return "tf32" if allows_tf32() else "split"
 
 
-def high_and_low(x: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
-    """Split as `split` does."""
-    high = ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
-    if not exact:
-        high = torch.where(x.isnan(), x, high)
-    return high, x - high
-
-
 @triton.jit
 def split(x, EXACT: tl.constexpr):
     """Split float32 numbers into a high part, rounded to TF32, and the low part that remains.

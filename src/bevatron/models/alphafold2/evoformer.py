@@ -27,7 +27,7 @@ from bevatron.models.common.folding import (
     checkpointed,
     run_stack,
 )
-from bevatron.parallel.axial import all_rows
+from bevatron.parallel.axial import Coming, all_rows, sample_group, transposed, turned
 
 Masks = Sequence[Tensor | None] | Tensor
 """Dropout masks, or as many None."""
@@ -58,11 +58,14 @@ class PairStack(nn.Module):
         mask: Bool[Tensor, "*batch N N"],
         drops: Masks = NO_DROPOUT,
     ) -> Float[Tensor, "*batch R N Z"]:
-        """Return the new pair."""
+        """Return the new pair; where processes share it own columns, as rows."""
         z = add_dropped(z, self.tri_mul_out(z, mask), drops[0])
         z = add_dropped(z, self.tri_mul_in(z, mask), drops[1])
         z = add_dropped(z, self.tri_att_start(z, mask), drops[2])
-        z = add_dropped(z, self.tri_att_end(z, mask), drops[3], "columns")
+        if sample_group().size == 1:
+            z = add_dropped(z, self.tri_att_end(z, mask), drops[3], "columns")
+        else:
+            z = add_dropped(*self.tri_att_end.by_columns(z, mask), drops[3])
         update: Tensor = self.pair_transition(z)
         return z + update
 
@@ -102,33 +105,44 @@ class EvoformerBlock(nn.Module):
         row_drop: Float[Tensor, "*batch N M"] | None = None,
         pair_drops: Masks = NO_DROPOUT,
     ) -> Representations:
-        """Return the new alignment and pair."""
+        """Return the new alignment and pair.
+
+        Where processes share them the pair goes in and out as own columns, as rows: it is turned
+        while columns of the alignment attend, and the alignment while the pair is updated.
+        """
         m, z = state
-        policy = self.checkpointing
+        policy, several = self.checkpointing, sample_group().size > 1
+        column, outer = self.msa_att_col, self.outer_product_mean
+        attend = column.of_columns if several else column
+        multiply = outer.of_columns if several else outer
         row = checkpointed(policy, "msa_row_attention", self.msa_att_row)
         m = add_dropped(m, row(m, z, msa_mask), row_drop)
-        m = checkpointed(policy, "msa_column_attention", self.msa_att_col)(m, msa_mask)
+        rows = Coming(z)
+        if several:
+            m = transposed(m, msa_mask.shape[-2]).contiguous()
+            rows = turned(z)
+        m = checkpointed(policy, "msa_column_attention", attend)(m, msa_mask)
         m = m + checkpointed(policy, "transition", self.msa_transition)(m)
-        z = z + checkpointed(policy, "outer_product_mean", self.outer_product_mean)(m, msa_mask)
-        return m, checkpointed(policy, "pair_block", self.pair_stack)(z, pair_mask, pair_drops)
+        update = checkpointed(policy, "outer_product_mean", multiply)(m, msa_mask)
+        new_m = turned(m, msa_mask.shape[-1]) if several else Coming(m)
+        z = rows.wait() + update
+        z = checkpointed(policy, "pair_block", self.pair_stack)(z, pair_mask, pair_drops)
+        return new_m.wait(), z
 
 
 class _Stack(nn.Module):
     """Blocks one after another, with their dropout masks drawn at once."""
 
+    column: type[MSAColumnAttention | MSAColumnGlobalAttention] = MSAColumnAttention
+
     def __init__(
-        self,
-        c_m: int,
-        c_z: int,
-        config: EvoformerConfig,
-        column: type[MSAColumnAttention | MSAColumnGlobalAttention],
-        checkpointing: Checkpointing,
+        self, c_m: int, c_z: int, config: EvoformerConfig, checkpointing: Checkpointing
     ) -> None:
         super().__init__()
         self.checkpointing = checkpointing
         self.rates = (config.dropout, config.triangles.dropout)
         self.blocks = nn.ModuleList(
-            EvoformerBlock(c_m, c_z, config, column, checkpointing)
+            EvoformerBlock(c_m, c_z, config, self.column, checkpointing)
             for _ in range(config.num_blocks)
         )
 
@@ -149,7 +163,10 @@ class _Stack(nn.Module):
             )
             for i, (block, row) in enumerate(zip(self.blocks, rows, strict=True))
         ]
-        return run_stack(self.checkpointing, bound, (m, z))
+        if sample_group().size == 1:
+            return run_stack(self.checkpointing, bound, (m, z))
+        m, columns = run_stack(self.checkpointing, bound, (m, transposed(z)))
+        return m, transposed(columns)
 
 
 class Evoformer(_Stack):
@@ -158,7 +175,7 @@ class Evoformer(_Stack):
     def __init__(
         self, c_m: int, c_z: int, c_s: int, config: EvoformerConfig, checkpointing: Checkpointing
     ) -> None:
-        super().__init__(c_m, c_z, config, MSAColumnAttention, checkpointing)
+        super().__init__(c_m, c_z, config, checkpointing)
         self.linear = Linear(c_m, c_s)
 
     def forward(
@@ -180,10 +197,7 @@ class Evoformer(_Stack):
 class ExtraMSAStack(_Stack):
     """Blocks that take in the extra alignment, of which only the pair is kept; algorithm 18."""
 
-    def __init__(
-        self, c_e: int, c_z: int, config: EvoformerConfig, checkpointing: Checkpointing
-    ) -> None:
-        super().__init__(c_e, c_z, config, MSAColumnGlobalAttention, checkpointing)
+    column = MSAColumnGlobalAttention
 
     def forward(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bevatron.kernels import global_attention
 from bevatron.models.common.folding import GatedAttention, LayerNorm, Linear, PairBias, add_dropped
-from bevatron.parallel.axial import gathered, own, sample_group, transposed
+from bevatron.parallel.axial import Coming, gathered, own, sample_group
 
 COUNT_EPS = 1e-8
 """Added to the number of rows of a column's mean."""
@@ -31,12 +31,14 @@ class MSARowAttention(nn.Module):
         z: Float[Tensor, "*batch _ N Z"],
         mask: Bool[Tensor, "*batch S N"],
     ) -> Float[Tensor, "*batch R N M"]:
-        """Return the update of m."""
+        """Return the update of m; of a pair that processes share, z is own columns, as rows."""
         # Nothing that is valid reads a row that is masked as a whole, such as that of a template
         # which is not there: it sees all keys, where the operator would search it for any.
         mask = mask | ~mask.any(-1, keepdim=True)
-        bias = gathered(self.bias(z), -2, z.shape[-2])
-        update: Tensor = self.attention(m, bias, own(mask, -2))
+        bias, N = self.bias(z), z.shape[-2]
+        several = sample_group().size > 1
+        whole = gathered(bias.mT, -1, N) if several else Coming(bias)
+        update: Tensor = self.attention(m, whole, own(mask, -2))
         return update
 
 
@@ -48,16 +50,18 @@ class MSAColumnAttention(nn.Module):
         self.attention = GatedAttention(c_m, num_heads, head_width, bias=True)
 
     def forward(
-        self, m: Float[Tensor, "*batch R N M"], mask: Bool[Tensor, "*batch S N"]
-    ) -> Float[Tensor, "*batch R N M"]:
-        """Return m with its update added."""
-        S, N = mask.shape[-2:]
-        if sample_group().size == 1:
-            m, columns = _WithColumns.apply(m)
-        else:
-            columns = transposed(m, S).contiguous()
-        update: Tensor = self.attention(columns, mask=own(mask.mT, -2))
-        return add_dropped(m, transposed(update, N), None)
+        self, m: Float[Tensor, "*batch S N M"], mask: Bool[Tensor, "*batch S N"]
+    ) -> Float[Tensor, "*batch S N M"]:
+        """Return m with its update added, on one process."""
+        m, columns = _WithColumns.apply(m)
+        update: Tensor = self.attention(columns, mask=mask.mT)
+        return add_dropped(m, update.transpose(-2, -3), None)
+
+    def of_columns(
+        self, columns: Float[Tensor, "*batch K S M"], mask: Bool[Tensor, "*batch S N"]
+    ) -> Float[Tensor, "*batch K S M"]:
+        """Return own columns, as rows, with their update added."""
+        return add_dropped(columns, self.attention(columns, mask=own(mask.mT, -2)), None)
 
 
 class _WithColumns(torch.autograd.Function):
@@ -92,16 +96,25 @@ class MSAColumnGlobalAttention(nn.Module):
         self.out = Linear(inner, c_e, init="final")
 
     def forward(
-        self, m: Float[Tensor, "*batch R N E"], mask: Bool[Tensor, "*batch S N"]
-    ) -> Float[Tensor, "*batch R N E"]:
-        """Return m with its update added."""
-        S, N = mask.shape[-2:]
-        update = global_attention(
-            transposed(m, S).transpose(-2, -3),
-            own(mask, -1),
+        self, m: Float[Tensor, "*batch S N E"], mask: Bool[Tensor, "*batch S N"]
+    ) -> Float[Tensor, "*batch S N E"]:
+        """Return m with its update added, on one process."""
+        return m + self._update(m, mask)
+
+    def of_columns(
+        self, columns: Float[Tensor, "*batch K S E"], mask: Bool[Tensor, "*batch S N"]
+    ) -> Float[Tensor, "*batch K S E"]:
+        """Return own columns, as rows, with their update added."""
+        update = self._update(columns.transpose(-2, -3), own(mask, -1))
+        return columns + update.transpose(-2, -3)
+
+    def _update(self, m: Tensor, mask: Tensor) -> Tensor:
+        update: Tensor = global_attention(
+            m,
+            mask,
             *self.norm.parts,  # type: ignore[arg-type]  # it has a bias
             *(self.q.weight, self.k.weight, self.v.weight),
             *(self.gate.weight, self.gate.bias, self.out.weight, self.out.bias),
             mask_eps=COUNT_EPS,
         )
-        return m + transposed(update.transpose(-2, -3), N)
+        return update

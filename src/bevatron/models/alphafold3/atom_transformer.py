@@ -72,7 +72,7 @@ class WindowAttention(nn.Module):
         bias: Float[Tensor, "*batch W H Q K"],
         mask: Bool[Tensor, "*batch A"],
     ) -> Float[Tensor, "*batch M A C"]:
-        """Return the update, to be added to a; masked atoms are no keys.
+        """Return the update, to be added to a; masked atoms are not attended to.
 
         ``bias`` is that of every window's pairs, of `biases_of`.
         """

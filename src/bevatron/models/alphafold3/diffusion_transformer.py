@@ -103,7 +103,7 @@ class ConditionedAttention(nn.Module):
         bias: Float[Tensor, "*batch H R N"],
         mask: Bool[Tensor, "*batch N"],
     ) -> Float[Tensor, "*batch M N C"]:
-        """Return the update, to be added to a; masked tokens are no keys.
+        """Return the update, to be added to a; masked tokens are not attended to.
 
         ``bias`` is b(z), of `biases_of`; own rows of it are gathered here, so that all of them are
         there for one block at a time.

@@ -46,12 +46,29 @@ class PairBlock(nn.Module):
         mask : true for pairs of tokens that exist
         drops : one item of `pair_drops`; None = no dropout
         """
+        z, drop = self._by_rows(z, mask, drops)
+        z = add_dropped(z, self.attend_ending(z, mask), drop, "columns")
+        return add_dropped(z, self.transition(z), None)
+
+    def columns(
+        self,
+        z: Float[Tensor, "*batch R N P"],
+        mask: Bool[Tensor, "*batch N N"] | None = None,
+        drops: Float[Tensor, "4 *batch N P"] | None = None,
+    ) -> Float[Tensor, "*batch K N P"]:
+        """Compute own columns of the new pair, as rows; arguments as of `forward`."""
+        z, drop = self._by_rows(z, mask, drops)
+        columns = add_dropped(*self.attend_ending.by_columns(z, mask), drop)
+        return add_dropped(columns, self.transition(columns), None)
+
+    def _by_rows(
+        self, z: Tensor, mask: Tensor | None, drops: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Update the pair by rows; return the dropout mask of the attention by columns, too."""
         drop = [None] * DROPOUTS if drops is None else drops.unbind()
         z = add_dropped(z, self.multiply_outgoing(z, mask), drop[0])
         z = add_dropped(z, self.multiply_incoming(z, mask), drop[1])
-        z = add_dropped(z, self.attend_starting(z, mask), drop[2])
-        z = add_dropped(z, self.attend_ending(z, mask), drop[3], "columns")
-        return add_dropped(z, self.transition(z), None)
+        return add_dropped(z, self.attend_starting(z, mask), drop[2]), drop[3]
 
 
 def pair_drops(

@@ -1,6 +1,7 @@
 """The Pairformer (AlphaFold3, algorithm 17) and the attention of its single track."""
 
 from functools import partial
+from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from bevatron.models.common.folding import (
     checkpointed,
     run_stack,
 )
-from bevatron.parallel.axial import all_of
+from bevatron.parallel.axial import Coming, all_of, gathered, sample_group, turned
 
 State = tuple[Tensor, Tensor]
 """Single and pair representation."""
@@ -41,10 +42,19 @@ class AttentionPairBias(nn.Module):
         z: Float[Tensor, "*batch R N P"],
         mask: Bool[Tensor, "*batch N"] | None = None,
     ) -> Float[Tensor, "*batch N C"]:
-        """Compute the update of the single representation; masked tokens are no keys."""
+        """Compute the update of the single representation; masked tokens are not attended to."""
+        return all_of(self.of_own(s, z, mask), -2, s.shape[-2])
+
+    def of_own(
+        self,
+        s: Float[Tensor, "*batch N C"],
+        z: Float[Tensor, "*batch R N P"],
+        mask: Bool[Tensor, "*batch N"] | None = None,
+    ) -> Float[Tensor, "*batch R C"]:
+        """Compute the update of own tokens."""
         keys = None if mask is None else mask.unsqueeze(-2)
-        own: Tensor = self.attention(s.unsqueeze(-3), self.bias(z), keys)
-        return all_of(own.squeeze(-3), -2, s.shape[-2])
+        update: Tensor = self.attention(s.unsqueeze(-3), self.bias(z), keys)
+        return update.squeeze(-3)
 
 
 class PairformerBlock(nn.Module):
@@ -122,11 +132,48 @@ class Pairformer(nn.Module):
         if pair_mask is None:
             pair_mask = pairs_of(token_mask)
         drops = pair_drops(seed, self.call, z, len(self.blocks), self.dropout)
-        blocks = [
-            partial(block, token_mask=token_mask, pair_mask=pair_mask, drops=drop)
-            for block, drop in zip(self.blocks, drops, strict=True)
+        masks: dict[str, Any] = {"token_mask": token_mask, "pair_mask": pair_mask}
+        if sample_group().size == 1:
+            blocks = [
+                partial(block, **masks, drops=drop)
+                for block, drop in zip(self.blocks, drops, strict=True)
+            ]
+            return run_stack(self.checkpointing, blocks, (s, z))
+        every: list[Any] = [*self.blocks]
+        none: list[Any] = [None]
+        lagging = none + every + none, 2 * none + every
+        stages = zip(every + 2 * none, *lagging, drops + 2 * none, strict=True)
+        bound = [
+            partial(self._beside, **masks, parts=stage[:3], drops=stage[3]) for stage in stages
         ]
-        return run_stack(self.checkpointing, blocks, (s, z))
+        return run_stack(self.checkpointing, bound, (s, z))
+
+    def _beside(
+        self,
+        state: State,
+        token_mask: Tensor | None,
+        pair_mask: Tensor | None,
+        parts: tuple["PairformerBlock | None", ...],
+        drops: Tensor | None,
+    ) -> State:
+        """Update the pair by a block and s by those before it, while the pair is turned back.
+
+        ``parts`` are the blocks of the pair, of the attention of s and of its transition: the
+        single representation waits for the pair, but the pair never for it.
+        """
+        s, z = state
+        of_pair, attending, changing = parts
+        policy, coming, update = self.checkpointing, Coming(z), None
+        if of_pair is not None:
+            new_columns = checkpointed(policy, "pair_block", of_pair.pair.columns)
+            coming = turned(new_columns(z, pair_mask, drops))
+        if changing is not None:
+            s = s + checkpointed(policy, "transition", changing.transition)(s)
+        if attending is not None:
+            attend = checkpointed(policy, "attention_pair_bias", attending.attention.of_own)
+            update = gathered(attend(s, z, token_mask), -2, s.shape[-2])
+        z = coming.wait()
+        return s if update is None else s + update.wait(), z
 
 
 def pairs_of(mask: Bool[Tensor, "*batch N"] | None) -> Bool[Tensor, "*batch N N"] | None:

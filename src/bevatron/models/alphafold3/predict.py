@@ -25,7 +25,7 @@ from bevatron.models.common.folding.normal import SeededNormal
 from bevatron.typing import Array, Arrays
 
 LIGAND = 3
-"""Type of molecule of a token that is no residue of a polymer."""
+"""Type of molecule of a token that is not a residue of a polymer."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class PropertyMetrics:
         return torch.cat([self._moments.new_ones(1), self._moments.flatten(), ranked])
 
     def load_sums(self, sums: Tensor) -> None:
-        """Replace the running sums; exact scores are known of one process only."""
+        """Replace the running sums; exact scores are available on one process only."""
         sums = sums.detach().double()
         count, moments, ranked = sums.split([1, self._moments.numel(), self._ranking.size])
         self._moments = moments.reshape(self._moments.shape).clone()

@@ -72,7 +72,7 @@ class GPSPlusPlus(nn.Module):
         inputs: Inputs | None = None,
         compute: Collection[str] = ("prediction",),
     ) -> dict[str, Tensor]:
-        """Compute properties and what else is asked for.
+        """Compute properties and other outputs.
 
         Raises DataError if the batch has another feature set.
 
@@ -86,7 +86,7 @@ class GPSPlusPlus(nn.Module):
         -------
         dict
             prediction [G, T]: numbers in the target's unit, the probability of a binary target,
-            the class of one with several; raw [G, W], what they are made of: normalised numbers
+            the class of one with several; raw [G, W], their origin: normalised numbers
             and logits; graph_embedding [G, C], the sum of the last nodes; node_embedding [N, C],
             edge_embedding [E, Ce]; node_logits and edge_logits of noisy nodes and edges;
             directions [N, 3] of the noise on positions.

@@ -55,7 +55,7 @@ class GraphAttentionConfig:
         Dropout rate of edges; gat and gatv2.
     value_dropout
         Dropout rate of the projected features that attention sums, not of those that scores are
-        made of; gat.
+        computed from; gat.
     head_masks
         Each head draws its own mask of a layer's inputs, as in the program of gat's authors;
         otherwise all heads of a layer share one. Plain stacks of gat.
@@ -174,5 +174,5 @@ PRESETS: dict[str, dict[str, Any]] = {
 GAT's drop what the authors' program drops, on all graphs: 0.6 of the inputs, of the normalised
 coefficients and of the projected features that are summed. There each head draws its own mask of
 the inputs and begins as a layer by itself; here those of PubMed do, whose validation is a little
-better for it, while on the other graphs all heads of a layer share one mask.
+better for it; on the other graphs all heads of a layer share one mask.
 """

@@ -1,4 +1,4 @@
-"""Start from another model: other elements, other heads, matching weights are taken over.
+"""Start from another model, with other elements or heads; matching weights are copied.
 
 Weights of an element or a head move to the index of that element or head. Where a map
 is normalised by the number of elements or heads, the weights are rescaled so that the function
@@ -81,9 +81,9 @@ def load_matching(
     keep_energies: bool = False,
     new_heads: Literal["copy", "random"] = "copy",
 ) -> list[TransferRow]:
-    """Copy the weights of another model as far as they fit.
+    """Copy the matching weights of another model.
 
-    Raises CheckpointError if the source is no MACE, or has no element in common with the model.
+    Raises CheckpointError if the source is not a MACE, or has no element in common with the model.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def load_matching(
     keep_energies
         Keep the model's own E0 for all heads. Otherwise heads and elements that the source has
         get its E0; new ones always keep theirs.
-    new_heads : whether a head that the source has not starts as a copy, or random
+    new_heads : whether a head that the source lacks starts as a copy, or random
 
     Returns
     -------

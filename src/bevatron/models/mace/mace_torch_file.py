@@ -59,7 +59,7 @@ def load_mace_torch_file(path: Path | str, *, trust: bool = False) -> MACE:
 
 
 def refuse_other_content(path: Path) -> None:
-    """Refuse a file that is no checkpoint, by its first bytes.
+    """Refuse a file that is not a checkpoint, by its first bytes.
 
     Raises CheckpointError for an empty, compressed or truncated file, a web page or a pointer of
     Git LFS.

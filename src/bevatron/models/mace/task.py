@@ -110,7 +110,7 @@ class MaceMetrics:
         self._errors.load_sums(sums)
 
     def compute(self) -> dict[str, float]:
-        """Compute the errors by name; what has no label is left out."""
+        """Compute the errors by name, where there are labels."""
         return self._errors.compute()
 
 

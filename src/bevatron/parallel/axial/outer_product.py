@@ -15,7 +15,7 @@ from bevatron.parallel.axial.rows import ROWS, gathered, own, turned
 
 
 def outer_product_mean(
-    m: Float[Tensor, "*batch R N C"],
+    m: Float[Tensor, "*batch R _ C"],
     mask: Float[Tensor, "*batch S N"] | Bool[Tensor, "*batch S N"],
     norm_weight: Tensor,
     norm_bias: Tensor,
@@ -27,13 +27,16 @@ def outer_product_mean(
     out_bias: Tensor | None = None,
     *,
     mask_eps: float = 1e-3,
+    by_columns: bool = False,
 ) -> Float[Tensor, "*batch _ N Z"]:
     r"""Compute own rows of `bevatron.kernels.outer_product_mean` of an alignment's own rows.
 
     :math:`\sum_s a_{si} \otimes b_{sj}` of own residues i needs a of them and b of all residues,
-    both of all rows s: projections, which have fewer channels than the alignment.
+    both of all rows s: projections, which have fewer channels than the alignment. ``by_columns``:
+    m is [..., K, S, C], own columns as rows, so that a is there.
     """
     if sample_group().size == 1:
+        m = m.transpose(-2, -3) if by_columns else m
         return kernels.outer_product_mean(
             *(m, mask, norm_weight, norm_bias, a_weight, b_weight, out_weight),
             *(a_bias, b_bias, out_bias),
@@ -42,10 +45,14 @@ def outer_product_mean(
     weights, S = (a_weight, b_weight), mask.shape[-2]
     joint_bias = joined((a_bias, b_bias), weights)
     projected = layer_norm_linear(m, norm_weight, norm_bias, torch.cat(weights), joint_bias)
-    a, b = (projected * own(mask, -2).to(m.dtype)[..., None]).chunk(2, -1)
-    of_own, of_all, kept = turned(a, S), gathered(b, ROWS, S), mask.to(wide_type(m))
+    of_own = own(mask.mT if by_columns else mask, -2).to(m.dtype)
+    a, b = (projected * of_own[..., None]).chunk(2, -1)
+    columns = None if by_columns else turned(a, S)
+    whole = gathered(b, ROWS, mask.shape[-1] if by_columns else S)
+    kept = mask.to(wide_type(m))
     count = mask_eps + torch.einsum("...si,...sj->...ij", own(kept, -1), kept)
-    a, b = of_own.wait().transpose(-2, -3), of_all.wait()
+    a = (a if columns is None else columns.wait()).transpose(-2, -3)
+    b = whole.wait().transpose(-2, -3) if by_columns else whole.wait()
     update: Tensor = layer_of_products(a, b, count, out_weight, out_bias)
     return update
 

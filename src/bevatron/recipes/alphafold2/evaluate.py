@@ -19,6 +19,7 @@ from bevatron.output import print_table
 from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
 from bevatron.recipes.alphafold2.predictor import ChainPredictor
 from bevatron.recipes.alphafold2.stores import open_chains, prepared
+from bevatron.recipes.structure_report import measure_name
 
 
 def evaluate_stores(
@@ -94,5 +95,5 @@ def _draw(name: str, batch: ChainBatch, found: Mapping[str, Tensor], folder: Pat
 
 def print_table_of(values: dict[str, Any]) -> None:
     """Print the means."""
-    rows = [[name.replace("_", " "), f"{value:.4g}"] for name, value in values["mean"].items()]
+    rows = [[measure_name(name), f"{value:.4g}"] for name, value in values["mean"].items()]
     print_table(["measure", "mean"], rows, f"{len(values['chains'])} chains")

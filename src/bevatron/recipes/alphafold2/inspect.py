@@ -34,7 +34,7 @@ def draw(report: Report, store: Store) -> None:
             {"residues": plots.Counted(*counted(sizes(store)["residues"]))},
             "residues of a chain", "Lengths", "chains",
         ),
-        "Distribution of the lengths of the chains.",
+        "Lengths of the chains.",
         "lengths",
     )  # fmt: skip
     report.figure(

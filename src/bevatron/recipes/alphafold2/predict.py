@@ -42,7 +42,7 @@ def predict_files(
     """Predict the protein chains of a file; each gets ``NAME.cif`` and ``NAME.html`` in a folder.
 
     A model with a head for the aligned error also gives ``NAME-pae.npz``, errors in Å. Raises
-    DataError, CheckpointError or ConfigError if the file holds no protein, or something cannot be
+    DataError, CheckpointError or ConfigError if the file holds no protein, or an input cannot be
     used.
 
     Parameters
@@ -103,7 +103,7 @@ def _predict_chain(
 
 
 def chain_to_predict(entity: Entity) -> Arrays:
-    """Return a chain of which no atom is known."""
+    """Return a chain without known atoms."""
     length = len(entity.sequence)
     return {
         "aatype": residue_types(entity.sequence),
@@ -135,7 +135,7 @@ def write_page(path: Path, name: str, entity: Entity, found: PredictedChain, mmc
             map_figure(
                 found.pae, edges, labels, "predicted aligned error (Å)", MAX_ERROR, "Greens_r"
             ),
-            "Expected error of the column's residue where the row's residue lies in place.",
+            "Expected position error of the column's residue after alignment on the row's residue.",
         )
     report.figure(
         map_figure(found.contacts, edges, labels, "probability", 1.0, "Blues"),

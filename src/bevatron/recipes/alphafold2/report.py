@@ -25,4 +25,4 @@ METRICS = [
 
 def report_of_run(folder: Path, model: nn.Module, found: Sequence[str], result: FitResult) -> Path:
     """Write report.html and ``plots/`` of a finished run; see `write_report`."""
-    return write_report(folder, "Structures of chains: AlphaFold2", METRICS, model, found, result)
+    return write_report(folder, "AlphaFold2", METRICS, model, found, result)

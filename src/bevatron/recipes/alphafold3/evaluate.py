@@ -18,6 +18,7 @@ from bevatron.recipes.alphafold3.inputs import whole_sizes
 from bevatron.recipes.alphafold3.measures import measure
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor
 from bevatron.recipes.alphafold3.stores import open_complexes, prepared
+from bevatron.recipes.structure_report import measure_name
 
 SEED = 0
 """Seed of the random numbers of an evaluation."""
@@ -108,7 +109,7 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 def print_table_of(table: dict[str, Any]) -> None:
     """Print the means and the number of structures."""
     rows = [
-        [name.replace("_", " "), f"{each['value']:.4g}", str(each["structures"])]
+        [measure_name(name), f"{each['value']:.4g}", str(each["structures"])]
         for name, each in table["mean"].items()
     ]
     print_table(("measure", "mean", "structures"), rows)

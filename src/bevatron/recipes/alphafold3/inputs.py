@@ -16,7 +16,7 @@ from bevatron.recipes.protein_inputs import known_of
 from bevatron.typing import Arrays
 
 ROWS = 16_384
-"""Rows of the alignments at most, as published models take for predictions."""
+"""Maximum number of alignment rows, as published models take for predictions."""
 
 EVERYTHING = 2**31
 """Tokens and atoms of a sample that is not cropped."""

@@ -38,7 +38,7 @@ def draw(report: Report, store: Store) -> None:
         plots.histogram(
             {"tokens": plots.Counted(*counted(tokens))}, "tokens of a complex", "Sizes", "complexes"
         ),
-        "Distribution of the tokens of a complex.",
+        "Tokens of each complex.",
         "sizes_tokens",
     )
     polymers = {
@@ -49,7 +49,7 @@ def draw(report: Report, store: Store) -> None:
     if polymers:
         report.figure(
             plots.histogram(polymers, "residues of a chain", "Lengths of polymers", "chains"),
-            "Distribution of the lengths of the chains.",
+            "Lengths of the chains.",
             "lengths",
         )
     common.draw_resolution(report, _resolution(store), "complexes")

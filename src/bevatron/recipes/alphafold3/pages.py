@@ -1,4 +1,4 @@
-"""The page of a predicted complex: the structure to turn, its scores and what they are made of."""
+"""The page of a predicted complex: the structure to turn, its scores and confidences."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,7 +42,7 @@ def write_page(
         "pTM": best.scores["ptm"],
         "ipTM": best.scores["iptm"],
     })  # fmt: skip
-    report.structure(mmcif, "The best ranked structure.")
+    report.structure(mmcif, "The top-ranked structure.")
     report.section("Ranking")
     written = {
         "file": "file", "seed": "seed", "sample": "sample", "ranking_score": "ranking score",
@@ -58,8 +58,8 @@ def write_page(
     )
     report.figure(
         map_figure(best.pae, edges, labels, "predicted aligned error (Å)", MAX_ERROR, "Greens_r"),
-        "Expected error of the column's token where the row's token lies in place; between chains, "
-        "how sure their arrangement is.",
+        "Expected position error of the column's token after alignment on the row's token; "
+        "between chains it tells how certain their arrangement is.",
     )
     report.figure(
         map_figure(best.contacts, edges, labels, "probability", 1.0, "Blues"),

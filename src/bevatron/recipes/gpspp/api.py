@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bevatron.data.readers.molecule_options import MoleculeOptions
-from bevatron.errors import ConfigError
+from bevatron.errors import ConfigError, require
 from bevatron.recipes.gpspp.evaluate import evaluate_files
 from bevatron.recipes.gpspp.predict import open_source, predict_file
 from bevatron.recipes.gpspp.predictor import MoleculePredictor
@@ -43,12 +43,20 @@ def predict(
     prefix: str = "predicted_",
     **options: Any,
 ) -> Any:
-    """Predict a file; or SMILES and molecules of RDKit, in a list."""
+    """Predict a file; a SMILES; or SMILES and molecules of RDKit, in a list."""
     predictor = _predictor(model, options)
     if out is not None:
         return predict_file(predictor, Path(source), Path(out), columns, prefix)
+    if isinstance(source, str) and not Path(source).exists() and _is_smiles(source):
+        source = [source]
     given = open_source(Path(source), columns) if isinstance(source, str | Path) else source
     return predictor.predict(given)
+
+
+def _is_smiles(text: str) -> bool:
+    chem = require("rdkit.Chem", "molecules")
+    with require("rdkit.rdBase", "molecules").BlockLogs():
+        return chem.MolFromSmiles(text) is not None
 
 
 def _predictor(model: Models, options: dict[str, Any]) -> MoleculePredictor:

@@ -140,7 +140,7 @@ def predict(
     more : more models: the mean and the standard deviation of all are written
     committee : more models, as an option
     columns : where SMILES and 3D structures are
-    format : table, or ogb: the format of PCQM4Mv2's evaluator
+    format : ``table``, or ``ogb``, the format of PCQM4Mv2's evaluator
     split : part of OGB's data to predict
     prefix : prefix of the names of the results
 

@@ -35,7 +35,7 @@ def differences(dataset: Dataset, model: GPSPlusPlusConfig) -> list[str]:
 
     Returns
     -------
-    A sentence for each; empty if it does not differ, is no usable molecule or nothing is known.
+    A sentence for each; empty if it does not differ, is not a usable molecule or nothing is known.
     """
     known = model.trained_on
     reasons = [""] * len(dataset)

@@ -1,4 +1,4 @@
-"""Fine-tuning of GPS++: which weights of another model are kept and which are new."""
+"""Fine-tuning of GPS++: weights kept from another model, and new ones."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def started_from(
 
     Parameters
     ----------
-    asked : the run's own hyper-parameters, with what the new data say
+    asked : the run's own hyper-parameters, with those that follow from the new data
     preset : the hyper-parameters of the run's preset
 
     Returns
@@ -114,7 +114,7 @@ def started_from(
 def _dropout(
     source: GPSPlusPlusConfig, asked: GPSPlusPlusConfig, preset: GPSPlusPlusConfig
 ) -> DropoutConfig:
-    """Keep the source's rates but for those that the run sets otherwise than its preset."""
+    """Keep the source's rates, except those in which the run differs from its preset."""
     plain = to_dict(preset.dropout)
     given = {n: rate for n, rate in to_dict(asked.dropout).items() if rate != plain[n]}
     return dataclasses.replace(source.dropout, **given)

@@ -39,7 +39,7 @@ def draw(report: Report, store: Store) -> None:
         figure = plots.histogram(
             {name: plots.Counted(values, counts)}, f"{name} per molecule", f"Sizes in {name}"
         )
-        report.figure(figure, f"Distribution of {name} per molecule.", f"sizes_{name}")
+        report.figure(figure, f"Number of {name} per molecule.", f"sizes_{name}")
     targets = column(store, "targets")
     for number, name in enumerate(store.manifest["settings"]["targets"]):
         known = targets[np.isfinite(targets[:, number]), number]
@@ -49,7 +49,7 @@ def draw(report: Report, store: Store) -> None:
         counts, edges = np.histogram(known, bins=min(100, max(10, len(known) // 20)))
         middle = (edges[1:] + edges[:-1]) / 2
         figure = plots.histogram({name: plots.Counted(middle, counts)}, name, f"Target {name}")
-        report.figure(figure, f"Distribution of the target {name}.", f"target_{number}")
+        report.figure(figure, f"Values of the target {name}.", f"target_{number}")
 
 
 def sizes(store: Store) -> dict[str, IntArray]:

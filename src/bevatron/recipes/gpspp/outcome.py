@@ -40,7 +40,7 @@ class WriteOutcome:
     report: WriteReport | None
 
     def __call__(self, result: FitResult, folder: Path) -> str | None:
-        """Write all of it; return a line for the log if the report could not be written."""
+        """Write all files; return a line for the log if the report could not be written."""
         data = self.data
         parts = {"train": data.train, "valid": data.valid, "test": data.test}
         tables = [

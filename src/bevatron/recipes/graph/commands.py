@@ -41,7 +41,7 @@ def evaluate(
 
     Parameters
     ----------
-    files : npz, edge lists, .pt of PyTorch Geometric, or folders of OGB
+    files : graphs in npz, edge lists, .pt of PyTorch Geometric, or folders of OGB
     labels : .npy file of labels, likewise
     splits : .npz file with train, valid, test as masks or indices of vertices
 

@@ -60,7 +60,7 @@ def open_graph(
     self_loops: bool,
     **more_files: Path | None,
 ) -> tuple[Source, GraphArrays]:
-    """Open a graph to be cut: its edges in pieces where possible, the data of its vertices whole.
+    """Open a graph for partitioning: its edges in pieces if possible, its vertices whole.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ class PartedGraph:
         self._batches: dict[int, GraphBatch] = {}
 
     def graph(self) -> DistributedGraph:
-        """Partition the graph; collective on the first call."""
+        """Partition the graph; the first call is collective."""
         if self._graph is None:
             several_heads = self.model.layer in {"gat", "gatv2"}
             with open_mesh(self.device) as mesh:

@@ -36,7 +36,7 @@ from bevatron.train.evaluate import in_eval_mode
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 GATHERED_NUMBERS = 2**26
-"""Outputs that are gathered from all processes at a time."""
+"""Number of outputs gathered from all processes at a time."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def predict_graph(
 ) -> Predictions:
     """Classify every vertex of a graph.
 
-    Several processes (torchrun) cut the graph as training does; the first has the result, that of
-    the others is empty. Raises DataError if the graph does not have the features of the model.
+    Several processes (torchrun) partition the graph as training does; the first has the result, the
+    others an empty one. Raises DataError if the graph does not have the features of the model.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def predict_graph(
     graph : a graph or a file; files are read with the options of the model's training data
     features : .npy file for an edge list, one row per vertex
     device, dtype : where and in which precision to compute
-    partition : how several processes cut the graph; see `bevatron.recipes.graph.run.GraphRun`
+    partition : how processes partition the graph; see `bevatron.recipes.graph.run.GraphRun`
     """
     with processes(device) as mesh:
         opened = open_for(model, graph, mesh, dtype, features=features)
@@ -169,7 +169,7 @@ def processes(device: str) -> Iterator[Mesh]:
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A model and a graph for it; of a graph to be cut, the vertices and a source of edges."""
+    """A model and its graph, or the vertices and a source of edges of one to be partitioned."""
 
     model: NodeClassifier
     graph: GraphArrays
@@ -219,7 +219,7 @@ class Computed:
     Attributes
     ----------
     task, batch, outputs : the task, the batch of these vertices and the outputs for them
-    whole : the graph that is cut; None of a whole one
+    whole : the graph if it is partitioned, else None
     """
 
     task: NodeTask

@@ -71,7 +71,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     Stress is in ASE's sign and order (xx, yy, zz, yz, xz, xy), eV/Å^3. It is always computed for a
     structure that is periodic in three directions, and on request for one with three lattice
     vectors. ``energies`` are the model's energies of the atoms, E0 included; their sum is the
-    energy. `get_descriptors` and `get_hessian` compute what is no property of ASE.
+    energy. `get_descriptors` and `get_hessian` compute what is not a property of ASE.
     """
 
     implemented_properties: ClassVar[list[str]] = [

@@ -270,5 +270,5 @@ def _e0(choice: E0Choice) -> Literal["auto", "least_squares", "isolated"] | dict
 
     for symbol in choice:
         if symbol not in atomic_numbers:
-            raise ConfigError(f"data.e0: '{symbol}' is no chemical symbol")
+            raise ConfigError(f"data.e0: '{symbol}' is not a chemical symbol")
     return {atomic_numbers[symbol]: energy for symbol, energy in choice.items()}

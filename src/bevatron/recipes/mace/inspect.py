@@ -31,4 +31,4 @@ def draw(report: Report, store: Store) -> None:
         figure = plots.histogram(
             {name: plots.Counted(values, counts)}, f"{name} per structure", f"Sizes in {name}"
         )
-        report.figure(figure, f"Distribution of {name} per structure.", f"sizes_{name}")
+        report.figure(figure, f"Number of {name} per structure.", f"sizes_{name}")

@@ -181,7 +181,7 @@ def relax_file(
                 "cell to relax; leave --cell out"
             )
         _drop_labels(atoms)
-        _sample(atoms, potential, f"{source}, frame {number}")  # refused before the work starts
+        _sample(atoms, potential, f"{source}, frame {number}")  # refused before work begins
         structures.append(atoms)
     if not structures:
         raise DataError(f"{source}: holds no structures")

@@ -13,7 +13,7 @@ from bevatron.typing import BoolArray, IntArray
 def divide(
     given: Mapping[str, Sequence[Dataset]], fractions: Mapping[str, float], seed: int
 ) -> dict[str, Dataset]:
-    """Split off the data of each role that has a fraction and none of its own.
+    """Split off data for each role that has a fraction and no data of its own.
 
     Isolated atoms stay in the training data, where they determine E0; so does what has an element
     that would be missing there. Raises a DataError if there are fewer structures than parts.

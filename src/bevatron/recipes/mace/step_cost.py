@@ -133,7 +133,7 @@ class StepMeter:
         on_host = replace(run, model=copy.deepcopy(run.model).cpu())
         plan = plan_memory(on_host, batch, shape=shape, captured=self.captured)
         added = plan.batch + plan.activations
-        return plan.peak - added, 2 * added if self.captured else added
+        return plan.peak - plan.gaps - added, 2 * added if self.captured else added
 
     def _replayed(self, batch: Any, repeats: int) -> StepCost:
         """Capture the step of a batch and replay it; each is launched before the last is read."""

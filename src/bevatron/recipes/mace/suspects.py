@@ -1,4 +1,4 @@
-"""Structures to look at before they are trained on: atoms too close, energies far from the others.
+"""Suspicious structures: atoms too close, energies far from the others.
 
 Such structures are not refused, because some data sets hold them on purpose; each is named.
 """
@@ -99,7 +99,7 @@ def _far_of_head(store: Store, counts: Array, energy: FloatArray, indices: IntAr
 
 
 def robust_residuals(shares: FloatArray, per_atom: FloatArray) -> tuple[FloatArray, BoolArray]:
-    """Fit energies per atom by those of the elements and return what is left.
+    """Fit energies per atom by those of the elements and return the residuals.
 
     Least absolute residuals, by least squares with weights 1 / |residual| (Huber's near zero), so
     that a few energies of any size do not move the fit.
@@ -148,7 +148,7 @@ def _compositions(store: Store) -> tuple[Array, FloatArray, IntArray]:
 
 
 def _number(count: int, named: list[str]) -> str:
-    """Write how many there are, and the first of them."""
+    """Write their number, and the first of them."""
     structures = "1 structure" if count == 1 else f"{count:,} structures"
     more = "; ..." if count > len(named) else ""
     return f"{structures} ({'; '.join(named)}{more})"

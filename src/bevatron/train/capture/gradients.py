@@ -54,10 +54,12 @@ class GradientBuckets:
         self._noted = []
 
         def end(place: int) -> None:
-            there = [i for i in self._buckets[place] if i in found]
-            if there:
-                own = [self._gradients[i] for i in there]
-                torch._foreach_add_(own, [found.pop(i) for i in there])
+            pairs = [(self._gradients[i], found.pop(i)) for i in self._buckets[place] if i in found]
+            # Apart: where one pair differs in strides, torch launches a kernel for each of all.
+            alike = [own.stride() == other.stride() for own, other in pairs]
+            for which in {*alike}:
+                chosen = [pair for pair, same in zip(pairs, alike, strict=True) if same == which]
+                torch._foreach_add_(*map(list, zip(*chosen, strict=True)))
             if self._ends:
                 self._ends[place].record()
             self._noted.append(place)

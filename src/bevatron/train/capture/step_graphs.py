@@ -53,6 +53,11 @@ def memory_limit(device: torch.device) -> int:
     return int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[1])
 
 
+def is_whole_step(batches: int, ranks: int) -> bool:
+    """Whether the graph of a batch is a whole step, given the batches of each rank in a step."""
+    return batches == ranks == 1
+
+
 @dataclass
 class _Graph:
     """Adds the gradients of a batch, kernel by kernel until it is captured.
@@ -85,7 +90,7 @@ class StepGraphs:
     num_launched, num_replayed
         Batches whose gradients were launched kernel by kernel, and replayed.
     rows : most batches of this rank in a step
-    whole_steps : whether the graph of a batch is a whole step: one batch, one rank
+    whole_steps : see `is_whole_step`
     """
 
     counts: NumberFeed
@@ -104,7 +109,7 @@ class StepGraphs:
         self._config = run.settings.train
         self._device, self._dtype = mesh.device, dtype_of(self._config.dtype)
         self.rows = rows
-        self.whole_steps = rows == 1 and mesh.world == 1
+        self.whole_steps = is_whole_step(rows, mesh.world)
         self._pool = GraphPool(mesh.device)
         self._inputs: dict[Key, Feed] = {}
         self._graphs: OrderedDict[tuple[Key, Choice], _Graph] = OrderedDict()

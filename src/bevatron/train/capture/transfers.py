@@ -95,7 +95,8 @@ class NumberFeed:
         host, copied = self._hosts[0]
         self._hosts.reverse()
         copied.wait()
-        host.copy_(torch.as_tensor(values, dtype=torch.float64))
+        if type(host) is Tensor:  # else there is no memory, it is only planned
+            host.numpy()[:] = values
         self.values.copy_(host, non_blocking=True)
         copied.mark()
 

@@ -15,7 +15,7 @@ from bevatron.data.packing import Plan
 from bevatron.train.epochs import pack_samples
 from bevatron.train.logger import column, epochs_of, read_journal
 from bevatron.train.report import plots
-from bevatron.train.report.page import Cell, Report
+from bevatron.train.report.page import Cell, Report, number
 from bevatron.train.report.plots import Curve, Panel
 from bevatron.train.run import FitResult
 from bevatron.train.settings import BatchConfig
@@ -139,7 +139,7 @@ def show_learning_curves(
     sentences = [
         "Averages over each epoch."
         if unit == "epoch"
-        else "Averages from validation to validation; of the loss, over logged steps.",
+        else "Averages between validations; of the training loss, over logged steps.",
         f"Best validation in {unit} {best[-1]}." if best else "",
         caption,
         f"Marked: {marked}." if events else "",
@@ -211,7 +211,9 @@ def show_timing(report: Report, history: History) -> None:
     }
     names = [name for name in epochs[-1]["time"] if name.endswith("_per_s")][:2]
     rates = {name.removesuffix("_per_s"): column(epochs, "time", name) for name in names}
-    medians = ", ".join(f"{np.nanmedian(rate):,.0f} {unit}/s" for unit, rate in rates.items())
+    medians = ", ".join(
+        f"{number(float(np.nanmedian(rate)))} {unit}/s" for unit, rate in rates.items()
+    )
     report.section("Timing").table(
         ("", "seconds", "share (%)"),
         [

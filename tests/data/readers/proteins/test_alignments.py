@@ -266,5 +266,5 @@ def test_the_format_is_found_by_the_name(tmp_path):
     path = tmp_path / "q.A3M.GZ"
     path.write_bytes(gzip.compress(b">q\nAC\n"))
     assert read_alignment(path).rows.tolist() == [[0, 4]]
-    with pytest.raises(DataError, match=r"q\.clustal: has no known alignment format"):
+    with pytest.raises(DataError, match=r"q\.clustal: is not in a known alignment format"):
         read_alignment(tmp_path / "q.clustal")

@@ -122,11 +122,11 @@ def test_a_binary_file_is_the_text_file(text):
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.99])
 def test_a_file_that_is_cut_off_is_refused(text, part):
     data = binary(text)
-    with pytest.raises(DataError, match=r"x\.bcif: is no valid BinaryCIF"):
+    with pytest.raises(DataError, match=r"x\.bcif: is not valid BinaryCIF"):
         parse_structure(data[: int(part * len(data))], "x.bcif")
 
 
 def test_a_damaged_column_is_named(text):
     data = binary(text).replace(b"IntegerPacking", b"IntegerPackinG")
-    with pytest.raises(DataError, match=r"x\.bcif, _\w+\.\w+: is no valid BinaryCIF"):
+    with pytest.raises(DataError, match=r"x\.bcif, _\w+\.\w+: is not valid BinaryCIF"):
         parse_structure(data, "x.bcif")

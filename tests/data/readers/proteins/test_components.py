@@ -90,7 +90,7 @@ def test_the_index_is_kept_until_the_dictionary_changes(source):
 def test_a_damaged_index_is_made_anew(source):
     place = open_components(source).path
     place.write_bytes(place.read_bytes()[:300])
-    with pytest.raises(DataError, match="remove it to make it anew"):
+    with pytest.raises(DataError, match="remove it to rebuild it"):
         Components(place)
     assert list(open_components(source)) == ["ALA", "MG"]
 
@@ -112,7 +112,7 @@ def test_another_process_gets_the_same_components(source):
         (ALANINE + ALANINE.replace("data_ALA", "data_B"), "lists the component 'ALA' twice"),
         (ALANINE.replace("ALA CA HA SING", "ALA CA HX SING"), "a bond to 'HX', which is none"),
         (ALANINE.replace("4 5 6", "4 5x 6"), "could not convert string to float: '5x'"),
-        (ALANINE[:-10], "is no valid mmCIF"),
+        (ALANINE[:-10], "is not valid mmCIF"),
     ],
 )
 def test_a_damaged_dictionary_is_one_sentence_and_leaves_no_index(tmp_path, text, said):

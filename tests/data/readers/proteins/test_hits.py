@@ -311,5 +311,5 @@ def test_any_bytes_are_read_or_refused(data, format_):
 
 
 def test_the_format_is_found_by_the_name(tmp_path):
-    with pytest.raises(DataError, match=r"hits\.txt: has no known format of template hits"):
+    with pytest.raises(DataError, match=r"hits\.txt: is not in a known format of template hits"):
         read_hits(tmp_path / "hits.txt")

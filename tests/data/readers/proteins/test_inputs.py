@@ -261,7 +261,7 @@ FIRST = ("sequences", 0, "protein")
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("a.txt", "", "a.txt: has no known format of prediction inputs"),
+        ("a.txt", "", "a.txt: is not in a known format of prediction inputs"),
         ("a.json", "", "a.json, line 1, column 1: is not valid JSON"),
         ("a.json", json.dumps(ALPHAFOLD3)[:200], "a.json, line 1, column .*: is not valid JSON"),
         ("a.json", "[" * 100_000, "a.json: is nested too deeply"),

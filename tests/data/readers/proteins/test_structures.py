@@ -263,7 +263,7 @@ def test_a_structure_pickles(entry):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda t: t[: t.rindex("HETATM") + 30], r"line \d+: is no valid mmCIF \(Wrong number"),
+        (lambda t: t[: t.rindex("HETATM") + 30], r"line \d+: is not valid mmCIF \(Wrong number"),
         (lambda t: "", "is empty"),
         (lambda t: "hello", "is neither; expected mmCIF or PDB"),
         (lambda t: HEAD, r"holds no atoms \(_atom_site\)"),
@@ -312,7 +312,7 @@ def test_a_file_that_expands_beyond_the_limit_is_refused(tmp_path):
 def test_a_truncated_archive_names_the_file(tmp_path):
     file = tmp_path / "a.cif.gz"
     file.write_bytes(gzip.compress(TEXT.encode())[:-200])
-    with pytest.raises(DataError, match=r"a\.cif\.gz: cannot be read to its end"):
+    with pytest.raises(DataError, match=r"a\.cif\.gz: cannot be read to the end"):
         read_structure(file)
 
 

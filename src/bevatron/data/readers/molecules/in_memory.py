@@ -19,7 +19,7 @@ class GivenMolecules:
     ----------
     molecules
         SMILES, or RDKit molecules, which keep their conformers; None and NaN, pandas' signs of a
-        missing entry, are no molecules and keep their places.
+        missing entry, are not molecules and keep their places.
     targets : [n, T] or [n]
         NaN = no label; None for molecules to predict.
     """

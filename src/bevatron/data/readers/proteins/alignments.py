@@ -15,7 +15,7 @@ from bevatron.errors import DataError
 from bevatron.typing import BoolArray
 
 MAX_DELETIONS = np.iinfo(np.uint16).max
-"""Longer insertions are counted as this."""
+"""Maximum counted length of an insertion."""
 
 _FORMATS = {
     ".a3m": "a3m",
@@ -78,7 +78,7 @@ def read_alignment(path: str | Path, kind: Polymer = "protein") -> Alignment:
     format_ = _FORMATS.get(format_suffix(path))
     if format_ is None:
         raise DataError(
-            f"{path}: has no known alignment format; the name must end in one of "
+            f"{path}: is not in a known alignment format; the name must end in one of "
             f"{', '.join(_FORMATS)}"
         )
     return parse_alignment(read_whole(path), str(path), format_, kind)
@@ -92,7 +92,7 @@ def parse_alignment(
     Parameters
     ----------
     data : content of the file, not compressed
-    name : what messages call it
+    name : name for messages
     format_ : ``a3m``, ``stockholm`` or ``fasta``
     kind : what the letters mean
     """
@@ -145,7 +145,7 @@ def _as_rows(
 
 
 def _count_deletions(inserted: BoolArray, num_rows: int, width: int) -> npt.NDArray[np.uint16]:
-    """Count what is inserted before each column; every row has its columns and an end.
+    """Count the residues inserted before each column; every row has its columns and an end.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def _align_columns(rows: list[bytes], names: list[str], where: Where, kind: Poly
 
 
 def _explain_a3m(records: Records, kind: Polymer) -> DataError:
-    """Find the record that does not fit."""
+    """Find the offending record."""
     rows = [sequence.translate(None, BLANKS + b"." + _LOWER) for sequence in records.sequences]
     if not rows[0]:
         return DataError(

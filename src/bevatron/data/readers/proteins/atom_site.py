@@ -74,7 +74,7 @@ def read_sites(block: Any, name: str, model: int | None) -> tuple[Sites, int, tu
     table = Table(block, "_atom_site", name)
     rows = table.count("Cartn_x")
     if not rows:
-        raise DataError(f"{name}: holds no atoms (_atom_site); it is no structure or is cut off")
+        raise DataError(f"{name}: holds no atoms (_atom_site); it is not a structure or is cut off")
     numbers = table.integers("pdbx_PDB_model_num", rows, 1)
     models = tuple(dict.fromkeys(numbers.tolist()))
     wanted = models[0] if model is None else model
@@ -149,7 +149,7 @@ class _Rows:
             raise DataError(
                 f"{name}: atom {self.atoms[self.atom[i]]} of {self.components[self.component[i]]} "
                 f"{number} in chain {self.labels[self.asym[i]]} (_atom_site row {at[i] + 1}) has "
-                f"the position {self.position[i].tolist()}; mend or remove the atom"
+                f"the position {self.position[i].tolist()}; correct or remove the atom"
             )
 
 

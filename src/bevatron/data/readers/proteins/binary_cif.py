@@ -46,7 +46,7 @@ def parse_binary_cif(data: bytes, name: str) -> "BinaryBlock":
 
 def _damaged(name: str, error: Exception) -> DataError:
     return DataError(
-        f"{name}: is no valid BinaryCIF ({type(error).__name__}: {error}); the file is damaged or "
+        f"{name}: is not valid BinaryCIF ({type(error).__name__}: {error}); the file is damaged or "
         "cut off, copy or download it again"
     )
 

@@ -21,7 +21,7 @@ def gemmi() -> Any:
 def parse_cif(data: bytes, name: str) -> list[Any]:
     """Parse mmCIF text into gemmi's data blocks.
 
-    Raises DataError if it is no CIF, is cut off within a value or row, or names a tag twice.
+    Raises DataError if it is not CIF, is cut off within a value or row, or names a tag twice.
     """
     try:
         return list(gemmi().cif.read_string(data))
@@ -32,7 +32,7 @@ def parse_cif(data: bytes, name: str) -> list[Any]:
         line = f", line {numbers[1]}" if len(numbers) > 1 else ""
         reason = reason if line else str(error)
         raise DataError(
-            f"{name}{line}: is no valid mmCIF ({reason}); the file is damaged or cut off, copy or "
+            f"{name}{line}: is not valid mmCIF ({reason}); the file is damaged or cut off, copy or "
             "download it again"
         ) from None
 
@@ -54,7 +54,7 @@ class Table:
         return self.count(tag) > 0
 
     def count(self, tag: str) -> int:
-        """Return how many values a column has; 0 if there is none."""
+        """Return the number of values of a column; 0 if there is none."""
         return len(self._block.find_values(f"{self._category}.{tag}"))
 
     def texts(self, tag: str, length: int | None = None) -> list[str]:
@@ -63,7 +63,7 @@ class Table:
         Parameters
         ----------
         tag : its name in the category
-        length : how many values to return, empty, if there is no such column
+        length : number of empty values to return if there is no such column
         """
         column = self._column(tag, length)
         if not column and length:

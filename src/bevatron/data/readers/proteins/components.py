@@ -29,7 +29,7 @@ from bevatron.errors import DataError, MissingPackageError, require
 from bevatron.typing import BoolArray
 
 INSTALLED = "biotite"
-"""Names the dictionary that the package biotite brings instead of a file."""
+"""In place of a file: the dictionary that comes with the package biotite."""
 
 _NUCLEIC = {"dna", "rna", "hybrid"}
 
@@ -46,7 +46,7 @@ class Component:
         (chromophores).
     letter : one letter; empty if it has none
     status : ``REL`` (released), ``OBS`` (obsolete) and so on
-    replaced_by : code of what is to be used instead, empty if there is none
+    replaced_by : code of the component that replaces it; empty if there is none
     atoms : str [n]
         Names of the atoms, hydrogens included.
     other_names : str [n]
@@ -56,7 +56,7 @@ class Component:
     charges : int8 [n]
         Formal charges.
     leaving : bool [n]
-        Whether the atom goes when the component is bound to a neighbour (``OXT``).
+        Whether the atom leaves when the component is bound to a neighbour (``OXT``).
     aromatic : bool [n]
     ideal, model : float32 [n, 3]
         Computed coordinates and those of an entry, Å; NaN where there are none.
@@ -100,7 +100,7 @@ class Dictionary(Protocol):
 class Components:
     """A dictionary of components in an index file, by code.
 
-    Pickles as the path of its index. Raises DataError if the file is no such index, or is damaged.
+    Pickles as the path of its index. Raises DataError if the file is not one, or is damaged.
 
     Parameters
     ----------
@@ -114,19 +114,19 @@ class Components:
             metadata = table.schema.metadata or {}
         except (OSError, pa.ArrowInvalid) as error:
             raise DataError(
-                f"{index}: is no index of components, or it is damaged ({error}); remove it to "
-                "make it anew"
+                f"{index}: is not an index of components, or it is damaged ({error}); remove it to "
+                "rebuild it"
             ) from None
         if metadata.get(b"format") != FORMAT:
             raise DataError(
-                f"{index}: is no index of components of this version; remove it to make it anew"
+                f"{index}: is not an index of components of this version; remove it to rebuild it"
             )
         self.key = metadata[KEY].decode()
         self._columns = {
             name: table.column(name).chunk(0) for name in table.column_names if table.num_rows
         }
         if structure_checksum(self._columns) != metadata[STRUCTURE].decode():
-            raise DataError(f"{index}: is damaged; remove it to make it anew")
+            raise DataError(f"{index}: is damaged; remove it to rebuild it")
         codes = self._columns["code"].to_pylist() if table.num_rows else []
         self._rows = {code: row for row, code in enumerate(codes)}
 
@@ -160,7 +160,7 @@ class Components:
         if damaged:
             raise DataError(
                 f"{self.path}: component '{code}' is damaged, its checksum does not match; remove "
-                "the file to make it anew"
+                "the file to rebuild it"
             )
         texts = ("code", "name", "type", "parent", "letter", "status", "replaced_by")
         return Component(
@@ -193,8 +193,8 @@ def open_components(source: str | Path = INSTALLED, index: str | Path | None = N
     ----------
     source
         ``components.cif`` of https://www.wwpdb.org/data/ccd or any file of components, also
-        compressed; or ``biotite``: the dictionary that this package brings.
-    index : where the index is kept; None for beside the source, with ``.components.arrow`` appended
+        compressed; or ``biotite``: the dictionary that comes with this package.
+    index : where the index is kept; by default next to the source, as NAME.components.arrow
     """
     installed = str(source) == INSTALLED
     path = _installed_file() if installed else Path(source)
@@ -257,7 +257,7 @@ def expected_atoms(structure: Structure, components: Dictionary) -> ExpectedAtom
 
     In the order of the dictionary. Atoms that leave on binding are expected of ligands without a
     link, of the free ends of proteins (``OXT``) and nucleic acids (``OP3``), and where they were
-    observed. An atom may have the name that older files give it. Observed atoms that a component
+    observed. Atoms may have their names in older files. Observed atoms that a component
     lacks are left out, as are residues that the dictionary lacks.
     """
     chains, residues, atoms = structure.chains, structure.residues, structure.atoms
@@ -318,7 +318,7 @@ class _Heavy(dict[str, _HeavyAtoms]):
         names = whole.atoms.tolist()
         rows = zip(names, whole.elements.tolist(), whole.leaving.tolist(), strict=True)
         others = zip(whole.other_names.tolist(), names, strict=True)
-        # An old name that another atom has now stands for that one.
+        # An old name may be another atom's present name, which takes precedence.
         renamed = {other: name for other, name in others if other and other not in set(names)}
         self[code] = _HeavyAtoms([row for row in rows if row[1] != 1], renamed)
         return self[code]

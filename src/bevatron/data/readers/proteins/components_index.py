@@ -278,7 +278,7 @@ def _charges(texts: list[str], name: str) -> npt.NDArray[np.int8]:
     wrong = np.flatnonzero(~(np.abs(charges) <= 100))
     if len(wrong):
         raise DataError(
-            f"{name}: '{texts[wrong[0]][:40]}' is no charge of an atom; the dictionary is damaged"
+            f"{name}: '{texts[wrong[0]][:40]}' is not an atom's charge; the dictionary is damaged"
         )
     return charges.astype(np.int8)
 

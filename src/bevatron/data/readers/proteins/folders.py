@@ -1,6 +1,6 @@
-"""Folders of structures, alignments and template hits, as laboratories keep them.
+"""Folders of structures, alignments and template hits, in any arrangement.
 
-Nothing is asked of names or nesting: a file is what its suffix says. An alignment belongs to every
+Names and nesting do not matter: a file's suffix says what it is. An alignment belongs to every
 chain whose sequence is its query's; template hits belong to the alignments of their folder.
 """
 
@@ -40,8 +40,8 @@ class ProteinFiles:
     hits : hhr, m8 and hmmsearch's output
     duplicates, obsolete
         OpenFold's groups of chains of equal sequence, and the archive's list of obsolete entries.
-    refused : (path, reason) of what archives hold and is not read, and of archives that are damaged
-    others : how many files are none of these
+    refused : (path, reason) of members of archives that are not read, and of damaged archives
+    others : number of other files
     """
 
     structures: tuple[Path, ...]
@@ -99,7 +99,7 @@ def is_protein_file(path: Path) -> bool:
 def _files(root: Path) -> Iterator[Path]:
     """Yield the files of a folder at any depth, or the file itself.
 
-    A link that leads nowhere is a file too, so that it is missed.
+    A broken link counts as a file, so that it is reported.
     """
     if not root.is_dir():
         yield root
@@ -129,7 +129,7 @@ def _kind(path: Path) -> str | None:
 def is_rna(alignment: Path) -> bool:
     """Whether the query of an alignment is RNA: its letters are those of RNA, U among them.
 
-    One that cannot be read is none; reading it will say why.
+    One that cannot be read is not; reading it will say why.
     """
     letters: set[str] = set()
     try:
@@ -186,7 +186,7 @@ class StructureFiles:
 
 
 def _content(path: Path) -> str:
-    """Hash the content of a file; of one that cannot be read, which reading will say, nothing."""
+    """Hash the content of a file; empty for one that cannot be read, reported later."""
     try:
         return content_hash(path)
     except OSError:

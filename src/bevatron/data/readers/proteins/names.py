@@ -52,7 +52,7 @@ class Origins:
 def parse_names(names: Sequence[str]) -> Origins:
     """Find accession and species in the names of rows.
 
-    Understood are UniProt (``sp|P69905|HBA_HUMAN ... OX=9606``), UniRef
+    Recognised are UniProt (``sp|P69905|HBA_HUMAN ... OX=9606``), UniRef
     (``UniRef90_A0A4U1FNC5/3-139 ... TaxID=40151 RepID=A0A4U1FNC5_MONMO``, or with the taxon
     appended: ``UniRef100_A0A2H1A674_498019/``), Pfam (``FUBP2_HUMAN/426-491``), MGnify and plain
     accessions (ColabFold), each also after a prefix (``pfam|...``).

@@ -128,7 +128,7 @@ def _block_of_cif(data: bytes, name: str) -> Any:
     blocks = parse_cif(data.removeprefix(b"\xef\xbb\xbf"), name)
     block = next((b for b in blocks if "Cartn_x" in Table(b, "_atom_site", name)), None)
     if block is None:
-        raise DataError(f"{name}: holds no atoms (_atom_site); it is no structure or is cut off")
+        raise DataError(f"{name}: holds no atoms (_atom_site); it is not a structure or is cut off")
     sites = Table(block, "_atom_site", name)
     labelled = any(sites.texts("label_asym_id"))
     if labelled and ("label_entity_id" in sites or "id" in Table(block, "_struct_asym", name)):

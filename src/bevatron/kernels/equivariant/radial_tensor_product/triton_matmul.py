@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bevatron.kernels.shared.launch import on_gpu
 from bevatron.kernels.shared.tiles import Tiles
-from bevatron.kernels.shared.triton_math import allows_tf32, high_and_low, product, split
+from bevatron.kernels.shared.triton_math import allows_tf32, product, split
 
 PROGRAMS = {"expand": 264, "outer": 396}
 """Number of programs among which rows are split: one or two waves of a GPU."""
@@ -31,6 +31,7 @@ ROOMY = 9
 """Compute capability with room for what `EXPAND` takes: 192 KiB, on Blackwell up to 240."""
 CONTRACT = Tiles(64, 64, 4, 3, depth=32)
 OUTER = Tiles(64, 32, 4, 3, depth=64)
+SPLIT_COLUMNS = 32
 WIDEST = 128
 """Hidden numbers up to which programs, which hold all of a row, fit into any GPU's 99 KiB."""
 
@@ -48,8 +49,14 @@ class Layer:
         self.hidden, self.width = weight.shape
         self.split = weight.dtype == torch.float32 and self.hidden <= WIDEST
         if self.split:
-            self.high, self.low = high_and_low(weight, _exact())
-            self.high_t, self.low_t = self.high.mT.contiguous(), self.low.mT.contiguous()
+            self.high, self.low = torch.empty_like(weight), torch.empty_like(weight)
+            self.high_t, self.low_t = (weight.new_empty(self.width, self.hidden) for _ in range(2))
+            if weight.numel():
+                _split_weight[(triton.cdiv(self.width, SPLIT_COLUMNS),)](
+                    weight, self.high, self.low, self.high_t, self.low_t,
+                    WIDTH=self.width, HIDDEN=self.hidden,
+                    K=_filled(self.hidden), N=SPLIT_COLUMNS, EXACT=_exact(),
+                )  # fmt: skip
 
     def expand(self, rows: Tensor, out: Tensor, add: bool = False) -> None:
         """Compute out = rows @ weight, or add it."""
@@ -135,6 +142,24 @@ def _filled(hidden: int) -> int:
 
 def _exact() -> bool:
     return not allows_tf32()
+
+
+@triton.jit
+def _split_weight(
+    weight_ptr, high_ptr, low_ptr, high_t_ptr, low_t_ptr,
+    WIDTH: tl.constexpr, HIDDEN: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """Split N columns of the weight, and write both parts as they are and transposed."""
+    k = tl.arange(0, K)[:, None]
+    column = tl.program_id(0) * N + tl.arange(0, N)[None, :]
+    offsets, transposed = k * WIDTH + column, column * HIDDEN + k
+    mask = (k < HIDDEN) & (column < WIDTH)
+    high, low = split(tl.load(weight_ptr + offsets, mask=mask).to(tl.float32), EXACT)  # [K, N]
+    tl.store(high_ptr + offsets, high, mask=mask)
+    tl.store(low_ptr + offsets, low, mask=mask)
+    tl.store(high_t_ptr + transposed, high, mask=mask)
+    tl.store(low_t_ptr + transposed, low, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

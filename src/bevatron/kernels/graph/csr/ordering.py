@@ -30,7 +30,7 @@ def expand(ptr: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def check_indices(name: str, index: Tensor, count: int) -> None:
-    """Refuse an index that is no whole number or outside 0..count-1.
+    """Refuse an index that is not a whole number or outside 0..count-1.
 
     Raises DataError naming the first entry that is wrong, or the type.
     """

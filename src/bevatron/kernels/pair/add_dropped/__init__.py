@@ -26,7 +26,7 @@ def add_dropped(
 
     .. math:: y_{rn} = x_{rn} + m_n \odot u_{rn}
 
-    AlphaFold2's supplement, section 1.11.6. The mask is drawn beforehand; it is no input of
+    AlphaFold2's supplement, section 1.11.6. The mask is drawn beforehand; it is not an input of
     gradients. Raises ValueError if shapes or types do not fit; KernelError if Triton is requested
     and cannot run. The kernel has first derivatives.
 

@@ -13,12 +13,12 @@ Init = Literal["lecun", "he", "glorot", "gating", "final", "normal"]
 
 ``lecun`` and ``he`` are truncated normal with variance 1 and 2 over the number of inputs, ``he`` in
 front of a ReLU; ``glorot`` is uniform, for queries, keys and values; ``gating`` has weights 0 and
-biases 1, so that a gate starts almost open; ``final`` is zero, so that a residual update starts as
-nothing; ``normal`` is not truncated.
+biases 1, so that a gate starts almost open; ``final`` is zero, so that a residual update starts at
+zero; ``normal`` is not truncated.
 """
 
 TRUNCATED_STD = 0.87962566103423978
-"""Standard deviation of a standard normal that is cut at -2 and 2."""
+"""Standard deviation of a standard normal truncated at -2 and 2."""
 
 
 class Linear(nn.Linear):
@@ -38,7 +38,7 @@ class Linear(nn.Linear):
         super().__init__(width_in, width_out, bias=bias)
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew."""
+        """Draw the weights again."""
         if self.bias is not None:
             nn.init.constant_(self.bias, 1.0 if self.init == "gating" else 0.0)
         std = sqrt((2.0 if self.init == "he" else 1.0) / max(self.in_features, 1))

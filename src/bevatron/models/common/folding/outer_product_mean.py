@@ -1,5 +1,7 @@
 """The update of the pair by an alignment."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -40,14 +42,16 @@ class OuterProductMean(nn.Module):
         """
         if mask is None:
             mask = torch.ones(m.shape[:-1], dtype=torch.bool, device=m.device)
-        return outer_product_mean(
-            m,
-            mask,
-            *self.norm.both,
-            self.a.weight,
-            self.b.weight,
-            self.out.weight,
-            self.a.bias,
-            self.b.bias,
-            self.out.bias,
-        )
+        return outer_product_mean(m, mask, *self._weights)
+
+    def of_columns(
+        self, columns: Float[Tensor, "*batch K S C"], mask: Bool[Tensor, "*batch S N"]
+    ) -> Float[Tensor, "*batch K N Z"]:
+        """Compute the same from own columns of the alignment, as rows: of own residues."""
+        return outer_product_mean(columns, mask, *self._weights, by_columns=True)
+
+    @property
+    def _weights(self) -> tuple[Any, ...]:
+        layers = (self.a, self.b, self.out)
+        weights, biases = ([getattr(x, name) for x in layers] for name in ("weight", "bias"))
+        return (*self.norm.both, *weights, *biases)

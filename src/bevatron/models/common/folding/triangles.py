@@ -8,6 +8,7 @@ from bevatron.models.common.folding.attention import GatedAttention
 from bevatron.models.common.folding.layer_norm import LayerNorm
 from bevatron.models.common.folding.linear import Linear
 from bevatron.parallel.axial import (
+    Coming,
     gathered,
     own,
     sample_group,
@@ -99,26 +100,41 @@ class TriangleAttention(nn.Module):
         z: Float[Tensor, "*batch R N C"],
         mask: Bool[Tensor, "*batch N N"] | None = None,
     ) -> Float[Tensor, "*batch R N C"]:
-        """Compute the update of own rows; edges outside the mask are no keys."""
-        N, norm = z.shape[-2], self.attention.norm
-        assert norm is not None
+        """Compute the update of own rows; masked edges are not attended to."""
         if sample_group().size == 1:
             return self._whole(z, mask)
-        # Apart from the projection of the rows, which goes on while the bias is under way.
-        columns = None if self.starting else turned(z)
-        bias = layer_norm_linear(z, *norm.parts, self.bias.weight).movedim(-1, -3)
-        whole = gathered(bias, -2, N) if self.starting else gathered(bias.mT, -1, N)
-        if columns is not None:
-            # Copied once, not by every operator that reads it.
-            z = columns.wait().contiguous()
-            mask = None if mask is None else mask.mT
-        update: Tensor = self.attention(z, whole, None if mask is None else own(mask, -2))
-        return update if self.starting else transposed(update)
+        if not self.starting:
+            return transposed(self.by_columns(z, mask)[1])
+        return self._attend(z, gathered(self._bias(z), -2, z.shape[-2]), mask)
+
+    def by_columns(
+        self,
+        z: Float[Tensor, "*batch R N C"],
+        mask: Bool[Tensor, "*batch N N"] | None = None,
+    ) -> tuple[Float[Tensor, "*batch K N C"], Float[Tensor, "*batch K N C"]]:
+        """Return own columns of the pair and their update around the ending node, as rows."""
+        coming = turned(z)
+        bias = gathered(self._bias(z).mT, -1, z.shape[-2])
+        # Copied once, not by every operator that reads it.
+        columns = coming.wait().contiguous()
+        return columns, self._attend(columns, bias, None if mask is None else mask.mT)
 
     def _whole(self, z: Tensor, mask: Tensor | None) -> Tensor:
-        """Compute the update of a whole pair; its rows are read once, for their bias too."""
+        """Compute the update of a whole pair, whose rows are read once, for their bias too.
+
+        Processes that share the pair project the rows while the bias is under way.
+        """
         if not self.starting:
             z, mask = z.transpose(-2, -3), None if mask is None else mask.mT
         *projected, bias = self.attention.project(z, self.bias.weight)
         update = self.attention.attend(projected, bias.movedim(-1, -3), mask)
         return update if self.starting else update.transpose(-2, -3)
+
+    def _bias(self, z: Tensor) -> Tensor:
+        norm = self.attention.norm
+        assert norm is not None
+        return layer_norm_linear(z, *norm.parts, self.bias.weight).movedim(-1, -3)
+
+    def _attend(self, z: Tensor, bias: Coming, mask: Tensor | None) -> Tensor:
+        update: Tensor = self.attention(z, bias, None if mask is None else own(mask, -2))
+        return update

@@ -1,4 +1,4 @@
-"""From molecules to the input arrays of GPS++; many at a time, since that is ten times faster.
+"""Turns molecules into the input arrays of GPS++, many at a time, which is ten times faster.
 
 RDKit is queried atom by atom in plain comprehensions; everything else (vocabulary
 indices, shortest paths, walks, eigenvectors) is computed over all molecules of a call, those of one
@@ -208,7 +208,7 @@ def _nothing(molecule: Molecule, chosen: FeatureSet) -> dict[str, Array]:
 
 @dataclass
 class _Topology:
-    """Of all molecules: per atom flat, paths and eigenvalues per molecule."""
+    """Topology of all molecules: flat per atom, paths and eigenvalues per molecule."""
 
     paths: list[Array]
     walks: Array
@@ -219,7 +219,7 @@ class _Topology:
 
 @dataclass
 class _Labels:
-    """By what the atoms of molecules are put into an order."""
+    """Keys that order the atoms of molecules."""
 
     atoms: npt.NDArray[np.uint64]
     bonds: npt.NDArray[np.uint64]

@@ -143,7 +143,7 @@ def _why_unusable(graph: Any) -> str:
         return f"{num} atoms are more than the {MAX_ATOMS} that are allowed"
     for atom in atoms_of(graph):
         if not 1 <= atom.GetAtomicNum() <= NUM_ELEMENTS:
-            return f"atom {atom.GetIdx()} ('{atom.GetSymbol()}') is no element"
+            return f"atom {atom.GetIdx()} ('{atom.GetSymbol()}') is not an element"
     return ""
 
 

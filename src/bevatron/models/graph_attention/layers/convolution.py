@@ -80,7 +80,7 @@ def gin(
 ) -> Layer:
     """Graph isomorphism network: MLP((1 + eps) H_i + sum of the neighbours').
 
-    Xu et al., arXiv 1810.00826, equation 4.1; self loops are not wanted.
+    Xu et al., arXiv 1810.00826, equation 4.1; the graph must not have self loops.
 
     Parameters
     ----------

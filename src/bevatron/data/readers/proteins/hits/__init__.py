@@ -47,7 +47,7 @@ def read_hits(path: str | Path) -> TemplateHits:
     format_ = _FORMATS.get(format_suffix(path))
     if format_ is None:
         raise DataError(
-            f"{path}: has no known format of template hits; the name must end in one of "
+            f"{path}: is not in a known format of template hits; the name must end in one of "
             f"{', '.join(_FORMATS)}"
         )
     return parse_hits(read_whole(path), str(path), format_)

@@ -57,7 +57,7 @@ def _hit(
     aligned = np.flatnonzero(is_match & is_residue)
     if not len(aligned):
         raise DataError(f"{where}: has no aligned residue")
-    # Columns before the first and after the last pair are not of the alignment of the query, but
+    # Columns before the first and after the last pair are outside the query's alignment, but
     # insertions there are residues of the target's range.
     query_columns = np.flatnonzero(is_match)
     first = int(np.searchsorted(query_columns, aligned[0]))

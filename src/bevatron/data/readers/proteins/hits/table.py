@@ -220,14 +220,14 @@ def residues(row: bytes) -> str:
 def residue_number(text: str, what: str, where: str) -> int:
     """Read the number of a residue, or how many there are.
 
-    Raises DataError if it is no whole number, or larger than any protein.
+    Raises DataError if it is not a whole number, or larger than any protein.
     """
     try:
         number = int(text)
     except ValueError:
         raise DataError(f"{where}: {what} is '{text[:40]}', not a position") from None
     if abs(number) > LONGEST:
-        raise DataError(f"{where}: {what} is {text[:40]}, but no protein has so many residues")
+        raise DataError(f"{where}: {what} is {text[:40]}, more residues than any protein has")
     return number
 
 

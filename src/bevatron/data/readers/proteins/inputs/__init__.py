@@ -54,7 +54,7 @@ def read_inputs(path: str | Path) -> tuple[Complex, ...]:
     suffix = format_suffix(path)
     if suffix not in _FASTA | {".json", ".yaml", ".yml"}:
         raise DataError(
-            f"{path}: has no known format of prediction inputs; the name must end in "
+            f"{path}: is not in a known format of prediction inputs; the name must end in "
             ".fasta, .json or .yaml"
         )
     data, stem = read_whole(path), path.name[: path.name.lower().rindex(suffix)]

@@ -32,7 +32,7 @@ def read_chains(data: bytes, path: Path, stem: str) -> Complex:
     ``mol:protein``, ``mol:na`` (PDB). Without it a chain is a protein; one whose letters are all
     those of nucleotides is refused. Colons in a sequence separate chains (ColabFold); ``Chains A,
     B`` (RCSB) are copies. Raises DataError naming the record that is empty, unclear, of an unknown
-    kind or holds a letter that is no residue.
+    kind or holds a letter that is not a residue.
     """
     records = split_records(data, str(path))
     entities, copies = [], []

@@ -153,7 +153,7 @@ def named_chains(entities: Sequence[Entity], copies: Sequence[int]) -> tuple[Ent
 def checked_sequence(kind: Polymer, text: str, where: str) -> str:
     """Return a sequence without blanks, in upper case.
 
-    Raises DataError if it is empty or holds a letter that is no residue.
+    Raises DataError if it is empty or holds a letter that is not a residue.
     """
     sequence = "".join(text.split()).upper()
     if not sequence:

@@ -39,12 +39,12 @@ class Keyed:
         return self.value
 
     def has(self, key: str) -> bool:
-        """Whether a key is there and not null."""
+        """Whether a key is present and not null."""
         self.asked.add(key)
         return not _is_null(self.mapping().get(key))
 
     def at(self, key: str) -> "Keyed":
-        """Return the value of a key that must be there."""
+        """Return the value of a required key."""
         if not self.has(key):
             raise self.error(f"has no '{key}', which is needed")
         return Keyed(self.file, f"{self.path}.{key}".lstrip("."), self.value[key])
@@ -61,7 +61,7 @@ class Keyed:
             yield Keyed(self.file, f"{self.path}[{number}]", value)
 
     def text(self, key: str | None = None, default: str | None = None) -> str:
-        """Return a text; a number is taken as it is written."""
+        """Return a text; a number is returned as written."""
         if key is not None:
             return self.at(key).text() if default is None or self.has(key) else default
         if not isinstance(self.value, str | int | float) or isinstance(self.value, bool):
@@ -78,7 +78,7 @@ class Keyed:
         return (place.text(),)
 
     def integer(self, key: str | None = None, default: int | None = None) -> int:
-        """Return an integer, also one that is written as text."""
+        """Return an integer, which may be written as text."""
         if key is not None:
             return self.at(key).integer() if default is None or self.has(key) else default
         digits = str(self.value).strip()
@@ -147,7 +147,9 @@ def parse_json(text: str, name: str) -> Keyed:
             f"{name}, line {error.lineno}, column {error.colno}: is not valid JSON ({error.msg})"
         ) from None
     except (RecursionError, ValueError):
-        raise DataError(f"{name}: is nested too deeply or holds too long a number") from None
+        raise DataError(
+            f"{name}: is nested too deeply or holds a number that is too long"
+        ) from None
 
 
 class _Plain(str):
