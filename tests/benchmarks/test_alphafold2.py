@@ -57,7 +57,7 @@ def test_one_block_is_compared_with_the_reference(tmp_path):
 
 
 def test_a_model_is_trained_and_tested_with_alignments_and_without(store, tmp_path):
-    sizes = "--crop 12 --rows 3 --extra-rows 4 --preset small --device cpu --longest 64"
+    sizes = "--crop 12 --rows 3 --extra-rows 4 --preset small --device cpu --longest 64 --seen 1"
     steps = "--steps 2 --samples 1 --evaluate-every 1"
     stores = [str(store), "--valid", str(store), "--test", str(store)]
     rows = ["--out", str(tmp_path / "rows")]
@@ -67,13 +67,17 @@ def test_a_model_is_trained_and_tested_with_alignments_and_without(store, tmp_pa
     learning.main(["--collect", str(tmp_path / "rows"), "--results", str(tmp_path)])
     result = json.loads((tmp_path / "alphafold2/learning.json").read_text())
     judged = [row["judged on"] for row in result["rows"]]
-    assert judged == ["validation, step 2", "test, alignment", "test, sequence alone"]
+    shown = ("alignment", "sequence alone")
+    tested = [f"{of}, {each}" for of in ("test", "training") for each in shown]
+    assert judged == ["validation, step 2", *tested]
+    spent, _ = json.loads((tmp_path / "alphafold2/time_to_train.json").read_text())["rows"]
+    assert spent["steps, s"] > 0 < spent["validating, s"]
     (pair,) = json.loads((tmp_path / "alphafold2/learning_pairs.json").read_text())["rows"]
     assert pair["beside"] == "held out, late"
     assert pair["overtaken"] == pair["loss apart %"] == 0  # late samples are the same samples
     run, _ = result["extra"]["runs"]
     assert [step for step, *_ in run["curve"]["steps"]] == [2]
-    with_rows, alone = run["tested"]
+    with_rows, alone = run["tested"][:2]
     assert with_rows["rows"] > alone["rows"] == 1
     assert with_rows["lddt_ca"] != alone["lddt_ca"]
 

@@ -19,7 +19,7 @@ def test_evaluate_prints_tables_and_writes_them(shelf, tmp_path, capsys):
     arguments = [shelf / "run", shelf / "store", "--out", out]
     assert main(["evaluate", *map(str, arguments)]) == 0
     said = capsys.readouterr().out
-    assert "forces RMSE" in said
+    assert "force RMSE" in said
     assert "by element" in said
     errors = json.loads(out.read_text())
     assert errors["total"]["forces_rmse"] > 0
@@ -76,7 +76,7 @@ def test_a_quiet_command_prints_only_its_result(shelf, train, tmp_path, capsys):
     announce.cache_clear()
     assert main(["evaluate", str(shelf / "run"), str(shelf / "data.xyz"), "-q"]) == 0
     said = capsys.readouterr()
-    assert "forces RMSE" in " ".join(said.out.split())
+    assert "force RMSE" in " ".join(said.out.split())
     assert said.err == ""
     assert train("--quiet") == 0
     assert capsys.readouterr().out == ""

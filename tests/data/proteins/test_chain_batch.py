@@ -5,7 +5,7 @@ import torch
 
 from bevatron.data.padding import pad
 from bevatron.data.padding.shape import BatchShape
-from bevatron.data.proteins.chain_batch import collate_chain
+from bevatron.data.proteins.chain_batch import ChainBatch, collate_chain
 from bevatron.data.proteins.chain_samples import ChainSizes, sample_chain
 from bevatron.data.proteins.rows_in_memory import RowsInMemory
 from bevatron.models.alphafold2.inputs import model_inputs, reference_inputs
@@ -52,3 +52,14 @@ def test_padding_leaves_the_features_of_the_model_as_they_were():
     targets = reference_inputs(padded.tensors(), 1)
     for name in ("atom14_atom_exists", "atom37_atom_exists", "rigidgroups_gt_exists", "chi_mask"):
         assert not targets[name][13:].any()
+
+
+def test_samples_of_published_size_are_hardly_padded():
+    def rows(*size):
+        shape = ChainBatch.padding.rounded((*size, 1))
+        assert (shape.tokens, shape.extra_rows) == (size[0], size[2])
+        return shape.rows
+
+    assert rows(256, 124, 1024) == 124
+    assert rows(384, 508, 5120) == 512
+    assert rows(64, 70, 32) == rows(64, 80, 32) == 80

@@ -148,14 +148,16 @@ def test_sixteen_bits_are_no_worse_than_the_reference(width, hidden, names, smal
     check_no_worse("transition", transition, inputs)
 
 
-def test_only_the_input_and_two_numbers_per_row_are_kept():
+@pytest.mark.parametrize(("least", "numbers"), [(10, 2), (11, 2 + 12 + 2 * 48)])
+def test_only_of_few_rows_more_is_kept_than_the_input_and_two_numbers(least, numbers, monkeypatch):
+    monkeypatch.setattr(products, "CHUNK_MULTIPLE", least)
     inputs = {k: v.requires_grad_() for k, v in make((10,), 12, 48, *GATED).items()}
     given = {value.data_ptr() for value in inputs.values()}
     kept = []
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
     with hooks, use(transition="triton"):
         transition(**inputs)
-    assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 2 * 10
+    assert sum(t.numel() for t in kept if t.data_ptr() not in given) == numbers * 10
 
 
 @pytest.mark.parametrize("choice", ["reference", "triton"])
@@ -186,12 +188,13 @@ def test_reference_values_of_other_implementations_are_reproduced(choice, dtype,
         assert_close(gradient, torch.tensor(golden[f"g{key}"]), 1e-6 if exact else 2e-5, key)
 
 
-def test_the_custom_operators_are_well_formed():
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_custom_operators_are_well_formed(keeps):
     from bevatron.kernels.pair.transition.triton import widen
 
     leaves = {k: v.requires_grad_() for k, v in make((4,), 8, 16, *GATED).items()}
     arguments = [leaves.get(name) for name in (*NAMES, "gate_weight", "up_bias", "down_bias")]
-    torch.library.opcheck(widen.op, (*arguments, 1e-5))
+    torch.library.opcheck(widen.op, (*arguments, 1e-5, keeps))
 
 
 def test_wrong_shapes_are_told_by_name():

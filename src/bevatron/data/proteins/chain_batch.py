@@ -74,7 +74,7 @@ class ChainBatch(ProteinBatch):
     template_mask: Tensor
 
     padding: ClassVar[PaddingRule] = rule(
-        Axis("tokens", 8, fine_from=1024), Axis("rows", 4), Axis("extra_rows", 8)
+        Axis("tokens", 8, fine_from=1024), Axis("rows", 4, fine_from=112), Axis("extra_rows", 8)
     )
     ragged: ClassVar[RaggedFields] = {
         **{name: Ragged("tokens") for name in _RESIDUE_FIELDS},

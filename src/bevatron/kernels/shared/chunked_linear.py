@@ -77,6 +77,13 @@ def wide_product(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
     return torch.addmm(onto, a, b, out_dtype=torch.float32, out=onto)
 
 
+def weight_gradient(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Compute ``dy^T x``, summed in float32 and rounded once to the type of the weight."""
+    if weight.dtype == x.dtype and on_gpu(x):
+        return torch.mm(indexable_by_32_bits(dy.t()), indexable_by_32_bits(x))
+    return wide_product(dy.t(), x).to(weight.dtype)
+
+
 class WeightGradient:
     """The gradient of a weight, summed in float32 over chunks of rows in their order.
 
@@ -96,6 +103,11 @@ class WeightGradient:
     def add_part(self, part: Tensor) -> None:
         """Add the gradient of one chunk, in float32."""
         self._total = part if self._total is None else self._total.add_(part)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether a chunk has been added."""
+        return self._total is not None
 
     def total(self) -> Tensor:
         """Return the sum in float32."""
@@ -152,6 +164,7 @@ class Linear:
         self._weights = weights
         self._biases = (*biases, *[None] * (len(weights) - len(biases)))
         self._sizes = [len(weight) for weight in weights]
+        self._whole: list[Tensor] = []
         self._matrix = once(
             lambda: _joined([weight.to(dtype) for weight in weights]), *weights, to=dtype
         )
@@ -201,18 +214,26 @@ class Linear:
 
         ``first_sum`` is that of the first layer's part of ``dy`` over rows, where it is known.
         """
-        self._dweight.add(dy, x)
+        parts = torch.split(dy, self._sizes, dim=1)
+        if len(x) < CHUNK_MULTIPLE and not self._dweight.has_parts:
+            # The only chunk: few rows take less time than copies of what they give.
+            both = zip(parts, self._weights, strict=True)
+            self._whole = [weight_gradient(part, x, weight) for part, weight in both]
+        else:
+            self._dweight.add(dy, x)
         if all(bias is None for bias in self._biases):
             return
-        parts = list(zip(self._dbiases, torch.split(dy, self._sizes, dim=1), strict=True))
         if first_sum is not None:
             self._dbiases[0].add_part(first_sum)
-        for bias, part in parts[first_sum is not None :]:
+        pairs = list(zip(self._dbiases, parts, strict=True))
+        for bias, part in pairs[first_sum is not None :]:
             bias.add(part)
 
     def gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return those of weights and biases, in their types; without a bias, no elements."""
         biases = [bias.result() for bias in self._dbiases]
+        if self._whole:
+            return self._whole, biases
         if len(self._weights) == 1:
             return [self._dweight.total().to(self._weights[0].dtype)], biases
         parts = torch.split(self._dweight.total(), self._sizes)

@@ -22,7 +22,7 @@ def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
     Returns
     -------
     Tensor or None
-        [..., parts w ...], rows without gaps: a view, the trailing axes as one.
+        [..., parts w ...], a view, the trailing axes as one; all rows are equally far apart.
 
     Examples
     --------
@@ -38,6 +38,8 @@ def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
     while axes and (first.stride(axes - 1) == width or first.shape[axes - 1] == 1):
         width, axes = width * first.shape[axes - 1], axes - 1
     rows, steps, step = first.shape[:axes], [1], width * count
+    if axes and rows[-1] > 1:
+        step = max(step, first.stride(axes - 1))
     for size, stride in zip(reversed(rows), reversed(first.stride()[:axes]), strict=True):
         if stride != step and size != 1:
             return None
@@ -81,7 +83,22 @@ class _Split(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        joint = None if torch.is_grad_enabled() else parts_of_one(grads)
-        if joint is None or joint.ndim != grads[0].ndim:
-            joint = torch.cat(grads, -1)
+        joint = None if torch.is_grad_enabled() else _joined(grads)
+        joint = torch.cat(grads, -1) if joint is None else joint
         return joint, *[None] * ctx.count
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor | None:
+    """Return what parts of the last axis make up where they lie, None if they lie apart."""
+    first = parts[0]
+    place = first.storage_offset()
+    for part in parts:
+        alike = part.shape[:-1] == first.shape[:-1] and part.stride()[:-1] == first.stride()[:-1]
+        in_one = storage_of(part) == storage_of(first) and part.dtype == first.dtype
+        if not (alike and in_one and part.storage_offset() == place and part.stride(-1) == 1):
+            return None
+        place += part.shape[-1]
+    width = place - first.storage_offset()
+    if first.numel() == 0 or any(step < width for step in first.stride()[:-1]):
+        return None  # rows that are expanded, or overlap
+    return first.as_strided((*first.shape[:-1], width), first.stride())

@@ -187,7 +187,10 @@ class AlphaFold2Config:
         return from_preset(cls, PRESETS, name, changes)
 
 
-_small_triangles = TriangleConfig(hidden=32, num_heads=2, head_width=16, transition_factor=2)
+_small_stack = EvoformerConfig(
+    num_blocks=4, num_heads=4, head_width=16, transition_factor=2, outer_width=8,
+    triangles=TriangleConfig(hidden=32, num_heads=2, head_width=16, transition_factor=2),
+)  # fmt: skip
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "alphafold2": {},
@@ -198,22 +201,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "c_s": 64,
         "c_t": 16,
         "c_e": 16,
-        "evoformer": EvoformerConfig(
-            num_blocks=4,
-            num_heads=4,
-            head_width=16,
-            transition_factor=2,
-            outer_width=8,
-            triangles=_small_triangles,
-        ),
-        "extra_msa": EvoformerConfig(
-            num_blocks=1,
-            num_heads=2,
-            head_width=8,
-            transition_factor=2,
-            outer_width=8,
-            triangles=_small_triangles,
-        ),
+        "evoformer": _small_stack,
+        "extra_msa": replace(_small_stack, num_blocks=1, num_heads=2, head_width=8),
         "templates": TemplateConfig(
             num_blocks=1,
             num_heads=2,

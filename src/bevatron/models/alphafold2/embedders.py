@@ -1,4 +1,4 @@
-"""The first representations: from features, from the extra alignment and from the cycle before.
+"""The first representations: from features, and from the cycle before.
 
 Supplement of AlphaFold2, algorithms 3 to 5 and 32.
 """
@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bevatron.models.common.folding import LayerNorm, Linear, distance_bins
+from bevatron.models.common.folding.linear import Init
 from bevatron.parallel.axial import own
 
 TARGET_FEATURES, MSA_FEATURES, EXTRA_MSA_FEATURES = 22, 49, 25
@@ -73,14 +74,14 @@ class RecyclingEmbedder(nn.Module):
         return self.norm_m(m), self.norm_z(z) + self.linear(bins.to(z.dtype))
 
 
-class ExtraMSAEmbedder(nn.Module):
-    """Representation of the extra alignment; algorithm 2, line 15."""
+class Projection(nn.Module):
+    """One layer that published weights keep in a module of its own."""
 
-    def __init__(self, c_e: int) -> None:
+    def __init__(self, width: int, out: int, init: Init = "lecun") -> None:
         super().__init__()
-        self.linear = Linear(EXTRA_MSA_FEATURES, c_e)
+        self.linear = Linear(width, out, init=init)
 
-    def forward(self, features: Float[Tensor, "*batch S N 25"]) -> Float[Tensor, "*batch S N E"]:
-        """Embed the features."""
-        rows: Tensor = self.linear(features)
-        return rows
+    def forward(self, x: Float[Tensor, "*rows C"]) -> Float[Tensor, "*rows K"]:
+        """Project the last axis."""
+        found: Tensor = self.linear(x)
+        return found

@@ -133,19 +133,16 @@ class EvoformerBlock(nn.Module):
 class _Stack(nn.Module):
     """Blocks one after another, with their dropout masks drawn at once."""
 
+    column: type[MSAColumnAttention | MSAColumnGlobalAttention] = MSAColumnAttention
+
     def __init__(
-        self,
-        c_m: int,
-        c_z: int,
-        config: EvoformerConfig,
-        column: type[MSAColumnAttention | MSAColumnGlobalAttention],
-        checkpointing: Checkpointing,
+        self, c_m: int, c_z: int, config: EvoformerConfig, checkpointing: Checkpointing
     ) -> None:
         super().__init__()
         self.checkpointing = checkpointing
         self.rates = (config.dropout, config.triangles.dropout)
         self.blocks = nn.ModuleList(
-            EvoformerBlock(c_m, c_z, config, column, checkpointing)
+            EvoformerBlock(c_m, c_z, config, self.column, checkpointing)
             for _ in range(config.num_blocks)
         )
 
@@ -178,7 +175,7 @@ class Evoformer(_Stack):
     def __init__(
         self, c_m: int, c_z: int, c_s: int, config: EvoformerConfig, checkpointing: Checkpointing
     ) -> None:
-        super().__init__(c_m, c_z, config, MSAColumnAttention, checkpointing)
+        super().__init__(c_m, c_z, config, checkpointing)
         self.linear = Linear(c_m, c_s)
 
     def forward(
@@ -200,10 +197,7 @@ class Evoformer(_Stack):
 class ExtraMSAStack(_Stack):
     """Blocks that take in the extra alignment, of which only the pair is kept; algorithm 18."""
 
-    def __init__(
-        self, c_e: int, c_z: int, config: EvoformerConfig, checkpointing: Checkpointing
-    ) -> None:
-        super().__init__(c_e, c_z, config, MSAColumnGlobalAttention, checkpointing)
+    column = MSAColumnGlobalAttention
 
     def forward(
         self,

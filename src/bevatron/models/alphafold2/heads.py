@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bevatron.models.alphafold2.config import AlphaFold2Config
+from bevatron.models.alphafold2.embedders import Projection
 from bevatron.models.alphafold2.features import MSA_CLASSES
 from bevatron.models.common.folding import LayerNorm, Linear
 from bevatron.parallel.axial import transposed
@@ -31,42 +32,16 @@ class LDDTHead(nn.Module):
         return logits
 
 
-class DistogramHead(nn.Module):
-    """Logits of the distances of CB atoms; section 1.9.8."""
-
-    def __init__(self, c_z: int) -> None:
-        super().__init__()
-        self.linear = Linear(c_z, DISTOGRAM_BINS, init="final")
-
-    def forward(self, z: Float[Tensor, "*batch R N Z"]) -> Float[Tensor, "*batch R N 64"]:
-        """Compute logits of own rows, symmetric in i and j."""
-        logits: Tensor = self.linear(z)
-        return logits + transposed(logits)
-
-
-class LinearHead(nn.Module):
-    """Logits by one layer."""
-
-    def __init__(self, width: int, num_classes: int) -> None:
-        super().__init__()
-        self.linear = Linear(width, num_classes, init="final")
-
-    def forward(self, x: Float[Tensor, "*rows C"]) -> Float[Tensor, "*rows K"]:
-        """Compute logits of the last axis."""
-        logits: Tensor = self.linear(x)
-        return logits
-
-
 class Heads(nn.Module):
     """All heads; that of the aligned error if the configuration has it."""
 
     def __init__(self, config: AlphaFold2Config) -> None:
         super().__init__()
         self.plddt = LDDTHead(config.c_s, config.lddt_width)
-        self.distogram = DistogramHead(config.c_z)
-        self.masked_msa = LinearHead(config.c_m, MSA_CLASSES)
-        self.experimentally_resolved = LinearHead(config.c_s, NUM_ATOM37)
-        self.tm = LinearHead(config.c_z, ERROR_BINS) if config.aligned_error else None
+        self.distogram = Projection(config.c_z, DISTOGRAM_BINS, "final")
+        self.masked_msa = Projection(config.c_m, MSA_CLASSES, "final")
+        self.experimentally_resolved = Projection(config.c_s, NUM_ATOM37, "final")
+        self.tm = Projection(config.c_z, ERROR_BINS, "final") if config.aligned_error else None
 
     def forward(
         self,
@@ -75,16 +50,17 @@ class Heads(nn.Module):
         pair: Float[Tensor, "*batch R N Z"],
         msa: Float[Tensor, "*batch S N M"],
     ) -> dict[str, Tensor]:
-        """Compute all logits.
+        """Compute all logits; those of distances are symmetric in i and j.
 
         Parameters
         ----------
         structure : the single representation that leaves the structure module
         single, pair, msa : the representations that leave the Evoformer, of the pair own rows
         """
+        half = self.distogram(pair)
         found = {
             "lddt_logits": self.plddt(structure),
-            "distogram_logits": self.distogram(pair),
+            "distogram_logits": half + transposed(half),
             "masked_msa_logits": self.masked_msa(msa),
             "experimentally_resolved_logits": self.experimentally_resolved(single),
         }

@@ -20,7 +20,12 @@ from bevatron.kernels.shared.dtypes import wide
 from bevatron.kernels.shared.standing_weights import standing_weights
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.drops import Drops
-from bevatron.models.alphafold2.embedders import ExtraMSAEmbedder, InputEmbedder, RecyclingEmbedder
+from bevatron.models.alphafold2.embedders import (
+    EXTRA_MSA_FEATURES,
+    InputEmbedder,
+    Projection,
+    RecyclingEmbedder,
+)
 from bevatron.models.alphafold2.evoformer import Evoformer, ExtraMSAStack
 from bevatron.models.alphafold2.features import extra_msa_features
 from bevatron.models.alphafold2.heads import Heads
@@ -29,26 +34,12 @@ from bevatron.models.alphafold2.templates import TemplateEmbedder
 from bevatron.parallel.axial import own_rows
 
 FEATURES = (
-    "aatype",
-    "residue_index",
-    "seq_mask",
-    "target_feat",
-    "msa_feat",
-    "msa_mask",
-    "extra_msa",
-    "extra_has_deletion",
-    "extra_deletion_value",
-    "extra_msa_mask",
-    "template_mask",
-    "template_aatype",
-    "template_pseudo_beta",
-    "template_pseudo_beta_mask",
-    "template_all_atom_positions",
-    "template_all_atom_mask",
-    "template_torsion_angles_sin_cos",
-    "template_alt_torsion_angles_sin_cos",
-    "template_torsion_angles_mask",
-)
+    "aatype", "residue_index", "seq_mask", "target_feat", "msa_feat", "msa_mask", "extra_msa",
+    "extra_has_deletion", "extra_deletion_value", "extra_msa_mask", "template_mask",
+    "template_aatype", "template_pseudo_beta", "template_pseudo_beta_mask",
+    "template_all_atom_positions", "template_all_atom_mask", "template_torsion_angles_sin_cos",
+    "template_alt_torsion_angles_sin_cos", "template_torsion_angles_mask",
+)  # fmt: skip
 """The features that the model reads."""
 
 
@@ -94,7 +85,7 @@ class AlphaFold2(nn.Module):
             if templates.num_blocks
             else None
         )
-        self.extra_msa_embedder = ExtraMSAEmbedder(config.c_e)
+        self.extra_msa_embedder = Projection(EXTRA_MSA_FEATURES, config.c_e)
         self.extra_msa_stack = ExtraMSAStack(config.c_e, c_z, config.extra_msa, again)
         self.evoformer = Evoformer(c_m, c_z, c_s, config.evoformer, again)
         self.structure_module = StructureModule(c_s, c_z, config.structure)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bevatron.kernels.shared.dtypes import wide
 from bevatron.models.alphafold2.config import TemplateConfig
 from bevatron.models.alphafold2.drops import Drops
+from bevatron.models.alphafold2.embedders import Projection
 from bevatron.models.alphafold2.evoformer import NO_DROPOUT, PAIR_UPDATES, Masks, PairStack
 from bevatron.models.alphafold2.features import template_angle_features, template_pair_features
 from bevatron.models.common.folding import (
@@ -24,6 +25,13 @@ from bevatron.models.common.folding import (
 )
 
 ANGLE_FEATURES, PAIR_FEATURES = 57, 88
+PAIR_INPUTS = (
+    "aatype", "pseudo_beta", "pseudo_beta_mask", "all_atom_positions", "all_atom_mask"
+)  # fmt: skip
+ROW_INPUTS = (
+    "aatype", "torsion_angles_sin_cos", "alt_torsion_angles_sin_cos", "torsion_angles_mask"
+)  # fmt: skip
+"""Features of templates that pairs and rows are made of, in the order of the arguments."""
 PSI = 2
 """Torsion whose presence keeps a template's residue in the alignment."""
 MASKED = 1e5
@@ -42,19 +50,6 @@ class TemplateAngleEmbedder(nn.Module):
         """Embed the features."""
         rows: Tensor = self.linear_2(self.linear_1(x).relu())
         return rows
-
-
-class TemplatePairEmbedder(nn.Module):
-    """Pair representation of every template; algorithm 2, line 9."""
-
-    def __init__(self, c_t: int) -> None:
-        super().__init__()
-        self.linear = Linear(PAIR_FEATURES, c_t, init="he")
-
-    def forward(self, x: Float[Tensor, "*batch T R N 88"]) -> Float[Tensor, "*batch T R N C"]:
-        """Embed the features."""
-        pair: Tensor = self.linear(x)
-        return pair
 
 
 class TemplatePairBlock(PairStack):
@@ -143,7 +138,7 @@ class TemplateEmbedder(nn.Module):
         super().__init__()
         self.unit_vectors = config.unit_vectors
         self.template_single_embedder = TemplateAngleEmbedder(c_m)
-        self.template_pair_embedder = TemplatePairEmbedder(c_t)
+        self.template_pair_embedder = Projection(PAIR_FEATURES, c_t, "he")
         self.template_pair_stack = TemplatePairStack(c_t, config, checkpointing)
         self.template_pointwise_att = TemplatePointwiseAttention(
             c_t, c_z, config.num_heads, config.head_width
@@ -163,24 +158,12 @@ class TemplateEmbedder(nn.Module):
         The update is 0 if a sample has no template.
         """
         present = features["template_mask"] > 0
-        pairs = template_pair_features(
-            features["template_aatype"],
-            features["template_pseudo_beta"],
-            features["template_pseudo_beta_mask"],
-            features["template_all_atom_positions"],
-            features["template_all_atom_mask"],
-            unit_vectors=self.unit_vectors,
-        )
+        of_pairs = [features[f"template_{name}"] for name in PAIR_INPUTS]
+        pairs = template_pair_features(*of_pairs, unit_vectors=self.unit_vectors)
         t = self.template_pair_embedder(pairs)
         t = self.template_pair_stack(t, pair_mask, drops)
         update = self.template_pointwise_att(t, z, present)
         update = update * present.any(-1)[..., None, None, None]
-        rows = self.template_single_embedder(
-            template_angle_features(
-                features["template_aatype"],
-                features["template_torsion_angles_sin_cos"],
-                features["template_alt_torsion_angles_sin_cos"],
-                features["template_torsion_angles_mask"],
-            )
-        )
+        of_rows = [features[f"template_{name}"] for name in ROW_INPUTS]
+        rows = self.template_single_embedder(template_angle_features(*of_rows))
         return rows, features["template_torsion_angles_mask"][..., PSI] > 0, update

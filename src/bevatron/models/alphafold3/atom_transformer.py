@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bevatron.kernels import pair_attention
+from bevatron.kernels.shared.parts import split
 from bevatron.models.alphafold3.adaptive import (
     AdaptiveNorm,
     Condition,
@@ -86,7 +87,8 @@ class WindowAttention(nn.Module):
         rows = queries_of(joined(a, self.q.weight, self.gate.weight, bias=self.q.bias))
         a = self.key_norm.given(a, given.norms[1])
         around = keys_of(joined(a, self.k.weight, self.v.weight))
-        parts = (*rows.chunk(2, -1), *around.chunk(2, -1))
+        halves = [rows.shape[-1] // 2] * 2
+        parts = (*split(rows, halves), *split(around, halves))
         q, gate, k, v = (self._in_windows(x) for x in parts)
         keep = keys_of(mask[..., None])[..., 0].reshape(-1, 1, k.shape[2]).expand(-1, M, -1)
         attended = pair_attention(

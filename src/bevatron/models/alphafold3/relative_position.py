@@ -1,6 +1,7 @@
 """Relative positions of tokens (AlphaFold3, algorithm 3)."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,8 @@ from bevatron.parallel.axial import own
 FARTHEST, FARTHEST_COPY = 32, 2
 OFFSETS, COPIES = 2 * FARTHEST + 2, 2 * FARTHEST_COPY + 2
 """Classes of offsets, in residues as in tokens, and in copies of an entity."""
+PAIRS = 2**16
+"""Whose classes are written as vectors at a time."""
 
 
 class RelativePositionEncoding(nn.Module):
@@ -40,9 +43,32 @@ class RelativePositionEncoding(nn.Module):
         )
         offsets, same_entity, copies = self.linear.weight.T.split([2 * OFFSETS, 1, COPIES])
         table = torch.cat([offsets, copies[:-1] + same_entity, copies[-1:]])
-        rows = F.embedding_bag(classes.flatten(0, -2), table, mode="sum")
+        rows: Tensor = _SumOfRows.apply(classes.flatten(0, -2), table)
         encoded: Tensor = rows.unflatten(0, classes.shape[:-1])
         return encoded
+
+
+class _SumOfRows(torch.autograd.Function):
+    """Sums of rows of a table, whose gradient is a product by the classes as vectors.
+
+    Hundreds of thousands of pairs have the same few classes: to add them row by row takes much
+    longer than to multiply.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, classes: Int[Tensor, "n k"], table: Float[Tensor, "V C"]) -> Tensor:
+        ctx.save_for_backward(classes)
+        ctx.length = len(table)
+        return F.embedding_bag(classes, table, mode="sum")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Float[Tensor, "n C"]) -> tuple[None, Float[Tensor, "V C"]]:
+        (classes,) = ctx.saved_tensors
+        total = grad.new_zeros(ctx.length, grad.shape[1])
+        for some, grads in zip(classes.split(PAIRS), grad.split(PAIRS), strict=True):
+            chosen = grad.new_zeros(len(some), ctx.length).scatter_(1, some, 1.0)
+            total = torch.addmm(total, chosen.T, grads)
+        return None, total
 
 
 def _same(x: Int[Tensor, "*batch N"]) -> Tensor:

@@ -25,7 +25,7 @@ from bevatron.recipes.mace.data import batch_sizes
 from bevatron.recipes.mace.potential import Potential, head_of_unnamed, trained_model
 from bevatron.recipes.mace.stores import open_structures
 from bevatron.train.evaluate import predict
-from bevatron.train.settings import BatchConfig, LoaderConfig
+from bevatron.train.settings import BatchConfig
 from bevatron.typing import Arrays, FloatArray, IntArray
 
 log = logging.getLogger("bevatron.inference")
@@ -134,7 +134,6 @@ def evaluate_dataset(
     potential: Potential,
     dataset: Dataset,
     capacity: int = 1024,
-    loader: LoaderConfig | None = None,
 ) -> Evaluation:
     """Evaluate a potential on prepared structures."""
     names = _names(dataset)
@@ -147,7 +146,6 @@ def evaluate_dataset(
         dataset,
         batch_sizes(dataset),
         batch=BatchConfig(capacity=capacity),
-        loader=loader,
         device=potential.device,
         dtype=potential.dtype,
     )
@@ -222,26 +220,37 @@ def summarise(
 
 
 def print_tables(evaluation: Evaluation, width: int | None = None) -> None:
-    """Print the errors in meV, meV/Å and meV/Å^3; ``width`` as in `bevatron.output.print_table`."""
+    """Print the errors in meV, meV/Å and meV/Å³; ``width`` as in `bevatron.output.print_table`."""
     for kind, rows in {"": {"all": evaluation.total}, **evaluation.tables}.items():
-        shown = [name for name in _SHOWN if any(name in errors for errors in rows.values())]
-        headers = [kind, *("\n".join(_SHOWN[name]) for name in shown)]
+        names, cells = error_table(rows)
+        headers = [kind, *("\n".join(SHOWN[name]) for name in names)]
         lines = [
-            [label, *(f"{errors[name] * 1e3:.4g}" if name in errors else "" for name in shown)]
-            for label, errors in rows.items()
+            [label, *("" if value is None else f"{value:.4g}" for value in values)]
+            for label, values in cells.items()
         ]
         print_table(headers, lines, f"by {kind}" if kind else "", width)
 
 
-_SHOWN = {
+SHOWN = {
     "energy_per_atom_mae": ("energy MAE", "meV/atom"),
     "energy_per_atom_rmse": ("energy RMSE", "meV/atom"),
-    "forces_mae": ("forces MAE", "meV/Å"),
-    "forces_rmse": ("forces RMSE", "meV/Å"),
-    "stress_mae": ("stress MAE", "meV/Å^3"),
-    "stress_rmse": ("stress RMSE", "meV/Å^3"),
+    "forces_mae": ("force MAE", "meV/Å"),
+    "forces_rmse": ("force RMSE", "meV/Å"),
+    "stress_mae": ("stress MAE", "meV/Å³"),
+    "stress_rmse": ("stress RMSE", "meV/Å³"),
 }
-"""Printed metrics -> quantity, unit after multiplication by 1000."""
+"""Metrics in tables -> quantity, unit after multiplication by 1000."""
+
+
+def error_table(
+    rows: Mapping[str, Errors],
+) -> tuple[list[str], dict[str, list[float | None]]]:
+    """Return the metrics of `SHOWN` that occur, and their values in the units there by row."""
+    names = [name for name in SHOWN if any(name in errors for errors in rows.values())]
+    return names, {
+        label: [1e3 * errors[name] if name in errors else None for name in names]
+        for label, errors in rows.items()
+    }
 
 
 def element_errors(predictions: Predictions) -> dict[str, Errors]:

@@ -6,33 +6,21 @@ from typing import Any
 import numpy as np
 from ase.data import chemical_symbols
 
-from bevatron.recipes.mace.evaluate import Errors, Evaluation, Predictions
+from bevatron.recipes.mace.evaluate import SHOWN, Errors, Evaluation, Predictions, error_table
 from bevatron.train.report import plots
 from bevatron.train.report.page import Cell, Report
 from bevatron.typing import FloatArray
 
 MOST_GROUPS = 40
 
-COLUMNS = {
-    "energy_per_atom_mae": "energy MAE (meV/atom)",
-    "energy_per_atom_rmse": "energy RMSE (meV/atom)",
-    "forces_mae": "force MAE (meV/Å)",
-    "forces_rmse": "force RMSE (meV/Å)",
-    "stress_mae": "stress MAE (meV/Å³)",
-    "stress_rmse": "stress RMSE (meV/Å³)",
-}
-"""Metric -> heading of its column; values are shown times 1000."""
-
 
 def headline(name: str, evaluation: Evaluation) -> dict[str, Cell]:
     """Return the errors of one data set for the top of the page."""
-    wanted = {
-        "energy_per_atom_rmse": f"energy RMSE, {name} (meV/atom)",
-        "forces_rmse": f"force RMSE, {name} (meV/Å)",
-        "stress_rmse": f"stress RMSE, {name} (meV/Å³)",
+    return {
+        f"{quantity}, {name} ({unit})": 1e3 * evaluation.total[metric]
+        for metric, (quantity, unit) in SHOWN.items()
+        if metric.endswith("rmse") and metric in evaluation.total
     }
-    total = evaluation.total
-    return {label: 1e3 * total[metric] for metric, label in wanted.items() if metric in total}
 
 
 def show_data(report: Report, evaluations: Mapping[str, Evaluation], found: Sequence[str]) -> None:
@@ -124,11 +112,9 @@ FEWEST_FOR_A_SHIFT = 5
 
 
 def _error_table(kind: str, rows: Mapping[str, Errors]) -> tuple[list[str], list[list[Cell]]]:
-    shown = [metric for metric in COLUMNS if any(metric in row for row in rows.values())]
-    cells: list[list[Cell]] = [
-        [label, *(1e3 * row[m] if m in row else None for m in shown)] for label, row in rows.items()
-    ]
-    return [kind, *(COLUMNS[metric] for metric in shown)], cells
+    names, cells = error_table(rows)
+    headers = [kind, *("{} ({})".format(*SHOWN[name]) for name in names)]
+    return headers, [[label, *values] for label, values in cells.items()]
 
 
 def _error_bars(report: Report, rows: Mapping[str, Errors], title: str, name: str) -> None:

@@ -15,7 +15,7 @@ from bevatron.data.packing import Plan
 from bevatron.train.epochs import pack_samples
 from bevatron.train.logger import column, epochs_of, read_journal
 from bevatron.train.report import plots
-from bevatron.train.report.page import Cell, Report, number
+from bevatron.train.report.page import Cell, Report
 from bevatron.train.report.plots import Curve, Panel
 from bevatron.train.run import FitResult
 from bevatron.train.settings import BatchConfig
@@ -211,9 +211,7 @@ def show_timing(report: Report, history: History) -> None:
     }
     names = [name for name in epochs[-1]["time"] if name.endswith("_per_s")][:2]
     rates = {name.removesuffix("_per_s"): column(epochs, "time", name) for name in names}
-    medians = ", ".join(
-        f"{number(float(np.nanmedian(rate)))} {unit}/s" for unit, rate in rates.items()
-    )
+    medians = ", ".join(_rate(float(np.nanmedian(rate)), unit) for unit, rate in rates.items())
     report.section("Timing").table(
         ("", "seconds", "share (%)"),
         [
@@ -246,6 +244,10 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _rate(value: float, unit: str) -> str:
+    return f"{value:,.0f} {unit}/s" if value >= 10 else f"{value:.2g} {unit}/s"
 
 
 def _linear(title: str, ylabel: str, x: Any, values: Mapping[str, FloatArray]) -> Panel:

@@ -18,13 +18,16 @@ def qkvg(
     gate_weight: Tensor,
     gate_bias: Tensor | None,
     q_bias: Tensor | None,
+    bias_weight: Tensor | None,
     has_norm: bool,
     norm_weight: Tensor | None,
     norm_bias: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, ...]:
     """Compute the same as the reference; see `bevatron.kernels.pair.qkvg`."""
-    weights = (q_weight, k_weight, v_weight, gate_weight)
+    weights: tuple[Tensor, ...] = (q_weight, k_weight, v_weight, gate_weight)
+    if bias_weight is not None:
+        weights = (*weights, bias_weight)
     # The norm's operator rounds weights itself, and sums their gradients in their own type.
     dtype = q_weight.dtype if has_norm else x.dtype
     joint = once(lambda: torch.cat(weights).to(dtype), *weights, to=dtype)
@@ -46,8 +49,8 @@ def _joint_bias(
         return None
 
     def join() -> Tensor:
-        q, k, v, gate = (weight.new_zeros(len(weight)) for weight in weights)
+        q, k, v, gate, *others = (weight.new_zeros(len(weight)) for weight in weights)
         first, last = q if q_bias is None else q_bias, gate if gate_bias is None else gate_bias
-        return torch.cat([first, k, v, last]).to(dtype)
+        return torch.cat([first, k, v, last, *others]).to(dtype)
 
     return once(join, q_bias, gate_bias, to=(dtype, *map(len, weights)))

@@ -35,10 +35,11 @@ def transition(
         \operatorname{relu}(W_u n + b_u) & \text{without (AlphaFold2, 9 and 15)}
         \end{cases}
 
-    The hidden rows, 2 or 4 times as wide, are never stored: the backward pass keeps the input and
-    two float32 numbers per row. Raises ValueError if a shape does not match, naming the argument;
-    KernelError if Triton is requested and cannot run. The kernel takes bfloat16, float16 and
-    float32 and has first derivatives; the reference is differentiable to any order.
+    The hidden rows, 2 or 4 times as wide, are not kept, unless they are fewer than 1,024: the
+    backward pass takes the input and two float32 numbers per row. Raises ValueError if a shape does
+    not match, naming the argument; KernelError if Triton is requested and cannot run. The kernel
+    takes bfloat16, float16 and float32 and has first derivatives; the reference is differentiable
+    to any order.
 
     Parameters
     ----------

@@ -2,34 +2,53 @@
 
 Narrow rows of 16-bit types take kernels that keep the hidden layer in registers (`triton_fused`).
 All others call cuBLAS for a chunk of rows at a time, with kernels in between; the backward pass
-recomputes the hidden layer of a chunk.
+recomputes the hidden layer of a chunk, unless rows are few.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bevatron.kernels.pair.gated import gate_and_value
 from bevatron.kernels.pair.layer_norm.triton import NormedRows, new_outputs
-from bevatron.kernels.pair.swiglu.triton import hidden_gradients, hidden_rows
+from bevatron.kernels.pair.swiglu.triton import (
+    hidden_gradients,
+    hidden_rows,
+    launch_backward,
+    launch_forward,
+)
 from bevatron.kernels.pair.transition import triton_fused as fused
 from bevatron.kernels.pair.transition.weights import Weights
-from bevatron.kernels.shared.autograd import empty_gradients
+from bevatron.kernels.shared import chunked_linear
+from bevatron.kernels.shared.autograd import empty_gradients, needs_grad
 from bevatron.kernels.shared.chunked_linear import LARGE, Linear, chunks
 from bevatron.kernels.shared.custom_op import custom_op
+
+Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def transition(x: Tensor, *weights_and_eps: Any) -> Tensor:
     """Compute the same as the reference; see `bevatron.kernels.pair.transition`."""
-    y: Tensor = widen(x, *weights_and_eps)[0]
+    *given, eps = weights_and_eps
+    # Of few rows launches take the time, so none is made again.
+    is_short = x.shape[:-1].numel() < chunked_linear.CHUNK_MULTIPLE
+    keeps = is_short and needs_grad(x, *given) and not fused.fits(x, Weights(*given[2:]))
+    y: Tensor = widen(x, *given, eps, keeps)[0]
     return y
 
 
-@custom_op(
-    "transition",
-    outputs="y mean rstd",
-    fake=lambda x, down_weight: new_outputs(x, down_weight.shape[0]),
-)
+def _new_outputs(
+    x: Tensor, up_weight: Tensor, down_weight: Tensor, gate_weight: Tensor | None, keeps: bool
+) -> Five:
+    rows = x.shape[:-1].numel() if keeps else 0
+    width = len(up_weight) * (1 if gate_weight is None else 2)
+    y, mean, rstd = new_outputs(x, len(down_weight))
+    return y, mean, rstd, x.new_empty((rows, x.shape[-1])), x.new_empty((rows, width))
+
+
+@custom_op("transition", outputs="y mean rstd normed wide", fake=_new_outputs)
 def widen(
     x: Tensor,
     norm_weight: Tensor | None,
@@ -40,14 +59,22 @@ def widen(
     up_bias: Tensor | None,
     down_bias: Tensor | None,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result and every row's mean and 1/sigma in float32."""
-    y, mean, rstd = new_outputs(x, down_weight.shape[0])
+    keeps: bool,
+) -> Five:
+    """Return the result, every row's mean and 1/sigma in float32, and what the backward pass takes.
+
+    If it ``keeps``: the rows normalised, and gates and values, or without a gate the hidden rows.
+    """
+    y, mean, rstd, normed, wide = _new_outputs(x, up_weight, down_weight, gate_weight, keeps)
     rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
     weights = Weights(up_weight, down_weight, gate_weight, up_bias, down_bias)
-    run = fused.forward if fused.fits(x, weights) else _forward_in_chunks
-    run(rows, weights, y.view(-1, y.shape[-1]))
-    return y, mean, rstd
+    y_rows = y.view(-1, y.shape[-1])
+    if keeps:
+        normed, wide = _forward_at_once(rows, weights, y_rows)
+    else:
+        run = fused.forward if fused.fits(x, weights) else _forward_in_chunks
+        run(rows, weights, y_rows)
+    return y, mean, rstd, normed, wide
 
 
 @widen.backward()
@@ -63,18 +90,38 @@ def widen_backward(
     down_bias: Tensor | None,
     mean: Tensor,
     rstd: Tensor,
+    normed: Tensor,
+    wide: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of all tensors, without elements for those that are not given."""
     dx, dnorm_weight, dnorm_bias = empty_gradients(x, x, norm_weight, norm_bias)
     rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
     weights = Weights(up_weight, down_weight, gate_weight, up_bias, down_bias)
-    run = fused.backward if fused.fits(x, weights) else _backward_in_chunks
+    if wide.numel():
+        run: Any = partial(_backward_in_chunks, kept=(normed, wide))
+    else:
+        run = fused.backward if fused.fits(x, weights) else _backward_in_chunks
     dup, ddown, dgate, dup_bias, ddown_bias = run(
         *(dy.reshape(-1, dy.shape[-1]).contiguous(), rows, weights),
         *(dx.view(rows.rows.shape), dnorm_weight, dnorm_bias),
     )
     return dx, dnorm_weight, dnorm_bias, dup, ddown, dgate, dup_bias, ddown_bias
+
+
+def _forward_at_once(rows: NormedRows, weights: Weights, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the normalised rows, and gates and values; the hidden rows without a gate."""
+    layer, narrow = _layers(weights, y.dtype)
+    normed = rows.make()
+    wide = hidden = layer(normed)
+    if weights.gate is None:
+        hidden.relu_()
+    else:
+        gates, values = gate_and_value(wide)
+        hidden = normed.new_empty(gates.shape)
+        launch_forward(gates, values, hidden)
+    narrow(hidden, out=y)
+    return normed, wide
 
 
 def _forward_in_chunks(rows: NormedRows, weights: Weights, y: Tensor) -> None:
@@ -95,14 +142,19 @@ def _backward_in_chunks(
     dx: Tensor,
     dnorm_weight: Tensor,
     dnorm_bias: Tensor,
+    kept: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     wide, narrow = _layers(weights, dy.dtype)
     for part in chunks(len(dy), _bytes_per_row(rows, weights), times=LARGE):
-        normed = rows.make(part)
+        normed = rows.make(part) if kept is None else kept[0]
         dhidden = narrow.backward(dy[part])
         if weights.gate is None:
-            hidden = wide(normed).relu_()
+            hidden = wide(normed).relu_() if kept is None else kept[1]
             dwider = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
+        elif kept is not None:
+            hidden, dwider = dhidden, torch.empty_like(kept[1])
+            gated = *gate_and_value(kept[1]), *gate_and_value(dwider)
+            launch_backward(dhidden, *gated, hidden)
         else:
             hidden, dwider = dhidden, hidden_gradients(normed, wide.matrix, dhidden, wide.bias)
         narrow.keep(dy[part], hidden)

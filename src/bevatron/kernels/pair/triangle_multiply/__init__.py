@@ -49,8 +49,8 @@ def triangle_multiply(
         y &= \sigma(W_g n) \odot W_o \operatorname{LayerNorm}(x)
 
     and a bias in every linear layer where it is given. AlphaFold2, algorithms 11 and 12 (with
-    biases); AlphaFold3, algorithms 12 and 13 (without). The backward pass keeps z, x and four
-    float32 numbers per edge. Raises ValueError if a shape does not match, naming the argument;
+    biases); AlphaFold3, algorithms 12 and 13 (without). The backward pass keeps z, n, a, b, x and
+    four float32 numbers per edge. Raises ValueError if a shape does not match, naming the argument;
     KernelError if Triton is requested and cannot run. The kernel takes bfloat16, float16 and
     float32, up to 256 channels, and has first derivatives; the reference is differentiable to any
     order.

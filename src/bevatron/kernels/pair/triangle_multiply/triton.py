@@ -22,7 +22,7 @@ from bevatron.kernels.shared.autograd import empty_gradients, needs_grad
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.launch import on_device
 
-Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 Ten = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 WITH_GRADIENTS = (
     "z norm_in_weight norm_in_bias a_weight a_gate_weight b_weight b_gate_weight joint_bias "
@@ -84,7 +84,7 @@ def _new_outputs(
     out_weight: Tensor,
     gate_weight: Tensor,
     keeps: bool,
-) -> Five:
+) -> Six:
     R, N = z.shape[-3:-1]
     matrices = len(a_weight) * z.shape[:-3].numel()
     y = torch.empty_like(z, memory_format=torch.contiguous_format)
@@ -92,10 +92,10 @@ def _new_outputs(
     ab = z.new_empty((2 * matrices if keeps else 0, R, padded(N)))
     statistics = z.new_empty((4, z.shape[:-1].numel()), dtype=torch.float32)
     rounded = z.new_empty(4 * a_weight.numel() + out_weight.numel() + gate_weight.numel())
-    return y, x, ab, statistics, rounded
+    return y, x, ab, torch.empty_like(y), statistics, rounded
 
 
-@custom_op("triangle_multiply", outputs="y x ab statistics rounded", fake=_new_outputs)
+@custom_op("triangle_multiply", outputs="y x ab normed statistics rounded", fake=_new_outputs)
 def multiply(
     z: Tensor,
     mask: Tensor | None,
@@ -114,7 +114,7 @@ def multiply(
     outgoing: bool,
     eps: float,
     keeps: bool,
-) -> Five:
+) -> Six:
     """Return the result and what the backward pass takes.
 
     The contraction [H batch, N, N padded]; a and b, [2 H batch, N, N padded], if a backward pass is
@@ -131,22 +131,22 @@ def multiply(
 
 def _multiply(
     *given: Any, eps: float, keeps: bool, contraction: Contraction, outgoing: bool
-) -> tuple[Five, Sequence[Tensor]]:
+) -> tuple[Six, Sequence[Tensor]]:
     """Take the tensors of `multiply`; return what it does, and what the contraction keeps."""
     z, mask, *norm_in, a_weight, a_gate, b_weight, b_gate, joint_bias = given[:9]
     *norm_out, out_weight, gate_weight, out_bias = given[9:]
     found = _new_outputs(z, a_weight, out_weight, gate_weight, keeps)
-    y, x, ab, statistics, rounded = found
+    y, x, ab, normed, statistics, rounded = found
     run = Multiplication(z, mask, norm_in, joint_bias, norm_out, out_bias, rounded, eps)
     run.round_weights(a_weight, a_gate, b_weight, b_gate, out_weight, gate_weight)
     # Without rows too: a contraction may meet those of other processes.
     pair, of_rows = run.pair, statistics.unbind()
     made = ab if keeps else pair.planes(z, 2 * pair.H)
-    run.project(made, of_rows[:2])
+    run.project(made, normed, of_rows[:2])
     a, b = (pair.matrices(planes) for planes in made.chunk(2))
     kept = contraction.contract(a, b, pair.matrices(x), outgoing)
     del made, a, b
-    run.output(x, y, of_rows)
+    run.output(x, normed, y, of_rows)
     return found, kept if keeps else ()
 
 
@@ -191,6 +191,7 @@ def multiply_backward(
     out_bias: Tensor | None,
     x: Tensor,
     ab: Tensor,
+    normed: Tensor,
     statistics: Tensor,
     rounded: Tensor,
     outgoing: bool,
@@ -202,7 +203,8 @@ def multiply_backward(
     """
     given = (
         *(z, mask, norm_in_weight, norm_in_bias, a_weight, joint_bias, norm_out_weight),
-        *(norm_out_bias, out_weight, gate_weight, out_bias, x, ab, statistics, rounded),
+        *(norm_out_bias, out_weight, gate_weight, out_bias, x, ab, normed),
+        *(statistics, rounded),
     )
     return _multiply_backward(dy, *given, eps=eps, contraction=_Products(), outgoing=outgoing)
 
@@ -218,7 +220,7 @@ def _multiply_backward(
     into the third before that.
     """
     z, mask, *norm_in, _, joint_bias = given[:6]
-    *norm_out, _, _, out_bias, x, ab, statistics, rounded = given[6:15]
+    *norm_out, _, _, out_bias, x, ab, normed, statistics, rounded = given[6:16]
     found = _new_gradients(z, *given[2:11])
     run = Multiplication(z, mask, norm_in, joint_bias, norm_out, out_bias, rounded, eps)
     pair, of_rows, dz = run.pair, statistics.unbind(), found[0]
@@ -226,16 +228,17 @@ def _multiply_backward(
     d = pair.planes(z, 4 * H)
     (da, _, db, dx), (a, b) = d.chunk(4), ab.chunk(2)
     spare = d if C <= 2 * H else pair.planes(z, C)
-    run.output_input_backward(dy.contiguous(), x, of_rows, dx, dz, spare)
+    run.output_input_backward(dy.contiguous(), x, normed, of_rows, dx, dz, spare)
     dx, a, b, da, db = (pair.matrices(planes) for planes in (dx, a, b, da, db))
     shares: list[tuple[Tensor, Tensor]] = []
 
     def weigh_output() -> None:
         shares.append(run.weigh_output(x, of_rows, dz, spare, found[7:]))
 
-    contraction.contract_backward(dx, a, b, given[15:], da, db, outgoing, weigh_output)
+    contraction.contract_backward(dx, a, b, given[16:], da, db, outgoing, weigh_output)
     del spare
-    run.project_backward(d, of_rows[:2], dz, shares[0], found[1:3], *found[3:5], found[5:7])
+    given = d, normed, of_rows[:2], dz, shares[0], found[1:3], *found[3:5], found[5:7]
+    run.project_backward(*given)
     return found
 
 

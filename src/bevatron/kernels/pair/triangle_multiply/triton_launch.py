@@ -139,7 +139,6 @@ class Pair:
             "C_PAD": pad(self.C),
             "BLOCK": tiles.rows,
             "BLOCK_H": tiles.columns,
-            "AXES": self.axes,
             "PADDED": self.length != self.padded,
             "STAGES": tiles.stages,
             "PRECISION": "tf32" if self.tf32 else "ieee",
@@ -179,6 +178,7 @@ class LayerSums:
             kernel,
             (blocks, parts),
             (channels, columns, *pair.geometry, *pair.places),
+            AXES=pair.axes,
             FULL=channels % tiles.columns == 0,
             **pair.constants(tiles),
             **constants,
@@ -226,7 +226,7 @@ def prepare(
     """Describe a pair and prepare its launches."""
     pair = Pair.of(z, norm_out_weight, tf32)
     numbers, C, H = (*pair.geometry, *pair.places), pair.C, pair.H
-    with_eps = (*pair.geometry, eps, *pair.places)
+    with_eps, axes = (*pair.geometry, eps, *pair.places), {"AXES": pair.axes}
     masked = {"HAS_BIAS": joint_bias is not None, "HAS_MASK": mask is not None, "H": H}
     of_out = {"HAS_BIAS": out_bias is not None, "H": H, "H_PAD": pad(H)}
     sizes = (4 * H * C, C * H, C * C)
@@ -246,10 +246,12 @@ def prepare(
         rounded=Launch(
             round_kernel, (-(-sum(sizes) // ROUNDED),), (H * C, *sizes[1:]), BLOCK=ROUNDED
         ),
-        project=pair.launch(project_kernel, "project", with_eps, **masked),
-        output=pair.launch(output_kernel, "output", with_eps, **of_out, **held("output")),
+        project=pair.launch(project_kernel, "project", with_eps, **masked, **axes),
+        output=pair.launch(
+            output_kernel, "output", (eps, *pair.places), **of_out, **held("output")
+        ),
         output_input=pair.launch(
-            output_input_kernel, "output_input", numbers, **of_out, **held("output_input")
+            output_input_kernel, "output_input", pair.places, **of_out, **held("output_input")
         ),
         of_output=of_output,
         finish_output=Launch(
@@ -262,7 +264,12 @@ def prepare(
             **blocks(of_output),
         ),
         project_input=pair.launch(
-            project_input_kernel, "project_input", numbers, **masked, **held("project_input")
+            project_input_kernel,
+            "project_input",
+            numbers,
+            **masked,
+            **axes,
+            **held("project_input"),
         ),
         of_joint=of_joint,
         finish_joint=Launch(
@@ -327,19 +334,20 @@ class Multiplication:
         """Write the matrices, of a, its gates, b, its gates, the output and its gate."""
         self.launches.rounded(*(matrix.contiguous() for matrix in matrices), self.rounded)
 
-    def project(self, ab: Tensor, statistics: Sequence[Tensor]) -> None:
-        """Write a and b and the statistics of the pair's rows."""
+    def project(self, ab: Tensor, normed: Tensor, statistics: Sequence[Tensor]) -> None:
+        """Write a and b, the pair normalised and the statistics of its rows."""
         given = self.z, *self.norm_in, self.joint, self.joint_bias, self.mask
-        self.launches.project(*given, ab, *statistics)
+        self.launches.project(*given, ab, normed, *statistics)
 
-    def output(self, x: Tensor, y: Tensor, statistics: Sequence[Tensor]) -> None:
+    def output(self, x: Tensor, normed: Tensor, y: Tensor, statistics: Sequence[Tensor]) -> None:
         """Write the result and the statistics of the contraction's rows, the last two."""
-        self.launches.output(x, self.z, *self._output(), *statistics[2:], *statistics[:2], y)
+        self.launches.output(x, normed, *self._output(), *statistics[2:], y)
 
     def output_input_backward(
         self,
         dy: Tensor,
         x: Tensor,
+        normed: Tensor,
         statistics: Sequence[Tensor],
         dx: Tensor,
         dgate: Tensor,
@@ -349,7 +357,7 @@ class Multiplication:
 
         ``spare`` [C, ...] gets that of the output's linear layer.
         """
-        given = dy, x, self.z, *self._output(), *statistics[2:], *statistics[:2]
+        given = dy, x, normed, *self._output(), *statistics[2:]
         self.launches.output_input(*given, dx, dgate, spare)
 
     def weigh_output(
@@ -381,6 +389,7 @@ class Multiplication:
     def project_backward(
         self,
         d: Tensor,
+        normed: Tensor,
         statistics: Sequence[Tensor],
         dz: Tensor,
         shares: tuple[Tensor, Tensor],
@@ -396,7 +405,7 @@ class Multiplication:
         `weigh_output` returned.
         """
         launches, (of_out, of_in) = self.launches, shares
-        given = self.z, *self.norm_in, self.joint, self.joint_bias, self.mask
+        given = self.z, normed, self.norm_in[0], self.joint, self.joint_bias, self.mask
         launches.project_input(d, *given, self.gate, *statistics, dz)
         (parts,) = launches.of_joint((d, self.z, statistics))
         written = djoint, djoint_bias, of_in[self.pair.C :]
@@ -404,4 +413,4 @@ class Multiplication:
         launches.sum_norms(of_out, *dnorm_out, of_in, *dnorm_in)
 
     def _output(self) -> tuple[Tensor, ...]:
-        return *self.norm_out, *self.norm_in, self.out, self.gate, *self.out_biases
+        return *self.norm_out, self.out, self.gate, *self.out_biases

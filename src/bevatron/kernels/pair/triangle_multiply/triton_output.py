@@ -23,7 +23,6 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     load_channels,
     load_cols,
     load_matrix,
-    load_rows,
     norm_backward,
     normalise,
     operand_in_registers,
@@ -35,18 +34,32 @@ from bevatron.kernels.shared.triton_math import logistic
 
 
 @triton.jit
+def load_as_rows(X, H: tl.constexpr, col, plane, BLOCK: tl.constexpr, H_PAD: tl.constexpr):
+    """Load all channels of a channel-first tensor, transposed by matmuls, in float32."""
+    HALF: tl.constexpr = H_PAD // 2
+    low = load_channels(X, 0, H, col, plane, HALF, H == H_PAD)  # [HALF, BLOCK]
+    high = load_channels(X, HALF, H, col, plane, HALF, H == H_PAD)  # [HALF, BLOCK]
+    eye = identity(HALF, X.dtype.element_ty)
+    # [BLOCK, H_PAD]
+    return concatenate(transpose_by_dot(low, eye), transpose_by_dot(high, eye), BLOCK, HALF)
+
+
+@triton.jit
 def output_kernel(
-    X, Z, NormWeight, NormBias, InWeight, InBias, Weight, Gate, Bias, GateBias, Mean, Rstd,
-    InMean, InRstd, Y, n1, n2, z_0, z_1, z_2, eps, N, N_pad, plane,
+    X, Normed, NormWeight, NormBias, Weight, Gate, Bias, GateBias, Mean, Rstd, Y,
+    eps, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, HAS_BIAS: tl.constexpr,
     PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK rows of y, and mean and 1/sigma of x over its channels."""
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
-    x = load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD)  # [H_PAD, BLOCK]
-    x = tl.trans(x).to(tl.float32)  # [BLOCK, H_PAD]
+    if HOLD:
+        x = load_as_rows(X, H, col, plane, BLOCK, H_PAD)  # [BLOCK, H_PAD]
+    else:
+        x = load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD)  # [H_PAD, BLOCK]
+        x = tl.trans(x).to(tl.float32)  # [BLOCK, H_PAD]
     mean = tl.sum(x, 1) / H  # [BLOCK]
     centred = x - mean[:, None]
     if H != H_PAD:
@@ -55,12 +68,8 @@ def output_kernel(
     tl.store(Mean + row, mean, mask=inside)
     tl.store(Rstd + row, rstd, mask=inside)
     xn = affine(centred * rstd[:, None], NormWeight, NormBias, H, H_PAD)
-    xn = operand_in_registers(xn.to(X.dtype.element_ty), H_PAD, HOLD)  # [BLOCK, H_PAD]
-    in_mean = tl.load(InMean + row, mask=inside, other=0.0)  # [BLOCK]
-    in_rstd = tl.load(InRstd + row, mask=inside, other=0.0)  # [BLOCK]
-    z = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)  # [BLOCK, C_PAD]
-    normed = affine(normalise(z, in_mean, in_rstd, C, C_PAD), InWeight, InBias, C, C_PAD)
-    normed = operand_in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)  # [BLOCK, C_PAD]
+    xn = xn.to(X.dtype.element_ty)
+    normed = load_cols(Normed, row, inside, 0, C, C_PAD)  # [BLOCK, C_PAD]
     FULL: tl.constexpr = C % BLOCK_H == 0
     for h in tl.range(0, C, BLOCK_H, num_stages=STAGES):
         weight = load_matrix(Weight, h, C, H, H_PAD, BLOCK_H, FULL)  # [BLOCK_H, H_PAD]
@@ -76,10 +85,10 @@ def output_kernel(
 
 @triton.jit
 def output_input_kernel(
-    DY, X, Z, NormWeight, NormBias, InWeight, InBias, Weight, Gate, Bias, GateBias, Mean, Rstd,
-    InMean, InRstd, DX, DGate, DOut, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
+    DY, X, Normed, NormWeight, NormBias, Weight, Gate, Bias, GateBias, Mean, Rstd,
+    DX, DGate, DOut, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, HAS_BIAS: tl.constexpr,
     PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute dx of BLOCK columns, and the gradients of the results of both linear layers.
@@ -95,11 +104,8 @@ def output_input_kernel(
         x = tl.where(inside[:, None], x, 0.0)
     xn = affine(normalise(x, mean, rstd, H, H_PAD), NormWeight, NormBias, H, H_PAD)
     xn = operand_in_registers(xn.to(X.dtype.element_ty), H_PAD, HOLD)  # [BLOCK, H_PAD]
-    in_mean = tl.load(InMean + row, mask=inside, other=0.0)  # [BLOCK]
-    in_rstd = tl.load(InRstd + row, mask=inside, other=0.0)  # [BLOCK]
-    z = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)  # [BLOCK, C_PAD]
-    normed = affine(normalise(z, in_mean, in_rstd, C, C_PAD), InWeight, InBias, C, C_PAD)
-    normed = operand_in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)  # [BLOCK, C_PAD]
+    normed = load_cols(Normed, row, inside, 0, C, C_PAD)  # [BLOCK, C_PAD]
+    normed = operand_in_registers(normed, C_PAD, HOLD)  # [BLOCK, C_PAD]
     g = tl.zeros([BLOCK, H_PAD], tl.float32)
     FULL: tl.constexpr = C % BLOCK_H == 0
     for h in tl.range(0, C, BLOCK_H, num_stages=STAGES):
@@ -117,12 +123,7 @@ def output_input_kernel(
         store_cols(DGate, row, inside, h, d * value * (1.0 - s), C, BLOCK_H)
         store_channels(DOut, h, C, col, plane, tl.trans(dout), BLOCK_H, FULL)
     # Loaded again before anything is stored, as it is needed last.
-    HALF: tl.constexpr = H_PAD // 2
-    low = load_channels(X, 0, H, col, plane, HALF, H == H_PAD)  # [HALF, BLOCK]
-    high = load_channels(X, HALF, H, col, plane, HALF, H == H_PAD)  # [HALF, BLOCK]
-    eye = identity(HALF, X.dtype.element_ty)
-    # [BLOCK, H_PAD]
-    x = concatenate(transpose_by_dot(low, eye), transpose_by_dot(high, eye), BLOCK, HALF)
+    x = load_as_rows(X, H, col, plane, BLOCK, H_PAD)  # [BLOCK, H_PAD]
     xhat = normalise(x, mean, rstd, H, H_PAD)
     dx = norm_backward(g, xhat, rstd, NormWeight, H, H_PAD)
     store_channels(DX, 0, H, col, plane, tl.trans(dx), H_PAD, H == H_PAD)

@@ -252,13 +252,13 @@ def split_rows(both, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr):
 
 @triton.jit
 def project_kernel(
-    Z, NormWeight, NormBias, Joint, JointBias, Mask, AB, Mean, Rstd,
+    Z, NormWeight, NormBias, Joint, JointBias, Mask, AB, Normed, Mean, Rstd,
     n1, n2, z_0, z_1, z_2, eps, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_MASK: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK columns of a and b, AB [2 H, plane], and the statistics of their rows.
+    """Compute BLOCK columns of a and b, AB [2 H, plane]; normalise their rows.
 
     Joint is [4 H, C]: weights of the values and gates of a, then of b. One matmul gives both.
     """
@@ -274,7 +274,9 @@ def project_kernel(
     tl.store(Mean + row, mean, mask=inside)
     tl.store(Rstd + row, rstd, mask=inside)
     normed = affine(centred * rstd[:, None], NormWeight, NormBias, C, C_PAD)
-    normed = tl.trans(normed.to(Z.dtype.element_ty))  # [C_PAD, BLOCK]
+    normed = normed.to(Z.dtype.element_ty)
+    store_rows(Normed, row, inside, normed, C, C_PAD)
+    normed = tl.trans(normed)  # [C_PAD, BLOCK]
     if HAS_MASK:
         # [1, BLOCK]
         mask = tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -304,7 +306,7 @@ def project_kernel(
 
 @triton.jit
 def project_input_kernel(
-    D, Z, NormWeight, NormBias, Joint, JointBias, Mask, Gate, Mean, Rstd, DZ,
+    D, Z, Normed, NormWeight, Joint, JointBias, Mask, Gate, Mean, Rstd, DZ,
     n1, n2, z_0, z_1, z_2, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
@@ -318,16 +320,13 @@ def project_input_kernel(
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
-    mean = tl.load(Mean + row, mask=inside, other=0.0)  # [BLOCK]
-    rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
-    x = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)  # [BLOCK, C_PAD]
+    normed = load_cols(Normed, row, inside, 0, C, C_PAD)  # [BLOCK, C_PAD]
     g = tl.zeros([BLOCK, C_PAD], tl.float32)
     for h in tl.range(0, C, BLOCK_H, num_stages=STAGES):
         dgate = load_cols(DZ, row, inside, h, C, BLOCK_H)  # [BLOCK, BLOCK_H]
         weight = load_matrix(Gate, h, C, C, C_PAD, BLOCK_H, C % BLOCK_H == 0)  # [BLOCK_H, C_PAD]
         g = tl.dot(dgate, weight, g, input_precision=PRECISION)  # [BLOCK, C_PAD]
-    normed = affine(normalise(x, mean, rstd, C, C_PAD), NormWeight, NormBias, C, C_PAD)
-    normed = operand_in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)  # [BLOCK, C_PAD]
+    normed = operand_in_registers(normed, C_PAD, HOLD)  # [BLOCK, C_PAD]
     if HAS_MASK:
         # [BLOCK, 1]
         mask = tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[:, None]
@@ -358,6 +357,8 @@ def project_input_kernel(
         both = concatenate(dvalue, dgate, BLOCK, BLOCK_H)  # [BLOCK, 2 * BLOCK_H]
         g = tl.dot(both, weight, g, input_precision=PRECISION)  # [BLOCK, C_PAD]
         store_two(planes, h, H, H, col, plane, both, BLOCK_H, FULL)
+    mean = tl.load(Mean + row, mask=inside, other=0.0)  # [BLOCK]
+    rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
     x = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)  # [BLOCK, C_PAD]
     dz = norm_backward(g, normalise(x, mean, rstd, C, C_PAD), rstd, NormWeight, C, C_PAD)
     store_rows(DZ, row, inside, dz, C, C_PAD)

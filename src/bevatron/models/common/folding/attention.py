@@ -1,5 +1,6 @@
 """Gated attention within rows with a bias that they share, and the bias that a pair gives."""
 
+from collections.abc import Sequence
 from math import prod
 
 from jaxtyping import Bool, Float
@@ -83,7 +84,14 @@ class GatedAttention(nn.Module):
             is waited for when the rows are projected.
         mask : true for keys that exist; a row without any gets the last layer's bias
         """
-        projected = qkvg(
+        projected = self.project(x)
+        return self.attend(projected, bias.wait() if isinstance(bias, Coming) else bias, mask)
+
+    def project(
+        self, x: Float[Tensor, "*batch S N C"], bias_weight: Float[Tensor, "H C"] | None = None
+    ) -> tuple[Float[Tensor, "*batch S N _"], ...]:
+        """Compute queries, keys, values and gate of rows; with a weight the bias that they give."""
+        return qkvg(
             x,
             self.q.weight,
             self.k.weight,
@@ -91,12 +99,21 @@ class GatedAttention(nn.Module):
             self.gate.weight,
             gate_bias=self.gate.bias,
             q_bias=self.q.bias,
+            bias_weight=bias_weight,
             norm=None if self.norm is None else self.norm.parts,
         )
-        B, (S, N) = prod(x.shape[:-3]), x.shape[-3:-1]
+
+    def attend(
+        self,
+        projected: Sequence[Float[Tensor, "*batch S N _"]],
+        bias: Float[Tensor, "*batch H _ N"] | None = None,
+        mask: Bool[Tensor, "*batch S N"] | None = None,
+    ) -> Float[Tensor, "*batch S _ C"]:
+        """Compute the update from queries, keys, values and gate."""
+        *batch, S, N, _ = projected[0].shape
+        B = prod(batch)
         heads = (B, S, N, self.num_heads, self.head_width)
         q, k, v, gate = (part.reshape(heads) for part in projected)
-        bias = bias.wait() if isinstance(bias, Coming) else bias
         if bias is not None and bias.shape[-2] < N:
             q, gate = own(q, 2), own(gate, 2)
         attended = pair_attention(
@@ -109,5 +126,5 @@ class GatedAttention(nn.Module):
             layout="BSNHD",
         )
         inner = self.num_heads * self.head_width
-        update: Tensor = self.out(attended.reshape(*x.shape[:-2], q.shape[2], inner))
+        update: Tensor = self.out(attended.reshape(*batch, S, q.shape[2], inner))
         return update
