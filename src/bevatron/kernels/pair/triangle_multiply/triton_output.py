@@ -34,6 +34,17 @@ from bevatron.kernels.shared.triton_math import logistic
 
 
 @triton.jit
+def load_as_rows(X, H: tl.constexpr, col, plane, BLOCK: tl.constexpr, H_PAD: tl.constexpr):
+    """Load all channels of a channel-first tensor, transposed by matmuls, in float32."""
+    HALF: tl.constexpr = H_PAD // 2
+    low = load_channels(X, 0, H, col, plane, HALF, H == H_PAD)  # [HALF, BLOCK]
+    high = load_channels(X, HALF, H, col, plane, HALF, H == H_PAD)  # [HALF, BLOCK]
+    eye = identity(HALF, X.dtype.element_ty)
+    # [BLOCK, H_PAD]
+    return concatenate(transpose_by_dot(low, eye), transpose_by_dot(high, eye), BLOCK, HALF)
+
+
+@triton.jit
 def output_kernel(
     X, Normed, NormWeight, NormBias, Weight, Gate, Bias, GateBias, Mean, Rstd, Y,
     eps, N, N_pad, plane,
@@ -44,8 +55,11 @@ def output_kernel(
     """Compute BLOCK rows of y, and mean and 1/sigma of x over its channels."""
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
-    x = load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD)  # [H_PAD, BLOCK]
-    x = tl.trans(x).to(tl.float32)  # [BLOCK, H_PAD]
+    if HOLD:
+        x = load_as_rows(X, H, col, plane, BLOCK, H_PAD)  # [BLOCK, H_PAD]
+    else:
+        x = load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD)  # [H_PAD, BLOCK]
+        x = tl.trans(x).to(tl.float32)  # [BLOCK, H_PAD]
     mean = tl.sum(x, 1) / H  # [BLOCK]
     centred = x - mean[:, None]
     if H != H_PAD:
@@ -54,9 +68,8 @@ def output_kernel(
     tl.store(Mean + row, mean, mask=inside)
     tl.store(Rstd + row, rstd, mask=inside)
     xn = affine(centred * rstd[:, None], NormWeight, NormBias, H, H_PAD)
-    xn = operand_in_registers(xn.to(X.dtype.element_ty), H_PAD, HOLD)  # [BLOCK, H_PAD]
+    xn = xn.to(X.dtype.element_ty)
     normed = load_cols(Normed, row, inside, 0, C, C_PAD)  # [BLOCK, C_PAD]
-    normed = operand_in_registers(normed, C_PAD, HOLD)  # [BLOCK, C_PAD]
     FULL: tl.constexpr = C % BLOCK_H == 0
     for h in tl.range(0, C, BLOCK_H, num_stages=STAGES):
         weight = load_matrix(Weight, h, C, H, H_PAD, BLOCK_H, FULL)  # [BLOCK_H, H_PAD]
@@ -110,12 +123,7 @@ def output_input_kernel(
         store_cols(DGate, row, inside, h, d * value * (1.0 - s), C, BLOCK_H)
         store_channels(DOut, h, C, col, plane, tl.trans(dout), BLOCK_H, FULL)
     # Loaded again before anything is stored, as it is needed last.
-    HALF: tl.constexpr = H_PAD // 2
-    low = load_channels(X, 0, H, col, plane, HALF, H == H_PAD)  # [HALF, BLOCK]
-    high = load_channels(X, HALF, H, col, plane, HALF, H == H_PAD)  # [HALF, BLOCK]
-    eye = identity(HALF, X.dtype.element_ty)
-    # [BLOCK, H_PAD]
-    x = concatenate(transpose_by_dot(low, eye), transpose_by_dot(high, eye), BLOCK, HALF)
+    x = load_as_rows(X, H, col, plane, BLOCK, H_PAD)  # [BLOCK, H_PAD]
     xhat = normalise(x, mean, rstd, H, H_PAD)
     dx = norm_backward(g, xhat, rstd, NormWeight, H, H_PAD)
     store_channels(DX, 0, H, col, plane, tl.trans(dx), H_PAD, H == H_PAD)
