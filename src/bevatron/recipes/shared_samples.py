@@ -13,7 +13,7 @@ from bevatron.models.common.folding.checkpointing import Kind, Recomputation, au
 from bevatron.parallel.collectives import gather_json
 from bevatron.parallel.mesh import Mesh, open_mesh, parse_device
 from bevatron.train.description import Planned, memory_of_stage
-from bevatron.train.memory_plan import MemoryPlan
+from bevatron.train.memory_plan import MemoryPlan, NotPlannableError, would_be_captured
 from bevatron.train.run import Run, SamplesApart, SamplesInGroups, Stage
 from bevatron.train.settings import TrainConfig
 
@@ -48,10 +48,15 @@ def smallest(own: int, mesh: Mesh) -> int:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What a stage computes again, and the plan of it; None where a longer stage was planned."""
+    """What a stage computes again, and the bytes that its steps need.
+
+    Attributes
+    ----------
+    planned : why there is no plan, if so; None where a longer stage was planned
+    """
 
     stage: Stage
-    plan: Planned | None
+    planned: int | NotPlannableError | None
 
 
 def fitted(run: Run, sizes: Sequence[int], memory: int) -> Run:
@@ -76,9 +81,9 @@ def fitted(run: Run, sizes: Sequence[int], memory: int) -> Run:
     for size in sizes:
         shared = replace(run, sharing=SamplesInGroups(size) if size > 1 else SamplesApart())
         chosen = _choose(shared, memory)
-        if all(one.plan is None or _fits(one.plan, memory) for one in chosen):
+        if all(one.planned is None or _fits(one.planned, memory) for one in chosen):
             break
-    notes = [_note(one, memory) for one in chosen if one.plan is not None]
+    notes = [_note(one, memory) for one in chosen if one.planned is not None]
     if len(sizes) > 1:
         who = f"{size} GPUs compute a sample together" if size > 1 else "each GPU has own samples"
         notes.insert(0, f"parallel.axial: {who}")
@@ -87,7 +92,7 @@ def fitted(run: Run, sizes: Sequence[int], memory: int) -> Run:
 
 def _choose(run: Run, memory: int) -> list[_Chosen]:
     """Choose a policy for each stage: of those with longer crops first, which need the most."""
-    modules = automatic(run.model)
+    modules, captured = automatic(run.model), would_be_captured(run)
     kinds: list[Kind | None] = [*RECOMPUTED] if modules else [None]
     longest = {n: int(stage.sizes["tokens"].max()) for n, stage in enumerate(run.stages)}
     chosen: dict[int, _Chosen] = {}
@@ -109,26 +114,37 @@ def _choose(run: Run, memory: int) -> list[_Chosen]:
                 continue
             stages = [stage if n == number else one for n, one in enumerate(run.stages)]
             plan = memory_of_stage(replace(run, stages=stages), number, gpu=True)
-            chosen[number] = _Chosen(stage, plan)
-            if _fits(plan, memory):
+            needed = _needed(plan, captured)
+            chosen[number] = _Chosen(stage, needed)
+            if _fits(needed, memory):
                 enough = place
                 break
-            if isinstance(plan, MemoryPlan):
-                too_much[kind] = plan.peak / squared
+            if isinstance(needed, int):
+                too_much[kind] = needed / squared
     return [chosen[number] for number in range(len(run.stages))]
 
 
-def _fits(plan: Planned, memory: int) -> bool:
-    return isinstance(plan, MemoryPlan) and plan.peak <= USABLE * memory
+def _needed(plan: Planned, captured: bool) -> int | NotPlannableError:
+    """Return the bytes for steps over samples of many shapes.
+
+    A shape that is new is launched beside the memory that the graphs of others share.
+    """
+    if not isinstance(plan, MemoryPlan):
+        return plan
+    return plan.peak + (plan.activations if captured else 0)
+
+
+def _fits(needed: int | NotPlannableError, memory: int) -> bool:
+    return isinstance(needed, int) and needed <= USABLE * memory
 
 
 def _note(chosen: _Chosen, memory: int) -> str:
     """Say what was chosen for a stage."""
-    stage, plan = chosen.stage, chosen.plan
+    stage, needed = chosen.stage, chosen.planned
     set_up = stage.set_up
     what = RECOMPUTED[set_up.kind] if isinstance(set_up, Recomputation) else "as configured"
     note = f"stage {stage.name} recomputes {what}: "
-    if not isinstance(plan, MemoryPlan):
+    if not isinstance(needed, int):
         return f"{note}its memory cannot be planned"
-    note += f"{plan.peak / GIB:.3g} of {memory / GIB:.3g} GiB planned"
-    return note if _fits(plan, memory) else f"{note}, which may not suffice"
+    note += f"{needed / GIB:.3g} of {memory / GIB:.3g} GiB planned"
+    return note if _fits(needed, memory) else f"{note}, which may not suffice"

@@ -171,8 +171,11 @@ GIB_OF_A_STEP = {"none": 100.0, "pair": 50.0, "all": 20.0, "segments": 12.0}
 """Of the longest crop, on one GPU."""
 
 
-def planned_by_table(asked, longest):
-    """Plan steps by the table and the square of the crop; note in ``asked`` what was planned."""
+def planned_by_table(asked, longest, twice=0):
+    """Plan steps by the table and the square of the crop; note in ``asked`` what was planned.
+
+    Bytes ``twice`` are activations.
+    """
 
     def plan(run, number, *, gpu):
         assert gpu
@@ -184,7 +187,8 @@ def planned_by_table(asked, longest):
         assert policies_of(before) == policies_of(run.model)
         asked.append((run.sharing.repeats, stage.name, kind))
         share = (int(stage.sizes["tokens"].max()) / longest) ** 2 / run.sharing.repeats
-        return MemoryPlan(0, 0, 0, 0, int(GIB_OF_A_STEP[kind] * share * 2**30))
+        size = int(GIB_OF_A_STEP[kind] * share * 2**30)
+        return MemoryPlan(size - twice, 0, 0, 0, size)
 
     return plan
 
@@ -246,6 +250,15 @@ def test_auto_computes_again_in_each_stage_what_its_crops_need(config, monkeypat
         "stage initial recomputes nothing: 25 of 56 GiB planned",
         "stage longer recomputes pair blocks: 50 of 56 GiB planned",
     ]
+
+
+def test_steps_of_a_new_shape_need_room_beside_the_graphs(config, monkeypatch):
+    for captured, kind in ((None, "pair"), (False, "none")):
+        plan = planned_by_table([], 15, 30 * 2**30)
+        monkeypatch.setattr(shared_samples, "memory_of_stage", plan)
+        monkeypatch.setattr(staged_run, "gpu_memory", lambda _: 120 * 2**30)
+        train = replace(config.train, cuda_graphs=captured)
+        assert chosen_by(build(with_policy(replace(config, train=train), "auto")))[0] == [kind]
 
 
 def test_a_policy_that_is_given_is_kept_without_a_plan(config, monkeypatch):
