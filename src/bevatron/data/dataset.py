@@ -35,14 +35,14 @@ class Dataset(SampleSource, Protocol):
 
 @runtime_checkable
 class SeededSource(Protocol):
-    """A data set with samples that are random in part: crops, rows of an alignment, poses."""
+    """A data set whose samples are partly random: crops, rows of an alignment, poses."""
 
     def sample(self, index: int, seed: int) -> Arrays:
         """Make a sample, equal for equal (index, seed) in every process."""
 
 
 def seeded_sample(dataset: SampleSource, index: int, seed: int) -> Arrays:
-    """Make a sample with a seed; a data set without such samples just reads it."""
+    """Make a sample with a seed; a data set without random samples just reads it."""
     if isinstance(dataset, SeededSource):
         return dataset.sample(index, seed)
     return dataset[index]
@@ -50,10 +50,10 @@ def seeded_sample(dataset: SampleSource, index: int, seed: int) -> Arrays:
 
 @runtime_checkable
 class Replaceable(Protocol):
-    """A data set whose samples others may stand in for, such as drawn ones."""
+    """A data set in which other samples may replace one, such as drawn ones."""
 
     def substitute(self, index: int, attempt: int) -> int:
-        """Return the index of the stand-in for a sample: the first for attempt 1, and so on."""
+        """Return the index of a replacement for a sample: the first for attempt 1, and so on."""
 
 
 class Subset:

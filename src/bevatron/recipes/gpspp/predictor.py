@@ -39,7 +39,7 @@ from bevatron.typing import Array, Arrays, FloatArray, IntArray
 Precision = Literal["float32", "float64", "bfloat16"]
 
 IN_PROCESS = 2000
-"""Up to this number of molecules, features are computed in this process."""
+"""Maximum number of molecules whose features are computed in this process."""
 
 PAIRS_PER_ATOM = 32
 """Capacity of a batch; a larger molecule is a batch of its own."""

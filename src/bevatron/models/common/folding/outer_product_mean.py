@@ -1,4 +1,4 @@
-"""The update of the pair by an alignment."""
+"""Update of the pair from an alignment."""
 
 from typing import Any
 
