@@ -59,6 +59,7 @@ def test_number_without_a_dot_is_a_number():
     [
         ({"iner": {}}, r"^iner: unknown key \(did you mean 'inner'\?\)$"),
         ({"inner": {"lrr": 1}}, r"^inner.lrr: unknown key \(did you mean 'lr'\?\)$"),
+        ({"lr": 1}, r"^lr: unknown key \(did you mean 'inner.lr'\?\)$"),
         ({"inner": {"lr": "fast"}}, r"^inner.lr: expected a number, got 'fast'$"),
         ({"inner": {"lr": True}}, r"^inner.lr: expected"),
         ({"inner": {"name": "sgd"}}, r"^inner.name: expected one of 'adam', 'adamw', got 'sgd'$"),

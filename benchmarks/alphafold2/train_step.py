@@ -60,7 +60,6 @@ BEST = Arm("bevatron")
 AGAIN = Arm("each block computed again", policy="all")
 EAGER = Arm("eager PyTorch", "reference", "all", captured=False)
 COMPILED = replace(EAGER, name="torch.compile", compiled=True)
-ARMS = {arm.name: arm for arm in (BEST, EAGER, COMPILED)}
 OPENFOLD = "OpenFold"
 
 
@@ -280,22 +279,27 @@ def off_by(steps: Steps, exact: Steps) -> dict[str, float]:
     }
 
 
-def measure_arms(given: argparse.Namespace, run: Run, exact: Steps) -> None:
-    """Measure the arms and write the result after each."""
+def measure(given: argparse.Namespace, run: Run, exact: Steps, *, ladder: bool) -> None:
+    """Measure the arms, or what each optimisation brings, and write the result after each."""
     rows: list[dict[str, Any]] = []
-    for name in given.arms:
+    title, ratio, only = ("without", "x all on", 1) if ladder else ("arm", "x ours", None)
+    stage = "" if given.stage == "initial" else f"_{given.stage}"
+    name_of_result = f"alphafold2/ladder{stage}" if ladder else "alphafold2/train_step"
+    exact = Steps(exact.results[:1]) if ladder else exact  # without recycling, too
+    for name in given.ladder if ladder else given.arms:
         classes: list[dict[str, Any]] = []
         if name == OPENFOLD:
             row = openfold.measured_step(run, given.slow_turns, CYCLES)
         else:
-            arm = ARMS[name]
+            arm = LADDER[name]
             turns = given.turns if arm.captured else given.slow_turns
-            row, steps, classes = measured(arm, run, turns, traced=name in given.traced)
+            traced = name in given.traced and not ladder
+            row, steps, classes = measured(arm, run, turns, only, traced=traced)
             row |= off_by(steps, exact) if steps and exact.results else {}
-        rows.append(row)
+        rows.append({title: row.pop("arm"), **row})
         if isinstance(row["s/step"], float):
-            row["x ours"] = row["s/step"] / rows[0]["s/step"]
-        extra = {}
+            rows[-1][ratio] = row["s/step"] / rows[0]["s/step"]
+            rows[-1] |= beside_again(rows) if ladder else {}
         if classes:
             extra = {"kernels": classes[0].pop("longest")}
             write_result(
@@ -303,36 +307,16 @@ def measure_arms(given: argparse.Namespace, run: Run, exact: Steps) -> None:
                 "Time of a step by class of kernel, mean of 1 and 2 recyclings, of a trace.",
                 device=given.device, folder=given.out, extra=extra,
             )  # fmt: skip
-        print(row, flush=True)
-        write_result("alphafold2/train_step", rows, notes(given), device=given.device,
-                     folder=given.out)  # fmt: skip
-
-
-def measure_ladder(given: argparse.Namespace, run: Run, exact: Steps) -> None:
-    """Measure what each optimisation brings and write the result after each."""
-    rows: list[dict[str, Any]] = []
-    first = Steps(exact.results[:1])  # without recycling, too
-    name_of_result = f"alphafold2/ladder{'' if given.stage == 'initial' else '_' + given.stage}"
-    for name in given.ladder:
-        arm = LADDER[name]
-        turns = given.turns if arm.captured else given.slow_turns
-        row, steps, _ = measured(arm, run, turns, only=1)
-        row = {("without" if key == "arm" else key): value for key, value in row.items()}
-        rows.append(row)
-        if steps is not None:
-            row |= off_by(steps, first) if first.results else {}
-            row["x all on"] = row["s/step"] / rows[0]["s/step"]
-            row |= beside_again(row, rows)
-        print(row, flush=True)
+        print(rows[-1], flush=True)
         write_result(name_of_result, rows, notes(given), device=given.device, folder=given.out)
 
 
-def beside_again(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return how much longer a step takes than one that computes each block again, too."""
-    base = next((each for each in rows if each["without"] == AGAIN.name), None)
-    if base is None or not row["without"].startswith(f"{AGAIN.name}, "):
+def beside_again(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return how much longer the last step takes than one that computes each block again, too."""
+    again = [row["s/step"] for row in rows if row["without"] == AGAIN.name]
+    if not again or not rows[-1]["without"].startswith(f"{AGAIN.name}, "):
         return {}
-    return {"x computed again": row["s/step"] / base["s/step"]}
+    return {"x computed again": rows[-1]["s/step"] / again[0]}
 
 
 def notes(given: argparse.Namespace) -> str:
@@ -358,9 +342,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("store", type=Path, help="of chains, made by `bevatron prepare`")
-    parser.add_argument("--arms", nargs="*", choices=[*ARMS, OPENFOLD], default=[*ARMS])
+    arms = [arm.name for arm in (BEST, EAGER, COMPILED)]
+    parser.add_argument("--arms", nargs="*", choices=[*arms, OPENFOLD], default=arms)
     parser.add_argument("--ladder", nargs="*", choices=[*LADDER], default=[*LADDER])
-    parser.add_argument("--traced", nargs="*", choices=[*ARMS], default=[BEST.name])
+    parser.add_argument("--traced", nargs="*", choices=arms, default=[BEST.name])
     parser.add_argument("--turns", type=int, default=5, help="of 0 to 3 recyclings")
     parser.add_argument("--slow-turns", type=int, default=1, help="of steps without CUDA graphs")
     parser.add_argument("--compared", type=int, default=2, help="steps that are compared; 0 = none")
@@ -375,8 +360,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     run = run_of(given)
     exact = exact_steps(run, given.compared)
-    measure_arms(given, run, exact)
-    measure_ladder(given, run, exact)
+    measure(given, run, exact, ladder=False)
+    measure(given, run, exact, ladder=True)
 
 
 if __name__ == "__main__":

@@ -249,9 +249,10 @@ def _unknown(names: str, text: str, command: str) -> str:
     if not options:
         given = ", ".join(map(repr, unknown))
         return f"nothing was expected after the options but {given}; `{command} --help` shows all"
-    rest = text.partition(names)[2]
-    close = re.search(r"(?<=: )--[\w.-]+", rest)
-    hint = f" (did you mean {close[0]}?)" if close else ""
+    rest = text.partition(names)[2].partition("For full helptext")[0]
+    close = re.findall(r"--[\w.-]+", rest)
+    same = [each for each in close if each.endswith(f".{options[0].lstrip('-')}")]
+    hint = f" (did you mean {(same or close)[0]}?)" if close else ""
     return f"there is no option {options[0]}{hint}; `{command} --help` shows all"
 
 

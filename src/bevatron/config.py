@@ -54,7 +54,7 @@ def from_dict(cls: type[T], values: Any, path: str = "") -> T:
     for key, value in values.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in fields and key not in old:
-            raise unknown_key(where, fields)
+            raise unknown_key(where, {name: hints[name] for name in fields})
         arguments[key] = _convert(old.get(key, hints[key]), value, where)
     for name, field in fields.items():
         required = (
@@ -164,8 +164,17 @@ def _plain(value: Any) -> Any:
 
 
 def unknown_key(path: str, known: Mapping[str, Any]) -> ConfigError:
-    """Return the error of a key that is not among the known ones; it suggests a similar one."""
-    close = get_close_matches(path.rpartition(".")[2], known, n=1)
+    """Return the error of a key that is not among the known ones; it suggests a similar one.
+
+    ``known`` has the type of each; a key of the same name in one of them is suggested too.
+    """
+    name = path.rpartition(".")[2]
+    close = get_close_matches(name, known, n=1) or [
+        f"{group}.{name}"
+        for group, hint in known.items()
+        if dataclasses.is_dataclass(hint)
+        and name in {each.name for each in dataclasses.fields(hint)}
+    ]
     other = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(sorted(known))}"
     return ConfigError(f"{path}: unknown key ({other})")
 

@@ -193,6 +193,7 @@ MISTAKES = {
     "no data": (["train", "mace"], r"expected a file of structures or a store \(--data FILE\)"),
     "data missing": (["train", "mace", "--data", "no.xyz"], "no.xyz: the file does not exist"),
     "option": (["train", "mace", "--optim.lrr", "1"], r"no option --optim.lrr .*--optim.lr\?"),
+    "short option": (["train", "mace", "--epochs", "1"], r"no option --epochs .*--train.epochs\?"),
     "value": (["train", "mace", "--optim.lr", "x"], "--optim.lr: expected a number, got 'x'"),
     "range": (["train", "mace", "--optim.lr", "-1"], "optim.lr: expected a number above 0"),
     "choice": (["train", "mace", "--train.dtype", "half"], "--train.dtype: expected one of"),

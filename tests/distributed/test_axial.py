@@ -89,12 +89,15 @@ def alphafold2_terms(dtype, batch):
 
 
 def alphafold3_loss(dtype, batch):
-    """The loss of the task after two cycles, with rollout and confidences, of five copies."""
+    """The loss of the task after two cycles, with rollout and confidences.
+
+    Of three processes one has none of the two copies; five are divided unequally.
+    """
     model = complex_task.model_of().to(dtype)
     # Biases are gathered in every pass in one type, and once in the other.
     kept = Checkpointing("all" if dtype == torch.float64 else "none")
     model.diffusion.transformer.checkpointing = kept
-    task, _ = complex_task.task_of(copies=5)
+    task, _ = complex_task.task_of(copies=2 if dtype == torch.float64 else 5)
     task.cycles = CYCLES
     moved = batch.to("cpu", dtype)
     return model, task.loss(model, moved, task.normalisers(moved)).total

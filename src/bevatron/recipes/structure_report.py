@@ -1,6 +1,6 @@
 """The report of a run on structures: measures of the validation, learning curves, timing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import nn
@@ -35,7 +35,7 @@ def measure_name(name: str) -> str:
 def write_report(
     folder: Path,
     title: str,
-    metrics: Sequence[Metric],
+    measures: Mapping[str, str],
     model: nn.Module,
     found: Sequence[str],
     result: FitResult,
@@ -44,23 +44,29 @@ def write_report(
 
     Parameters
     ----------
-    metrics : what the curves and the page's head show
     title : name of the model
+    measures : validation metrics of the curves and the head of the page, and their names there
     found : lines about its data
     """
     history = History.of_run(folder)
     report = Report(f"{title}: {folder.resolve().name}", str(folder), folder / "plots")
     report.notes(history.changes())
     rest = dict(result.metrics or {})
-    known = {metric.title: rest.pop(metric.keys["validation"], None) for metric in metrics}
+    known = {text: rest.pop(name, None) for name, text in measures.items()}
     report.section("Result").highlights({
-        **{title: value for title, value in known.items() if value is not None},
+        **{text: value for text, value in known.items() if value is not None},
         **summary(history, result, model),
     })  # fmt: skip
     if rest:
         rows: list[list[Cell]] = [[measure_name(name), rest[name]] for name in sorted(rest)]
         report.table(["other measures of the validation", ""], rows)
-    show_learning_curves(report, history, metrics)
+    panels = [
+        # lDDT and RMSD are written as they are.
+        Metric(text if text[1].isupper() else text[0].upper() + text[1:], text,
+               {"validation": name}, logarithmic=False)
+        for name, text in measures.items()
+    ]  # fmt: skip
+    show_learning_curves(report, history, panels)
     report.section("Data").details("What was found in the stores", "\n".join(found))
     show_timing(report, history)
     report.section("Settings").config(history.config).versions(("bevatron", "torch", "numpy"))

@@ -164,7 +164,9 @@ def test_columns_of_the_input_are_never_overwritten(folders, tmp_path, capsys):
     path.write_text("smiles,reason\nCCO,my own\nX,too\n")
     out, again = tmp_path / "out.csv", tmp_path / "again.csv"
     assert cli.main(["predict", str(folders[0]), str(path), str(out)]) == 0
-    assert "'reason' already, the new one is called 'reason_2'" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "'reason' already, the new one is called 'reason_2'" in said
+    assert "1 without a prediction (see 'reason_2')" in said
     rows = read(out)
     assert list(rows[0]) == ["smiles", "reason", "predicted_gap", "reason_2"]
     assert [row["reason"] for row in rows] == ["my own", "too"]

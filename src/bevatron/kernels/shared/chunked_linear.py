@@ -104,11 +104,6 @@ class WeightGradient:
         """Add the gradient of one chunk, in float32."""
         self._total = part if self._total is None else self._total.add_(part)
 
-    @property
-    def has_parts(self) -> bool:
-        """Whether a chunk has been added."""
-        return self._total is not None
-
     def total(self) -> Tensor:
         """Return the sum in float32."""
         if self._total is None:
@@ -209,14 +204,16 @@ class Linear:
             return torch.addmm(out, dy, self._matrix, out=out)
         return torch.mm(dy, self._matrix, out=out)
 
-    def keep(self, dy: Tensor, x: Tensor, first_sum: Tensor | None = None) -> None:
+    def keep(
+        self, dy: Tensor, x: Tensor, first_sum: Tensor | None = None, *, only: bool = False
+    ) -> None:
         """Add a chunk to the gradients of weights and biases.
 
-        ``first_sum`` is that of the first layer's part of ``dy`` over rows, where it is known.
+        ``first_sum`` is that of the first layer's part of ``dy`` over rows, where it is known. The
+        ``only`` chunk, of few rows, takes less time by layers than copies of what it gives.
         """
         parts = torch.split(dy, self._sizes, dim=1)
-        if len(x) < CHUNK_MULTIPLE and not self._dweight.has_parts:
-            # The only chunk: few rows take less time than copies of what they give.
+        if only:
             both = zip(parts, self._weights, strict=True)
             self._whole = [weight_gradient(part, x, weight) for part, weight in both]
         else:

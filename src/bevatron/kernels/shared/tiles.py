@@ -32,7 +32,7 @@ class Tiles:
     registers
         Most registers of a thread, so that more programs fit on an SM; 0 leaves it to the compiler.
     shared_memory : bytes that a program takes, where not every GPU has them
-    hold : whether rows that enter many products stay in registers
+    hold : whether rows that enter many products are held as a product's result is
     """
 
     rows: int

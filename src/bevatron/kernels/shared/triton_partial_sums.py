@@ -110,6 +110,12 @@ def finish_layer(
     """
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     of_c = c < C
+    # Before the sums, so that they are on their way together.
+    weight = tl.load(Weight + h * C + c, mask=of_c, other=0.0).to(tl.float32)  # [BLOCK_C]
+    if HAS_NORM_WEIGHT:
+        norm_weight = tl.load(NormWeight + c, mask=of_c, other=0.0).to(tl.float32)  # [BLOCK_C]
+    if HAS_NORM_BIAS:
+        norm_bias = tl.load(NormBias + c, mask=of_c, other=0.0).to(tl.float32)  # [BLOCK_C]
     total = tl.zeros([BLOCK, BLOCK_C], tl.float32)
     sums = tl.zeros([BLOCK], tl.float32)
     for first in range(0, parts, BLOCK):
@@ -121,13 +127,12 @@ def finish_layer(
         )
         sums += tl.load(at + K * C + h, mask=keep, other=0.0)  # [BLOCK]
     d_xhat, d_sum = tl.sum(total, 0), tl.sum(sums, 0)
-    weight = tl.load(Weight + h * C + c, mask=of_c, other=0.0).to(tl.float32)  # [BLOCK_C]
     tl.store(Shares + 2 * h * C + c, weight * d_xhat, mask=of_c)
     tl.store(Shares + (2 * h + 1) * C + c, weight * d_sum, mask=of_c)
     if HAS_NORM_WEIGHT:
-        d_xhat *= tl.load(NormWeight + c, mask=of_c, other=0.0).to(tl.float32)  # [BLOCK_C]
+        d_xhat *= norm_weight
     if HAS_NORM_BIAS:
-        d_xhat += d_sum * tl.load(NormBias + c, mask=of_c, other=0.0).to(tl.float32)  # [BLOCK_C]
+        d_xhat += d_sum * norm_bias
     tl.store(DWeight + h * C + c, d_xhat.to(DWeight.dtype.element_ty), mask=of_c)
     if HAS_BIAS and tl.program_id(1) == 0:
         tl.store(DBias + h, d_sum.to(DBias.dtype.element_ty))

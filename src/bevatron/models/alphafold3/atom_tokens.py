@@ -84,6 +84,6 @@ def _sums(x: Float[Tensor, "*batch M A C"], ptr: Int[Tensor, "*batch _"]) -> Ten
     rows = x.reshape(-1, C)
     first = torch.arange(0, len(rows), A, device=x.device).reshape(*ptr.shape[:-1], M, 1)
     starts = (first + ptr[..., None, :]).flatten()
-    ends = torch.full_like(starts[:1], len(rows))
+    ends = starts.new_full((1,), len(rows))
     sums = segment_sum(rows, torch.cat([starts, ends]))
-    return sums.reshape(*x.shape[:-2], -1, C)[..., :-1, :]
+    return sums.reshape(*x.shape[:-2], ptr.shape[-1], C)[..., :-1, :]

@@ -101,7 +101,7 @@ class WindowAttention(nn.Module):
     def _in_windows(self, x: Float[Tensor, "*batch M W n C"]) -> Float[Tensor, "_ M n H D"]:
         """Put windows first and split heads: a view, if there is one sample."""
         heads: Tensor = x.unflatten(-1, (self.num_heads, -1)).movedim(-4, -5)
-        return heads.reshape(-1, *heads.shape[-4:])
+        return heads.flatten(0, -5)
 
 
 class Prepared(NamedTuple):

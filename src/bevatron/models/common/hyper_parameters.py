@@ -38,7 +38,7 @@ def from_preset(
 
     Raises ConfigError if there is no such preset, or a change is of no entry of the configuration.
     """
-    known = {field.name: field for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    known = {field.name: field.type for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     for key in changes:
         if key not in known:
             raise unknown_key(key, known)

@@ -6,23 +6,20 @@ from pathlib import Path
 from torch import nn
 
 from bevatron.recipes.structure_report import write_report
-from bevatron.train.report.training import Metric
 from bevatron.train.run import FitResult
 
-METRICS = [
-    Metric(title, title, {"validation": name}, logarithmic=False)
-    for name, title in (
-        ("lddt_ca", "lDDT of CA atoms"),
-        ("tm_score", "TM-score"),
-        ("rmsd", "RMSD of CA atoms (Å)"),
-        ("loss_fape", "frame-aligned point error"),
-        ("distogram", "cross entropy of the distogram"),
-        ("contact_precision", "precision of contacts"),
-        ("plddt", "expected lDDT (pLDDT)"),
-    )
-]
+MEASURES = {
+    "lddt_ca": "lDDT of CA atoms",
+    "tm_score": "TM-score",
+    "rmsd": "RMSD of CA atoms (Å)",
+    "loss_fape": "frame-aligned point error",
+    "distogram": "cross entropy of the distogram",
+    "contact_precision": "precision of contacts",
+    "plddt": "expected lDDT (pLDDT)",
+}
+"""Validation metric -> its name on the page."""
 
 
 def report_of_run(folder: Path, model: nn.Module, found: Sequence[str], result: FitResult) -> Path:
     """Write report.html and ``plots/`` of a finished run; see `write_report`."""
-    return write_report(folder, "AlphaFold2", METRICS, model, found, result)
+    return write_report(folder, "AlphaFold2", MEASURES, model, found, result)

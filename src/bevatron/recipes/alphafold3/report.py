@@ -6,22 +6,19 @@ from pathlib import Path
 from torch import nn
 
 from bevatron.recipes.structure_report import write_report
-from bevatron.train.report.training import Metric
 from bevatron.train.run import FitResult
 
-METRICS = [
-    Metric(title, title, {"validation": name}, logarithmic=False)
-    for name, title in (
-        ("lddt", "lDDT"),
-        ("lddt_interface", "lDDT of interfaces"),
-        ("lddt_protein", "lDDT of proteins"),
-        ("contact_precision", "precision of contacts"),
-        ("distogram", "cross entropy of the distogram"),
-        ("plddt", "expected lDDT (pLDDT)"),
-    )
-]
+MEASURES = {
+    "lddt": "lDDT",
+    "lddt_interface": "lDDT of interfaces",
+    "lddt_protein": "lDDT of proteins",
+    "contact_precision": "precision of contacts",
+    "distogram": "cross entropy of the distogram",
+    "plddt": "expected lDDT (pLDDT)",
+}
+"""Validation metric -> its name on the page."""
 
 
 def report_of_run(folder: Path, model: nn.Module, found: Sequence[str], result: FitResult) -> Path:
     """Write report.html and ``plots/`` of a finished run; see `write_report`."""
-    return write_report(folder, "AlphaFold3", METRICS, model, found, result)
+    return write_report(folder, "AlphaFold3", MEASURES, model, found, result)

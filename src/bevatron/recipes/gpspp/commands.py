@@ -159,8 +159,9 @@ def predict(
             {"out": path, "filled": absent}, lambda: say(f"{path}: y_pred of {split}{filled}")
         )
     done = predict_file(predictor, source, out, columns, prefix)
-    without = f", {done.without} without a prediction (see 'reason')" if done.without else ""
-    outside = f", {done.outside} outside the training data (see 'reason')" if done.outside else ""
+    see = f"(see '{done.renamed.get('reason', 'reason')}')"
+    without = f", {done.without} without a prediction {see}" if done.without else ""
+    outside = f", {done.outside} outside the training data {see}" if done.outside else ""
     flat = f", {done.seen_in_2d} without positions, treated as 2D" if done.seen_in_2d else ""
 
     def show() -> None:

@@ -157,8 +157,8 @@ def _backward_in_chunks(
             launch_backward(dhidden, *gated, hidden)
         else:
             hidden, dwider = dhidden, hidden_gradients(normed, wide.matrix, dhidden, wide.bias)
-        narrow.keep(dy[part], hidden)
-        wide.keep(dwider, normed)
+        narrow.keep(dy[part], hidden, only=kept is not None)
+        wide.keep(dwider, normed, only=kept is not None)
         wide.backward(dwider, out=dx[part])
     # In place again: on the gradient of the normalised rows.
     rows.backward(dx, dx, dnorm_weight, dnorm_bias)

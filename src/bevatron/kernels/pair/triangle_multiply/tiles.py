@@ -4,8 +4,8 @@ from bevatron.kernels.shared.tiles import Tiles, TileTable
 
 MEASURED = TileTable(
     project=Tiles(64, 32, 4, 2),
-    project_input=Tiles(64, 32, 4, 3),
-    output=Tiles(64, 64, 4, 1),
+    project_input=Tiles(64, 16, 4, 4, registers=168),
+    output=Tiles(64, 64, 4, 1, hold=True),
     output_input=Tiles(64, 32, 4, 3),
     weight=Tiles(64, 128, 4, 3, per_sm=2),
 )

@@ -269,7 +269,6 @@ def prepare(
             numbers,
             **masked,
             **axes,
-            **held("project_input"),
         ),
         of_joint=of_joint,
         finish_joint=Launch(

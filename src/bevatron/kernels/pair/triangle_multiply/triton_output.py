@@ -25,7 +25,6 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     load_matrix,
     norm_backward,
     normalise,
-    operand_in_registers,
     store_channels,
     store_cols,
     transpose_by_dot,
@@ -34,8 +33,15 @@ from bevatron.kernels.shared.triton_math import logistic
 
 
 @triton.jit
-def load_as_rows(X, H: tl.constexpr, col, plane, BLOCK: tl.constexpr, H_PAD: tl.constexpr):
-    """Load all channels of a channel-first tensor, transposed by matmuls, in float32."""
+def load_as_rows(X, H: tl.constexpr, col, plane, BLOCK: tl.constexpr, H_PAD: tl.constexpr,
+                 BY_DOT: tl.constexpr):  # fmt: skip
+    """Load all channels of a channel-first tensor, transposed, in float32.
+
+    By matmuls rows lie in a dot result's layout, where a sum over channels stays within a warp.
+    """
+    if not BY_DOT:
+        x = load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD)  # [H_PAD, BLOCK]
+        return tl.trans(x).to(tl.float32)  # [BLOCK, H_PAD]
     HALF: tl.constexpr = H_PAD // 2
     low = load_channels(X, 0, H, col, plane, HALF, H == H_PAD)  # [HALF, BLOCK]
     high = load_channels(X, HALF, H, col, plane, HALF, H == H_PAD)  # [HALF, BLOCK]
@@ -55,11 +61,7 @@ def output_kernel(
     """Compute BLOCK rows of y, and mean and 1/sigma of x over its channels."""
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
-    if HOLD:
-        x = load_as_rows(X, H, col, plane, BLOCK, H_PAD)  # [BLOCK, H_PAD]
-    else:
-        x = load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD)  # [H_PAD, BLOCK]
-        x = tl.trans(x).to(tl.float32)  # [BLOCK, H_PAD]
+    x = load_as_rows(X, H, col, plane, BLOCK, H_PAD, HOLD)  # [BLOCK, H_PAD]
     mean = tl.sum(x, 1) / H  # [BLOCK]
     centred = x - mean[:, None]
     if H != H_PAD:
@@ -99,13 +101,12 @@ def output_input_kernel(
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
     mean = tl.load(Mean + row, mask=inside, other=0.0)  # [BLOCK]
     rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
-    x = tl.trans(load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD))  # [BLOCK, H_PAD]
+    x = load_as_rows(X, H, col, plane, BLOCK, H_PAD, HOLD)  # [BLOCK, H_PAD]
     if PADDED:
         x = tl.where(inside[:, None], x, 0.0)
     xn = affine(normalise(x, mean, rstd, H, H_PAD), NormWeight, NormBias, H, H_PAD)
-    xn = operand_in_registers(xn.to(X.dtype.element_ty), H_PAD, HOLD)  # [BLOCK, H_PAD]
+    xn = xn.to(X.dtype.element_ty)
     normed = load_cols(Normed, row, inside, 0, C, C_PAD)  # [BLOCK, C_PAD]
-    normed = operand_in_registers(normed, C_PAD, HOLD)  # [BLOCK, C_PAD]
     g = tl.zeros([BLOCK, H_PAD], tl.float32)
     FULL: tl.constexpr = C % BLOCK_H == 0
     for h in tl.range(0, C, BLOCK_H, num_stages=STAGES):
@@ -123,7 +124,7 @@ def output_input_kernel(
         store_cols(DGate, row, inside, h, d * value * (1.0 - s), C, BLOCK_H)
         store_channels(DOut, h, C, col, plane, tl.trans(dout), BLOCK_H, FULL)
     # Loaded again before anything is stored, as it is needed last.
-    x = load_as_rows(X, H, col, plane, BLOCK, H_PAD)  # [BLOCK, H_PAD]
+    x = load_as_rows(X, H, col, plane, BLOCK, H_PAD, True)  # [BLOCK, H_PAD]
     xhat = normalise(x, mean, rstd, H, H_PAD)
     dx = norm_backward(g, xhat, rstd, NormWeight, H, H_PAD)
     store_channels(DX, 0, H, col, plane, tl.trans(dx), H_PAD, H == H_PAD)

@@ -217,20 +217,6 @@ def store_two(base, first, second_at, count, col, plane, both, BLOCK_H: tl.const
 
 
 @triton.jit
-def operand_in_registers(block, C_PAD: tl.constexpr, WANTED: tl.constexpr):
-    """Multiply [BLOCK, C_PAD] by the identity, which is exact, to get it in a dot result's layout.
-
-    Tensor cores take their left operand from registers in that layout: rows used by many matmuls
-    are not read from shared memory for each.
-    """
-    if WANTED:
-        i = tl.arange(0, C_PAD)
-        # [BLOCK, C_PAD]
-        block = tl.dot(block, (i[:, None] == i[None, :]).to(block.dtype)).to(block.dtype)
-    return block
-
-
-@triton.jit
 def interleaved_rows(first, gates_at, count, BLOCK_H: tl.constexpr):
     """Return weight rows of values and gates, alternating in eights, and which exist.
 
@@ -310,7 +296,7 @@ def project_input_kernel(
     n1, n2, z_0, z_1, z_2, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
+    PADDED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute dz of BLOCK rows from d a and d b, in D, and from that of the gate, in DZ.
 
@@ -326,7 +312,6 @@ def project_input_kernel(
         dgate = load_cols(DZ, row, inside, h, C, BLOCK_H)  # [BLOCK, BLOCK_H]
         weight = load_matrix(Gate, h, C, C, C_PAD, BLOCK_H, C % BLOCK_H == 0)  # [BLOCK_H, C_PAD]
         g = tl.dot(dgate, weight, g, input_precision=PRECISION)  # [BLOCK, C_PAD]
-    normed = operand_in_registers(normed, C_PAD, HOLD)  # [BLOCK, C_PAD]
     if HAS_MASK:
         # [BLOCK, 1]
         mask = tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[:, None]

@@ -1,5 +1,7 @@
 """Smooth lDDT of the denoised copies: which pairs of atoms count."""
 
+from math import prod
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -36,7 +38,7 @@ def smooth_lddt(
     copies, atoms = predicted.shape[-3:-1]
     radius = torch.where(is_nucleic, RADIUS_NUCLEIC, RADIUS_OTHER).to(dtype)
     score: Tensor = kernels.smooth_lddt(
-        predicted.to(dtype).reshape(-1, copies, atoms, 3),
+        predicted.to(dtype).reshape(prod(predicted.shape[:-3]), copies, atoms, 3),
         truth.to(dtype).reshape(-1, atoms, 3),
         torch.where(resolved, radius, 0.0).reshape(-1, atoms),
     )

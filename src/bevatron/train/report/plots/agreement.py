@@ -58,7 +58,7 @@ def parity(
         left.set(
             xlabel=f"reference {quantity} ({unit})",
             ylabel=f"predicted {quantity} ({unit})",
-            title=f"{quantity[:1].upper()}{quantity[1:]}",
+            title=quantity[0].upper() + quantity[1:] if " " in quantity else quantity,
         )
         _error_histogram(right, y - x, unit)
     return figure

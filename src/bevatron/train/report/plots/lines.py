@@ -149,7 +149,7 @@ def _draw_panel(ax: Axes, panel: Panel, xlabel: str) -> None:
         longest = max(longest, len(x))
         whole = whole and bool((x == np.round(x)).all())
     if whole:
-        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     if panel.logarithmic and 0 < smallest < np.inf:
         ax.set_yscale("log")
         readable_log_ticks(ax)
