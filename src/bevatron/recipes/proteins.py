@@ -439,7 +439,7 @@ def _summed_up(rejects: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         else:
             counts[str(inside[0])] = counts.get(str(inside[0]), 0) + 1
     return listed + [
-        (archive, f"{number:,} alignments in it are of no chain of the structures")
+        (archive, f"{number:,} alignments in it belong to no chain of the structures")
         for archive, number in counts.items()
     ]
 

@@ -11,13 +11,13 @@ from bevatron.train.report.plots.style import FAINT, INK, colours, new_axes
 from bevatron.typing import Array
 
 NO_CONFIDENCES = (
-    "The model has learnt no confidences and says the same of every atom: pLDDT, aligned errors, "
-    "pTM and the ranking mean nothing here."
+    "The confidence heads were not trained and predict the same for every atom: pLDDT, aligned "
+    "errors, pTM and the ranking are meaningless here."
 )
 
 
-def says_the_same(plddt: Array) -> bool:
-    """Whether pLDDT is that of a head that was never trained, which knows no atom from another."""
+def untrained(plddt: Array) -> bool:
+    """Whether pLDDT is that of an untrained head, the same for all atoms."""
     return len(plddt) > 1 and float(np.ptp(plddt)) < 1e-3
 
 

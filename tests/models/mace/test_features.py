@@ -79,7 +79,7 @@ def test_isolated_atoms_give_e0_and_are_named(structures, samples):
 def test_compositions_that_do_not_fix_e0_are_reported(structures):
     samples = [{**structures.molecule(4, seed=2), "energy": np.float64(-100.0)}] * 5
     found = statistics(samples)
-    assert "fix only 1 of" in found.e0[0].origin
+    assert "determine only 1 of" in found.e0[0].origin
     counts = [np.sum(samples[0]["atomic_numbers"] == z) for z in found.atomic_numbers]
     assert np.dot(found.atomic_energies[0], counts) == pytest.approx(-100.0)
 

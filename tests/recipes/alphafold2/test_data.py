@@ -73,7 +73,7 @@ def test_a_run_says_from_how_many_chains_confidence_does_not_learn(store, monkey
     unsure = int((~chain_table(open_chains(store)).sure).sum())
     assert 0 < unsure < 4
     (line,) = [line for line in load_chains(config, SIZES, 1).report if "pLDDT" in line]
-    assert f"does not learn from {unsure} of them" in line
+    assert f"is not trained on {unsure} of them" in line
 
 
 def test_a_sequence_without_alignment_is_its_only_row(store, tmp_path):

@@ -23,11 +23,11 @@ def test_complexes_from_which_confidences_do_not_learn_are_counted(shared, compo
         [tmp_path], tmp_path / "store", components=components, workers=0, progress=False
     )
     said = report_of(tmp_path / "store", valid_fraction=0.0)
-    assert any("not learn from 1 of them" in line for line in said)
+    assert any("not trained on 1 of them" in line for line in said)
 
 
 def test_nothing_is_said_where_all_have_a_resolution(complexes):
-    assert not any("not learn" in line for line in report_of(complexes))
+    assert not any("not trained on" in line for line in report_of(complexes))
 
 
 def test_complexes_held_out_are_not_counted_as_trained_on(complexes):

@@ -165,7 +165,7 @@ def test_a_model_that_has_learnt_no_confidences_says_so(tmp_path, tiny_model, co
     model.model.confidence.plddt.data.zero_()  # as it begins
     bv.predict(model, path, tmp_path / "out", samples=1, steps=1, components=components)
     assert NO_CONFIDENCES in (tmp_path / "out/one/report.html").read_text()
-    assert "pLDDT means nothing" in capsys.readouterr().err
+    assert "pLDDT is meaningless" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_it_begins_with_the_source_interaction_and_energies_of_the_new_theory(ru
     np.testing.assert_allclose(after, before, rtol=0, atol=1e-6)
     errors = evaluate_dataset(Potential(made.model), made.train).total
     assert errors["energy_per_atom_rmse"] < 0.02  # eV; the two theories are 570 eV/atom apart
-    assert any("unexplained" in line for line in made.notes)
+    assert any("explains its errors" in line for line in made.notes)
     assert not any("least squares" in line for line in made.notes)
     kept = evaluate_dataset(Potential(converted), made.train).total
     assert kept["energy_per_atom_rmse"] > 100

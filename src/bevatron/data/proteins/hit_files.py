@@ -18,7 +18,7 @@ _CODE = re.compile(r"(?:pdb(?=[0-9][a-z0-9]{3}$))?([a-z0-9_-]+?)(?:-assembly\d+)
 
 _OF_NO_CHAIN = (
     "its hits, of '{}', are by name those of no chain of the structures, and no single alignment "
-    "lies beside it"
+    "is next to it"
 )
 
 

@@ -277,9 +277,9 @@ def _least_squares(sums: _Sums, head: int, numbers: tuple[int, ...]) -> AtomicEn
     origin = f"least squares over {int(sums.num_energies[head]):,} structures"
     if rank < len(numbers):
         origin += (
-            f"; their compositions fix only {int(rank)} of {len(numbers)} energies: the solution "
-            "of least norm is right in sum but not element by element, and energies of other "
-            "compositions are shifted, unless E0 are given"
+            f"; their compositions determine only {int(rank)} of {len(numbers)} energies: the "
+            "minimum-norm solution has the right sums but not the right single energies, so other "
+            "compositions are shifted unless E0 are given"
         )
     return AtomicEnergies(dict(zip(numbers, map(float, solution), strict=True)), origin)
 

@@ -241,7 +241,7 @@ def load_chains(config: ChainDataConfig, valid_sizes: ChainSizes, cycles: int) -
         )
         if unsure := int(np.logical_not(table.sure).sum()):
             report.append(
-                f"{path}: pLDDT does not learn from {unsure:,} of them, whose resolution is "
+                f"{path}: pLDDT is not trained on {unsure:,} of them, whose resolution is "
                 f"unknown or not {BEST_RESOLUTION:g} to {WORST_RESOLUTION:g} Å"
             )
         train.append((Path(path), table))

@@ -24,7 +24,7 @@ from bevatron.recipes.structure_figures import (
     NO_CONFIDENCES,
     map_figure,
     plddt_figure,
-    says_the_same,
+    untrained,
 )
 from bevatron.train.report.page import Report
 from bevatron.typing import Arrays
@@ -119,7 +119,7 @@ def write_page(path: Path, name: str, entity: Entity, found: PredictedChain, mmc
     """Write the report of a chain."""
     what = f"{entity.description}, " if entity.description else ""
     report = Report(name, f"{what}predicted with AlphaFold2")
-    if says_the_same(found.plddt):
+    if untrained(found.plddt):
         report.notes([NO_CONFIDENCES])
     surest = {"pLDDT": float(found.plddt.mean()), "pTM": found.ptm}
     report.section("Structure").highlights({k: v for k, v in surest.items() if v is not None})

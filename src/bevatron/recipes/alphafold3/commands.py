@@ -21,7 +21,7 @@ Components = Annotated[
     str,
     option(
         "The chemical component dictionary: components.cif of wwPDB or any part of it, or biotite, "
-        "which brings it (pip install 'bevatron[ccd]')."
+        "which includes it (pip install 'bevatron[ccd]')."
     ),
 ]
 Steps = Annotated[int, option("Diffusion steps.")]

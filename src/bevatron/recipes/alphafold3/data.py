@@ -151,7 +151,7 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
         report.append(f"complexes for training: {len(entries):,} of {path}")
         if unsure := _unsure(open_complexes(path), entries):
             report.append(
-                f"{path}: confidences do not learn from {unsure:,} of them, whose resolution "
+                f"{path}: confidences are not trained on {unsure:,} of them, whose resolution "
                 f"is unknown or not {BEST_RESOLUTION:g} to {WORST_RESOLUTION:g} Å"
             )
     dataset = None
@@ -160,9 +160,7 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
         entries = entries[: config.valid_most]
         units = np.stack([entries, 0 * entries, 0 * entries], axis=1)
         dataset = ComplexDataset(path, units, valid_sizes)
-        report.append(
-            f"complexes for validation: {len(entries)} of {path}, in crops that stay the same"
-        )
+        report.append(f"complexes for validation: {len(entries)} of {path}, in fixed crops")
     return ComplexData(train, dataset, fingerprints, report)
 
 

@@ -13,7 +13,7 @@ from bevatron.recipes.structure_figures import (
     NO_CONFIDENCES,
     map_figure,
     plddt_figure,
-    says_the_same,
+    untrained,
 )
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, Arrays
@@ -33,7 +33,7 @@ def write_page(
     labels = [chain["label"] for chain in words["chains"]]
     count = "1 structure" if len(rows) == 1 else f"{len(rows)} structures"
     report = Report(str(words["name"]), f"{count}, predicted with AlphaFold3")
-    if says_the_same(best.plddt):
+    if untrained(best.plddt):
         report.notes([NO_CONFIDENCES])
     report.section("Structure")
     report.highlights({

@@ -18,7 +18,7 @@ from bevatron.output import note
 from bevatron.recipes.alphafold3.inputs import Prepared, prepared_input
 from bevatron.recipes.alphafold3.pages import write_page
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor
-from bevatron.recipes.structure_figures import says_the_same
+from bevatron.recipes.structure_figures import untrained
 
 SCORES, ERRORS, PAGE = "scores.json", "pae.npz", "report.html"
 
@@ -104,8 +104,8 @@ def _write(folder: Path, prepared: Prepared, found: Sequence[Predicted]) -> dict
         rows.append({"file": file, "seed": each.seed, "sample": each.number, **each.scores})
     write_json_atomically(folder / SCORES, rows, DataError)
     best = found[0]
-    if says_the_same(best.plddt):
-        note(f"note: {folder.name}: pLDDT means nothing, the model has learnt no confidences")
+    if untrained(best.plddt):
+        note(f"note: {folder.name}: pLDDT is meaningless, its head was not trained")
     with atomic_write(folder / ERRORS, DataError) as stream:
         np.savez_compressed(stream, pae=best.pae, contacts=best.contacts)
     write_page(folder / PAGE, prepared.entry, best, rows, texts[0])

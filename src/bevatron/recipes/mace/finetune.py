@@ -187,7 +187,7 @@ class FineTuning:
         return AtomicEnergies({z: values[z] for z in elements}, e0.origin)
 
     def _refit(self, model: MACE, index: int, isolated: Collection[int]) -> AtomicEnergies:
-        """Add to E0 of a head what the model leaves unexplained of its energies."""
+        """Add the part of the energy errors that E0 explains to E0 of a head."""
         head = self.data.heads[index]
         elements = model.config.atomic_numbers
         old = dict(zip(elements, model.config.atomic_energies[index], strict=True))
@@ -206,7 +206,7 @@ class FineTuning:
         largest = max(changes, key=lambda z: abs(changes[z]))
         origin = (
             f"those of the old model's head '{self.start[head]}' plus the smallest change that "
-            f"explains what it leaves unexplained in {len(samples)} structures, at most "
+            f"explains its errors on {len(samples)} structures, at most "
             f"{abs(changes[largest]):.3g} eV ({_symbols([largest])}); {change.rank} of "
             f"{len(present)} elements determined"
         )

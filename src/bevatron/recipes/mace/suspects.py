@@ -56,7 +56,7 @@ def _close_atoms(store: Store) -> list[str]:
         return []
     warning = (
         f"warning: atoms closer than {CLOSE} Å in {_number(len(found), named)}; their energies and "
-        "forces outweigh all others: leave such structures out unless they are intended"
+        "forces outweigh all others: leave such structures out unless intended"
     )
     return [warning]
 
@@ -92,8 +92,8 @@ def _far_of_head(store: Store, counts: Array, energy: FloatArray, indices: IntAr
     ]
     warning = (
         f"warning: energies far from the others in {_number(len(far), named)}; the others lie "
-        f"within {usual:.2g} eV/atom of what their elements predict: look at these, and leave out "
-        "what has gone wrong or has another unit or reference"
+        f"within {usual:.2g} eV/atom of what their elements predict: check them, and leave out "
+        "failed calculations and those in another unit or reference"
     )
     return [warning]
 

@@ -54,11 +54,11 @@ class GradientBuckets:
         self._noted = []
 
         def end(place: int) -> None:
-            pairs = [(self._gradients[i], found.pop(i)) for i in self._buckets[place] if i in found]
+            sums = [(self._gradients[i], found.pop(i)) for i in self._buckets[place] if i in found]
             # Apart: where one pair differs in strides, torch launches a kernel for each of all.
-            alike = [own.stride() == other.stride() for own, other in pairs]
+            alike = [own.stride() == other.stride() for own, other in sums]
             for which in {*alike}:
-                chosen = [pair for pair, same in zip(pairs, alike, strict=True) if same == which]
+                chosen = [one for one, same in zip(sums, alike, strict=True) if same == which]
                 torch._foreach_add_(*map(list, zip(*chosen, strict=True)))
             if self._ends:
                 self._ends[place].record()

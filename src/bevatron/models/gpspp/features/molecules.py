@@ -132,7 +132,7 @@ def _from_block(block: str) -> tuple[Any, str]:
 def _problem(loose: Any) -> str:
     chem = require("rdkit.Chem", "molecules")
     problems = chem.DetectChemistryProblems(loose)
-    return problems[0].Message() if problems else "no chemical structure can be made of it"
+    return problems[0].Message() if problems else "it gives no chemical structure"
 
 
 def _why_unusable(graph: Any) -> str:
