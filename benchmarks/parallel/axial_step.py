@@ -59,8 +59,8 @@ NOTES = (
     "recycling, by itself. sending ms, hidden %: time of the kernels of NCCL in it, waiting for "
     "the other GPU included, and how much of that lies beside other kernels. reserved GiB: most "
     "that torch took of a GPU, graphs included. x one GPU: samples a second, over the fastest "
-    "policy there. Where peak GiB stands, the most that was in use of a GPU: one step that was "
-    "launched, the first of its process, to see that a crop of so many tokens fits."
+    "policy there, of the same call. Where peak GiB stands, the most that was in use of a GPU: one "
+    "step that was launched, the first of its process, to see that a crop of so many tokens fits."
 )
 OF_TORCH = 0.96
 """Share of a GPU's memory."""
@@ -269,11 +269,12 @@ def keep(
 
 def collect(folder: Path, results: Path) -> None:
     """Join the rows of all calls, set them beside one GPU, and write the result."""
-    found = read_all(folder, "step-*.json")
+    found = read_calls(folder)
     plans = [json.loads(path.read_text()) for path in folder.rglob("plan-*.json")]
     rows = compared([planned(one["row"], plans) for one in found])
     kernels = [
-        {key: one["row"][key] for key in ("system", "N", "GPUs", "GPUs a sample")} | kernel
+        {key: one["row"].get(key) for key in ("system", "N", "GPUs", "GPUs a sample", "call")}
+        | kernel
         for one in found
         for kernel in one["kernels"]
     ]
@@ -286,6 +287,15 @@ def collect(folder: Path, results: Path) -> None:
     )  # fmt: skip
 
 
+def read_calls(folder: Path) -> list[dict[str, Any]]:
+    """Read all rows; those in a folder of their own are of another call, which they name."""
+    found = read_all(folder, "step-*.json")
+    for one, path in zip(found, sorted(folder.rglob("step-*.json")), strict=True):
+        if path.parent != folder:
+            one["row"]["call"] = path.parent.name
+    return found
+
+
 def planned(row: dict[str, Any], plans: list[dict[str, Any]]) -> dict[str, Any]:
     """Add what was planned to a row."""
     keys = ("system", "N", "passes", "policy", "GPUs a sample")
@@ -294,13 +304,13 @@ def planned(row: dict[str, Any], plans: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sort the rows and set each beside one GPU: samples a second over its, loss, memory."""
-    order = ("system", "N", "passes", "policy", "GPUs")
+    """Sort the rows and set each beside one GPU of its call: samples a second, loss, memory."""
+    order, alike = ("system", "N", "passes", "policy", "GPUs"), ("system", "N", "passes", "call")
     rows = sorted(map(dict, rows), key=lambda row: [row[key] for key in order])
     for row in rows:
         same = [
             r for r in rows
-            if r["GPUs"] == 1 and all(r[k] == row[k] for k in ("system", "N", "passes"))
+            if r["GPUs"] == 1 and all(r.get(k) == row.get(k) for k in alike)
             and not isinstance(r["s/step"], str)
         ]  # fmt: skip
         if not same or isinstance(row["s/step"], str):

@@ -32,6 +32,17 @@ def test_several_gpus_are_set_beside_the_fastest_policy_of_one():
     assert [row.get("x one GPU") for row in found] == [0.8, 2.0, 1.0, None]
 
 
+def test_rows_are_set_beside_one_gpu_of_their_own_call(tmp_path):
+    for call, of_one in (("first", 10.0), ("second", 8.0)):
+        for row in (TWO, {**ONE, "s/step": of_one}):
+            path = tmp_path / call / f"step-{row['GPUs']}.json"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps({"row": row}))
+    rows = [one["row"] for one in axial_step.read_calls(tmp_path)]
+    found = [(row["call"], row["x one GPU"]) for row in axial_step.compared(rows)]
+    assert sorted(found) == [("first", 1.0), ("first", 2.0), ("second", 1.0), ("second", 1.6)]
+
+
 def test_what_was_planned_stands_beside_what_was_sent():
     plan = {**ROW, "GPUs a sample": 2, "planned MiB": 3.0}
     assert axial_step.planned(TWO, [plan])["planned MiB"] == 3.0

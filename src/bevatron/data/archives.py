@@ -46,7 +46,7 @@ class Archive:
     refused: tuple[tuple[str, str], ...]
 
     def paths(self) -> list[Path]:
-        """Return the paths of the files through the archive; hidden ones are passed over."""
+        """Return the paths of the files through the archive; hidden ones are skipped."""
         return [self.path / name for name in self.members if "/." not in f"/{name}"]
 
 
@@ -142,7 +142,7 @@ def _trick(entry: tarfile.TarInfo, stored: int) -> str:
 
 
 def read_member(path: Path) -> bytes:
-    """Read a file in an archive as it lies there, by its path through the archive.
+    """Read a file in an archive, still compressed if it is, by its path through the archive.
 
     Raises DataError if there is no such file, or it cannot be read.
     """
@@ -184,7 +184,7 @@ def _stream(path: Path, size: int, changed: int, process: int) -> "_Stream":  # 
 
 
 class _Stream:
-    """A compressed tar, read from its beginning to its end as often as it takes."""
+    """A compressed tar, read from beginning to end as often as necessary."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._next = path, 0

@@ -51,7 +51,7 @@ def open_compressed(path: Path) -> BufferedIOBase:
 
 
 def _source(path: Path) -> Path | BytesIO:
-    """Return a file, or what an archive holds under its path."""
+    """Return the bytes of a file, which may be in an archive."""
     if path.exists():
         return path
     # An archive may itself be compressed, so its reader imports this one.
@@ -73,7 +73,7 @@ def _opened(source: Path | BytesIO) -> BufferedIOBase:
 
 
 def format_suffix(path: Path) -> str:
-    """Return the suffix of a name in lower case, that of a compression left out.
+    """Return the suffix of a name in lower case, without that of a compression.
 
     Examples
     --------
@@ -109,12 +109,12 @@ def read_whole(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def largest(stored: int) -> int:
-    """Return the most bytes that `stored` compressed bytes may decompress to."""
+    """Return the maximum number of bytes that `stored` compressed bytes may expand to."""
     return max(MAX_RATIO * stored, _UNSUSPECTED)
 
 
 def read_blocks(path: str | Path, max_bytes: int = MAX_BYTES) -> Iterator[bytes]:
-    """Read what `read_whole` does block by block."""
+    """Read a file as `read_whole` does, block by block."""
     path = Path(path)
     try:
         source = _source(path)

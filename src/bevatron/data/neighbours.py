@@ -23,7 +23,7 @@ MIN_DISTANCE = 1e-3
 
 
 LARGEST_EXTENT = 1e6
-"""Å; a structure or cell this large has its lengths in another unit or a calculation exploded."""
+"""Å; lengths above this are in another unit, or a calculation exploded."""
 
 
 def neighbour_list(

@@ -93,7 +93,7 @@ PRELOADED = (
 
 
 def start_fork_server() -> None:
-    """Start the server that worker processes are forked from; it imports meanwhile."""
+    """Start the server that worker processes are forked from; it imports in the background."""
     if not sys.platform.startswith("linux"):
         return
     forkserver.set_forkserver_preload(list(PRELOADED))
@@ -145,7 +145,7 @@ def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> Non
 
 
 def _start(process: BaseProcess) -> None:
-    """Start a process, again where the fork server was killed and does not seem dead yet."""
+    """Start a process; retry if the fork server was killed and not yet known to be dead."""
     for pause in (0.05, 0.2, 1.0):
         try:
             process.start()

@@ -1,4 +1,4 @@
-"""Types of arguments that several commands take, with what their help says of them."""
+"""Types of arguments shared by several commands, with their help."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`bevatron bench profile`: where the time and the memory of a run's steps go.
+"""`bevatron bench profile`: time and memory of a run's steps.
 
 The run is built from its configuration and trains some steps from new weights; the results are
 printed, drawn and written to the folder ``profile`` of the run.
@@ -142,7 +142,7 @@ def _configuration(source: Path) -> tuple[Any, Path]:
 
 
 def _trained_from(folder: Path, output: Path) -> Path:
-    """Return where the relative paths of a run begin: there its ``output`` is its folder."""
+    """Return the folder to which a run's relative paths refer."""
     place, parts = folder.resolve(), output.parts
     if output.is_absolute() or place.parts[-len(parts) :] != parts:
         return Path.cwd()

@@ -43,7 +43,7 @@ class Part:
 
 
 def run_demo(out: Path) -> int:
-    """Run the parts of the systems that have one; run again, it resumes where it stopped.
+    """Run the parts of the systems; a second call resumes where the first stopped.
 
     Raises ConfigError if the folder holds something else.
 

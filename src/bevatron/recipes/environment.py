@@ -116,7 +116,7 @@ def _devices() -> Iterator[tuple[str, str]]:
 
 
 def _threads() -> str:
-    """Say how many threads torch uses on the CPU, and why."""
+    """Return the number of torch's CPU threads, and the reason."""
     import torch
 
     from bevatron.parallel.threads import NODES_PER_THREAD, VARIABLES, idle_cpus, threads_for

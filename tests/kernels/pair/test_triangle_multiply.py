@@ -282,6 +282,17 @@ def test_three_channel_first_pairs_the_rows_and_four_numbers_per_edge_are_kept()
     assert sum(t.numel() for t in kept if t.data_ptr() not in given) == numbers
 
 
+def test_without_gradients_the_result_has_the_same_bits(small_blocks):
+    """The normalised rows lie where the result is written."""
+    inputs = make(13, 16, 24)
+    mask = inputs.pop("mask").float()
+    inputs = {name: value.requires_grad_() for name, value in inputs.items()}
+    with use(triangle_multiply="triton"):
+        kept = triangle_multiply(**inputs, mask=mask)
+        with torch.no_grad():
+            assert torch.equal(triangle_multiply(**inputs, mask=mask), kept)
+
+
 @pytest.mark.parametrize("choice", ["reference", "triton"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_reference_values_of_other_implementations_are_reproduced(choice, dtype, shared):

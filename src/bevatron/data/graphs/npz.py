@@ -1,4 +1,4 @@
-"""Graphs in npz files: edge lists with labels, scipy's sparse matrices, and usual mixtures."""
+"""Graphs in npz files: edge lists with labels, scipy's sparse matrices, and common mixtures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,7 +58,7 @@ def npz_vertices(file: NpzFile) -> dict[str, Any]:
 
 
 def read_splits(file: NpzFile) -> dict[str, Array]:
-    """Read what looks like splits."""
+    """Read arrays named like splits."""
     names = [name for names in SPLIT_NAMES.values() for name in names]
     return {name: file.read(name) for name in names if name in file}
 

@@ -40,7 +40,7 @@ class EdgePolicy:
 
     @property
     def removes_loops(self) -> bool:
-        """Whether self loops of the file go."""
+        """Whether self loops of the file are removed."""
         return self.self_loops in {"remove", "reset"}
 
     @property

@@ -1,4 +1,4 @@
-"""Edges in pieces: graphs whose whole edge list no process needs to hold.
+"""Edges in pieces, for graphs whose edge list is too long for one process.
 
 Partitioning a graph into blocks takes an `EdgeSource` (or `generators.Kronecker`), which has
 ``num_vertices``, ``policy``, ``fill_empty_rows`` and ``pieces(device)``; it can be iterated

@@ -91,7 +91,7 @@ def _single(data: Any, name: str) -> Any:
 
 
 def _more_than_one(second: Any) -> bool:
-    """Whether what follows a graph are bounds of several in it, or another graph."""
+    """Whether a graph is followed by the bounds of several in it, or by another graph."""
     if not isinstance(second, Mapping):
         return second is not None
     bounds = all(getattr(value, "ndim", 1) == 1 for value in second.values())

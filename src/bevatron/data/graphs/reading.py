@@ -149,7 +149,7 @@ def _raw(path: Path) -> RawGraph:
 def rows_of_files(
     features: Path | None = None, labels: Path | None = None, splits: Path | None = None
 ) -> int | None:
-    """Count the vertices in separate files of features or labels; None without any."""
+    """Count the vertices in separate files of features or labels; None without such files."""
     del splits
     found = next((path for path in (features, labels) if path is not None), None)
     return None if found is None else len(_array(found))

@@ -1,7 +1,7 @@
 """A thread that makes the batches of a plan ahead of the consumer, while each takes little time.
 
-To hand a batch over from a worker process costs the training process half a millisecond, and
-workers take a second to start: small batches are made sooner than they could be handed over.
+Receiving a batch from a worker process costs the training process half a millisecond, and workers
+take a second to start: small batches are made faster than that.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ SPARE_SECONDS = 0.02
 """Additional time for the first batches, which open the files of the data set."""
 
 DEPTH = 8
-"""Batches that are made ahead."""
+"""Number of batches made ahead."""
 
 STOP_SECONDS = 10.0
 """Timeout for an unfinished batch when the thread ends."""
@@ -95,7 +95,7 @@ class Ahead:
             raise LoaderError("another loop restarted this loader; use one loader per loop")
 
     def stop(self) -> None:
-        """End the thread; from now on it hands nothing over.
+        """End the thread; it delivers no further batches.
 
         It is waited for: a thread within C++ when the interpreter ends would abort the process.
         """
@@ -137,7 +137,7 @@ class Ahead:
         self._made.put(None)
 
     def _leave(self, position: int) -> None:
-        """Hand over what is left."""
+        """Deliver the remaining batches."""
         problem = None
         if not self._stopped:
             try:

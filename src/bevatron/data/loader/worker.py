@@ -119,7 +119,7 @@ def _read_any(
     unreadable: Mapping[int, str] | None,
     left_out: list[Unreadable],
 ) -> tuple[int, Any] | None:
-    """Read a sample, else one that stands in for it; None if there is none."""
+    """Read a sample, else a replacement; None if there is none."""
     if unreadable is None:
         return index, _read(dataset, index, progress)
     candidates = [index]

@@ -51,7 +51,7 @@ class Draw:
 
 
 SUBSTITUTES = 2**45
-"""Numbers from here on are of draws that stand in for others."""
+"""First number of the draws that replace others."""
 
 
 class Draws:
@@ -135,13 +135,13 @@ class Draws:
         return rows
 
     def describe(self, number: SupportsIndex) -> str:
-        """Return the origin of a draw, and the seed with which it can be made again."""
+        """Return the origin of a draw, and the seed that reproduces it."""
         draw = self.draw(number)
         name = self.sources[draw.source].dataset.describe(draw.index)
         return f"{name} (seed {draw.seed})"
 
     def substitute(self, number: int, attempt: int) -> int:
-        """Return the number of the draw that stands in for one that cannot be read."""
+        """Return the number of the draw that replaces an unreadable one."""
         return number + attempt * SUBSTITUTES
 
     def lengths(self, field: str) -> IntArray:
@@ -149,7 +149,7 @@ class Draws:
         return np.concatenate([source.dataset.lengths(field) for source in self.sources])
 
     def summary(self) -> dict[str, Any]:
-        """Say by source what is drawn how often, in plain values that a checkpoint can keep."""
+        """Return how often each source is drawn, as plain values for a checkpoint."""
         return {
             source.name: {
                 "share": float(source.share),

@@ -15,10 +15,10 @@ from bevatron.task import Batch
 from bevatron.typing import Array, IntArray
 
 Rows: TypeAlias = Array | float | bool | int
-"""Values of padding rows; what broadcasts to all of them."""
+"""Values that broadcast to the padding rows."""
 
 _OLD_ORDER = ("edges", "atoms", "graphs", "pairs")
-"""Names of the lengths of a `BatchShape` that is made without any."""
+"""Default names of the lengths of a `BatchShape`."""
 
 
 @dataclass(frozen=True)

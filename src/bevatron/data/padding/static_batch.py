@@ -68,7 +68,7 @@ class StaticBatch:
 
     @cached_property
     def _targets(self) -> list[tuple[str, Any, Any, Any]]:
-        """Of each tensor its name, ragged axes and memory, and the memory with the axis first."""
+        """For each tensor: name, ragged axes, memory, and the memory with the axis first."""
         found = []
         for name, ragged in self.batch.ragged.items():
             memory = getattr(self.batch, name).numpy()
@@ -145,7 +145,7 @@ def layout_of(like: Paddable, shape: BatchShape, dtype: torch.dtype | None) -> L
 
 
 def _no_structures() -> Paddable:
-    """Return what a static batch was like before there were other kinds."""
+    """Return a static batch for the old interface, of structures only."""
     from bevatron.data.samples.structures import no_structures
 
     return no_structures()

@@ -65,7 +65,7 @@ def find_bonds(layout: Layout, token_of_atom: Array) -> Bonds:
 
 
 def polymer_ends(molecule: int) -> tuple[str, str]:
-    """Return the atoms of a residue that are bonded to the next and to the previous one."""
+    """Return the atoms of a residue that bond to the next and to the previous one."""
     return ("C", "N") if molecule == PROTEIN else ("O3'", "P")
 
 

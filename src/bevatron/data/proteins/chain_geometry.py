@@ -1,4 +1,4 @@
-"""Reference of a chain in the forms that the losses of AlphaFold2 take, on any device."""
+"""Reference geometry of a chain for the losses of AlphaFold2, on any device."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,7 +10,7 @@ from bevatron.maths.rigid import matrix_of_rigid
 
 
 def residue_tables(aatype: Int[Tensor, "*batch N"]) -> dict[str, Tensor]:
-    """Look up which atoms residues have and where, under the names of OpenFold's features."""
+    """Look up atoms and positions of residues, under the names of OpenFold's features."""
     return {
         "atom14_atom_exists": of_residues("ATOM14_MASK", aatype).float(),
         "atom37_atom_exists": of_residues("ATOM37_MASK", aatype).float(),
@@ -24,7 +24,7 @@ def reference_geometry(
     resolved: Float[Tensor, "*batch N 37"],
     aatype: Int[Tensor, "*batch N"],
 ) -> dict[str, Tensor]:
-    """Compute all that losses compare predictions with, under the names of OpenFold's features.
+    """Compute the reference values of the losses, under the names of OpenFold's features.
 
     Parameters
     ----------

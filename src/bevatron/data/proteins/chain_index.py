@@ -45,7 +45,7 @@ def day_number(date: dt.date | None) -> int:
 
 
 def released_day(words: Mapping[str, Any]) -> int:
-    """Return `day_number` of the release of what `complexes.describe` says in words."""
+    """Return `day_number` of the release date in a description of `complexes.describe`."""
     released = words["released"]
     return day_number(dt.date.fromisoformat(released) if released else None)
 
@@ -56,7 +56,7 @@ def chain_key(kind: str, content: str) -> int:
 
 
 def index_of(entry: Arrays) -> dict[str, Array]:
-    """Return the `INDEX_FIELDS` of what `featurize` made."""
+    """Return the `INDEX_FIELDS` of an entry made by `featurize`."""
     words = describe(entry)
     asym_id = np.asarray(entry["asym_id"])
     lengths = np.bincount(asym_id, minlength=len(words["chains"]) + 1)[1:]

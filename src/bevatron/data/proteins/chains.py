@@ -98,7 +98,7 @@ def _slots(structure: Structure, atoms: slice) -> IntArray:
 def _order_arginine(
     arginine: BoolArray, positions: npt.NDArray[np.float32], mask: BoolArray
 ) -> None:
-    """Exchange NH1 and NH2 where NH2 is nearer CD; files often have them the wrong way."""
+    """Exchange NH1 and NH2 where NH2 is nearer CD; files often confuse them."""
     cd, nh1, nh2 = (_SLOTS[name] for name in ("CD", "NH1", "NH2"))
     whole = arginine & mask[:, cd] & mask[:, nh1] & mask[:, nh2]
     far, near = (np.linalg.norm(positions[:, x] - positions[:, cd], axis=-1) for x in (nh1, nh2))

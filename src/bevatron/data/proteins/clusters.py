@@ -15,10 +15,10 @@ from bevatron.errors import DataError
 from bevatron.typing import IntArray
 
 IDENTITY = 0.4
-"""Share of equal residues above which two proteins are of one cluster."""
+"""Sequence identity above which two proteins share a cluster."""
 
 COVERAGE = 0.8
-"""Share of the longer sequence that an alignment must reach over."""
+"""Fraction of the longer sequence that an alignment must cover."""
 
 _WORD = 3
 _BAND = 8
@@ -201,7 +201,7 @@ def alignment_identity(first: npt.NDArray[np.int64], second: npt.NDArray[np.int6
 
 
 def _running_argmax(values: npt.NDArray[np.float64]) -> IntArray:
-    """Return the place of the largest value up to each place."""
+    """Return the index of the largest value up to each index."""
     largest = np.maximum.accumulate(values)
     places = np.where(values == largest, np.arange(len(values)), 0)
     return np.maximum.accumulate(places)

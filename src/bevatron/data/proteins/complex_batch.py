@@ -12,7 +12,7 @@ from bevatron.data.readers.proteins.alphabet import GAP
 from bevatron.typing import Arrays, IntArray
 
 NO_PAIR = -1
-"""Of a padding row of pairs."""
+"""Value of padding rows of pairs."""
 
 _TOKEN_FIELDS = (
     "restype", "residue_index", "token_index", "asym_id", "entity_id", "sym_id", "molecule_type",

@@ -16,7 +16,7 @@ from bevatron.output import note
 from bevatron.typing import Array, IntArray
 
 NUM_POSES = 16
-"""Poses of a component from which one is drawn each time."""
+"""Number of poses of a component, from which one is drawn each time."""
 
 _MAX_ATTEMPTS, _MAX_FAILED = 20, 3
 _MAX_SECONDS = 60  # of one pose; ligands of the dictionary that can be embedded take below two
@@ -120,7 +120,7 @@ def _molecule(component: Component, chem: Any) -> Any | None:
 
 
 def _embed(molecule: Any, number: int, key: int) -> list[npt.NDArray[np.float32]]:
-    """Embed pose after pose, each by a seed of its own, until a few have failed."""
+    """Embed poses one by one, each with its own seed, until a few have failed."""
     geometry = require("rdkit.Chem.rdDistGeom", "molecules")
     settings = geometry.ETKDGv3()
     settings.maxIterations = _MAX_ATTEMPTS

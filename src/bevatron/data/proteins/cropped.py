@@ -7,7 +7,7 @@ import numpy as np
 from bevatron.typing import Array, Arrays, IntArray
 
 ABSENT = -1
-"""New number of what is not in the crop."""
+"""New number of atoms and tokens outside the crop."""
 
 
 @dataclass(frozen=True)

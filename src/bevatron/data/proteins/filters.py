@@ -23,7 +23,7 @@ FILTERS = (
     "broken backbones",
     "clashing chains",
 )
-"""In their order."""
+"""Names of the filters, in order."""
 
 WORST_RESOLUTION, MOST_POLYMERS, FEWEST_OBSERVED = 9.0, 300, 4
 

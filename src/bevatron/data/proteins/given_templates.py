@@ -14,7 +14,7 @@ from bevatron.errors import DataError
 from bevatron.typing import Arrays, IntArray
 
 LEAST_IDENTITY = 0.3
-"""Share of equal residues below which two sequences are not aligned without the user's word."""
+"""Sequence identity below which two sequences are not aligned automatically."""
 
 
 def given_templates(sequence: str, templates: Sequence[Template], where: str) -> Arrays:

@@ -169,7 +169,7 @@ def _check_positions(structure: Structure, atoms: IntArray) -> None:
 
 
 def _molecule(variant: Variant, kind: str) -> int:
-    """Type of a residue: what it is if standard, else what its chain or its component says."""
+    """Type of a residue: its own if standard, else that of its chain or component."""
     if variant.standard is not None:
         return variant.standard.molecule
     if kind in TYPES:

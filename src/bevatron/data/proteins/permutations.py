@@ -8,7 +8,7 @@ import numpy.typing as npt
 from bevatron.typing import Array
 
 MAX_PERMUTATIONS = 1000
-"""Of a residue; of more (inositol hexakisphosphate has 559,872) the first that are found."""
+"""Maximum number per residue (inositol hexakisphosphate has 559,872); the first are kept."""
 
 
 def automorphisms(
@@ -117,7 +117,7 @@ def _search(classes: list[int], neighbours: list[set[int]]) -> Iterator[list[int
 def _walk(
     classes: list[int], members: dict[int, list[int]], neighbours: list[set[int]]
 ) -> tuple[list[int], list[int]]:
-    """Order the atoms along bonds, from the rarest classes; and the atom each is reached from."""
+    """Order the atoms along bonds from the rarest classes; return also each atom's predecessor."""
     order: list[int] = []
     anchors: list[int] = []
     seen: set[int] = set()

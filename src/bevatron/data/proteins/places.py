@@ -13,7 +13,7 @@ import numpy as np
 from bevatron.data.readers.proteins.alphabet import UNKNOWN
 
 SHORTEST_PART = 20
-"""Residues that a query and a chain share at least if they are not equal."""
+"""Minimum number of residues that a query and an unequal chain share."""
 
 _END = b"\xff"  # no class of the alphabet
 _UNKNOWN = set(UNKNOWN.values())
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 
 class ChainSequences:
-    """The distinct sequences of chains, in which those of searches are looked for.
+    """The distinct sequences of chains, among which queries of searches are found.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class ChainSequences:
                 self._beginnings.setdefault(chain[:SHORTEST_PART], []).append(chain)
 
     def places(self, query: bytes) -> list[Place]:
-        """Return the chain that a query is, else those like it but for unknown residues.
+        """Return the chain equal to a query, else those equal except for unknown residues.
 
         Else those that hold it or that it holds.
         """
@@ -78,7 +78,7 @@ class ChainSequences:
         return [*self._around(query), *self._within(query)]
 
     def _around(self, query: bytes) -> list[Place]:
-        """Find the chains that hold a query, each where it does so first."""
+        """Find the chains that contain a query, each with its first match."""
         found = []
         number, place = 0, self._joined.find(query)
         while place >= 0:
@@ -89,7 +89,7 @@ class ChainSequences:
         return found
 
     def _within(self, query: bytes) -> list[Place]:
-        """Find the chains that a query holds."""
+        """Find the chains that a query contains."""
         found: dict[bytes, int] = {}
         for place in range(len(query) - SHORTEST_PART + 1):
             for chain in self._beginnings.get(query[place : place + SHORTEST_PART], ()):
@@ -99,7 +99,7 @@ class ChainSequences:
 
 
 def _alike(chain: bytes, query: bytes) -> bool:
-    """Whether sequences of one length differ only where one of them is unknown."""
+    """Whether sequences of equal length differ only at unknown residues."""
     if chain[0] != query[0] and not {chain[0], query[0]} & _UNKNOWN:
         return False  # most are told apart by their first residue
     pairs = np.frombuffer(chain, dtype=np.int8), np.frombuffer(query, dtype=np.int8)

@@ -21,7 +21,7 @@ from bevatron.files import atomic_write, explained, remove_folder
 from bevatron.typing import Array, BoolArray, FloatArray, IntArray
 
 FORMAT = b"bevatron poses 2"
-"""Also of how poses are made: a file of another version is rebuilt."""
+"""Version of the format and of how poses are made; files of others are rebuilt."""
 
 _PER_PART = 16
 
@@ -137,7 +137,7 @@ def prepare_poses(
     workers: int = 0,
     progress: bool | None = None,
 ) -> Poses:
-    """Make the pools that a file lacks, add them to it and open it.
+    """Add the missing pools to a file and open it.
 
     Until all are made they lie in parts beside the file, so that a kill loses no more than the
     parts in progress; processes of several ranks each begin with another part. Raises DataError if
@@ -205,7 +205,7 @@ class _Parts:
         return -(-len(self.codes) // _PER_PART)
 
     def path(self, part: int) -> Path:
-        """Name a part after its components, whatever else is wanted."""
+        """Name a part after its components alone."""
         keys = np.array(self.keys[part * _PER_PART : (part + 1) * _PER_PART], dtype=np.int64)
         return self.folder / f"{xxh3_64_hexdigest(keys.tobytes())}.arrow"
 

@@ -131,7 +131,7 @@ def _codes(entity: Entity) -> list[str]:
 
 @dataclass
 class _Rows:
-    """Rows of the tables of a structure, as they are appended."""
+    """Rows of the tables of a structure, appended one by one."""
 
     residues: list[tuple[str, str, int, int]] = field(default_factory=list)
     chains: list[tuple[str, str, str, int]] = field(default_factory=list)
@@ -176,7 +176,7 @@ def _heavy(component: Component) -> list[tuple[str, int]]:
 
 
 def _gone(component: Component, ends: set[str], *, polymer: bool) -> set[str]:
-    """Name the atoms that leave: in a ligand those next to an atom bonded to another residue.
+    """Name the leaving atoms of a ligand: those next to an atom bonded to another residue.
 
     In a polymer all of them leave; `expected_atoms` puts those of its free ends back.
     """

@@ -1,4 +1,4 @@
-"""The rows of a complex: alignments of its sequences paired by species, the rest one after another.
+"""The rows of a complex: alignments paired by species, then the unpaired rows.
 
 A row of a complex takes one row, or gaps, from the alignment of each of its distinct sequences;
 chains of one sequence share it. First comes the query of all, then rows of one species (AlphaFold-
@@ -17,13 +17,13 @@ from bevatron.data.readers.proteins.alphabet import CLASSES, GAP
 from bevatron.typing import Array, IntArray
 
 MAX_ROWS = 16_384
-"""Rows of a complex from which a sample draws."""
+"""Maximum number of rows of a complex, from which a sample draws."""
 
 MAX_PAIRED = MAX_ROWS // 2
-"""Of these the query and the paired rows."""
+"""Maximum number of these that are the query or paired."""
 
 NO_ROW = -1
-"""Stands for gaps in place of a row."""
+"""Row number that means gaps."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _others(num_rows: int, paired: Array) -> IntArray:
 
 
 def _fair_share(lengths: Sequence[int], budget: int) -> int:
-    """Return the largest number at which lengths are cut so that their sum is within the budget."""
+    """Return the largest limit for which the sum of min(length, limit) is within the budget."""
     left = budget
     for place, length in enumerate(sorted(lengths)):
         share = left // (len(lengths) - place)

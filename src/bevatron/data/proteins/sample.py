@@ -1,6 +1,6 @@
 """A sample of AlphaFold3: a crop of an entry with drawn rows, templates and reference poses.
 
-It depends on the entry, the seed and what is looked up by sequence and component, on nothing else.
+It depends only on the entry, the seed and the data looked up by sequence and component.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class TemplateSource(Protocol):
     """Templates by sequence; `bevatron.data.proteins.template_store.StoredTemplates` is one."""
 
     def find(self, key: bytes, released: int) -> Arrays | None:
-        """Return the templates of a sequence that a chain may see that was released on a day."""
+        """Return the templates of a sequence for a chain released on a day."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _templates(classes: npt.NDArray[np.int8], released: int, sources: Sources) -
 
 
 def sequence_classes(kind: Polymer, sequence: str) -> npt.NDArray[np.int8]:
-    """Return the classes of the letters of a sequence, as queries of alignments have them, [L].
+    """Return the classes of a sequence's letters, as in queries of alignments, [L].
 
     Examples
     --------

@@ -25,16 +25,16 @@ Residues: TypeAlias = npt.NDArray[np.int8]
 Deletions: TypeAlias = npt.NDArray[np.uint8]
 
 _BITS, _PER_WORD = 5, 3
-"""Of a class of the alphabet, and how many of them 16 bits hold."""
+"""Bits of a class of the alphabet, and classes in 16 bits."""
 
 BLOCK = 170 * _PER_WORD
 """Columns of a block."""
 
 GROUP = 256
-"""Rows whose deletions share a checksum: few columns of a row have any."""
+"""Number of rows whose deletions share a checksum; few columns have any."""
 
 MAX_DELETIONS = np.iinfo(np.uint8).max
-"""More deletions before one column are stored as this."""
+"""Maximum stored number of deletions before a column."""
 
 ROW_FIELDS = (
     Field("residues", "uint16", (), True, "blocks by rows by words, three columns each", True),
@@ -170,7 +170,7 @@ class StoredAlignment:
 
     @classmethod
     def of(cls, stored: Arrays, name: str) -> "StoredAlignment":
-        """Take what an alignment holds from a sample of a store."""
+        """Create an alignment from a sample of a store."""
         values: dict[str, Any] = {key: stored[key] for key in cls.__annotations__ if key in stored}
         return cls(**values | {"name": name, "num_rows": int(stored["num_rows"])})
 

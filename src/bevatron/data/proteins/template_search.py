@@ -1,4 +1,4 @@
-"""Templates of a sequence by the hits of searches, from the structures that they name."""
+"""Templates of a sequence: found by searches, read from the structures they name."""
 
 import datetime as dt
 from collections.abc import Mapping

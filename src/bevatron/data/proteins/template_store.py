@@ -1,7 +1,7 @@
-"""Templates of distinct sequences in a store: found once, by the hits of searches.
+"""Templates of distinct sequences in a store, found once by the hits of searches.
 
-What a chain may see of them depends on when it was released; a store keeps the first templates for
-each date of a sequence's chains, and a sample takes those that its own date allows.
+A chain sees templates released before it; a store keeps the best templates for each date of a
+sequence's chains, and a sample takes those that its own date allows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,7 +72,7 @@ class TemplateReader:
 
 @dataclass(frozen=True)
 class TemplateFinder:
-    """From the number of a sequence to its templates, or to why they cannot be used.
+    """From the number of a sequence to its templates, or to the reason why it has none.
 
     Attributes
     ----------
@@ -129,7 +129,7 @@ class StoredTemplates:
         return len(self.store)
 
     def find(self, key: bytes, released: int) -> Arrays | None:
-        """Return the first templates of a sequence that were released early enough.
+        """Return the best templates of a sequence that were released early enough.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ class StoredTemplates:
         return taken({field.name: found[field.name] for field in TEMPLATE_FIELDS}, chosen)
 
     def counts(self) -> IntArray:
-        """Return how many templates are kept of each sequence, [sequences]."""
+        """Return the number of templates of each sequence, [sequences]."""
         return self.store.lengths("template_released")
 
     def keys(self) -> list[bytes]:
@@ -161,7 +161,7 @@ class StoredTemplates:
         return list(self._places)
 
     def rejects(self) -> list[tuple[str, str]]:
-        """List (file, reason) of what could not be used."""
+        """List (file, reason) of unusable files."""
         lines = {line: None for row in self._with("reason") for line in row.splitlines()}
         pairs = [line.partition("\t") for line in lines]
         found = [(file, reason) for file, _, reason in pairs]
@@ -185,7 +185,7 @@ class TemplatesInMemory(dict[bytes, Arrays]):
     """Templates of a prediction, by sequence; see `StoredTemplates`."""
 
     def find(self, key: bytes, released: int) -> Arrays | None:  # noqa: ARG002  a prediction has none
-        """Return the first templates of a sequence, of any date."""
+        """Return the best templates of a sequence, of any date."""
         found = self.get(key)
         if found is None:
             return None

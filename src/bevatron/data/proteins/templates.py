@@ -1,4 +1,4 @@
-"""Templates of sequences, and those that a sample shows of each."""
+"""Templates of sequences, and the selection for a sample."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from bevatron.data.readers.proteins.alphabet import GAP, LETTERS
 from bevatron.typing import Array, Arrays, BoolArray, IntArray
 
 NUM_TEMPLATES = 4
-"""Templates of a sample; those that are missing are gaps. Without any, one stands for all four."""
+"""Number of templates of a sample; missing ones are gaps, a single one if all are missing."""
 
 _NOT_ALIGNED = 21
 
@@ -34,7 +34,7 @@ class Templates:
 
     @classmethod
     def of(cls, stored: Arrays, length: int) -> "Templates":
-        """Make them of what is stored of templates, `template_atoms.TEMPLATE_FIELDS`."""
+        """Create them from stored fields, `template_atoms.TEMPLATE_FIELDS`."""
         shape = (len(stored["template_released"]), length)
         aatype = np.asarray(stored["template_aatype"]).reshape(shape)
         position = np.asarray(stored["template_positions"]).reshape(*aatype.shape, 4, 3)

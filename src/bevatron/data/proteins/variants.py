@@ -1,4 +1,4 @@
-"""The heavy atoms that a residue has, and all that follows from its component alone."""
+"""Sets of heavy atoms of residues, and everything that depends on the component alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from bevatron.data.readers.proteins.components import Component, Dictionary
 from bevatron.typing import Array
 
 NAME_LENGTH = 4
-"""Characters of an atom's name."""
+"""Number of characters of an atom's name."""
 
 _FIRST_CHARACTER = 32
 _MOST_KNOWN = 20_000
@@ -82,7 +82,7 @@ class Variant:
 
 
 class Variants:
-    """Makes each variant once."""
+    """Creates each variant once."""
 
     def __init__(self, components: Dictionary) -> None:
         self._components = components
@@ -157,7 +157,7 @@ _KNOWN: "WeakKeyDictionary[Dictionary, Variants]" = WeakKeyDictionary()
 
 
 def variants_of(components: Dictionary) -> Variants:
-    """Return the variants of a dictionary that this process has made so far."""
+    """Return this process's cache of the variants of a dictionary."""
     if components not in _KNOWN:
         _KNOWN[components] = Variants(components)
     return _KNOWN[components]
@@ -177,7 +177,7 @@ def name_chars(names: Sequence[str]) -> npt.NDArray[np.uint8]:
 
 
 def _first(places: dict[str, int], names: Sequence[str]) -> npt.NDArray[np.int32]:
-    """Place of the first of the names that is there, else of the first atom, [1]."""
+    """Index of the first name that occurs, else of the first atom, [1]."""
     found = next((places[name] for name in names if name in places), 0)
     return np.array([found], dtype=np.int32)
 

@@ -123,7 +123,7 @@ def _unpickle(path: Path) -> list[Any]:
 
 
 def format_of(path: Path) -> str:
-    """Return ASE's name of a file's format; DataError if it reads no such file."""
+    """Return ASE's name of a file's format; DataError if ASE cannot read it."""
     from ase.io.formats import UnknownFileTypeError, filetype, ioformats
 
     try:

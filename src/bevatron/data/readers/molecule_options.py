@@ -1,4 +1,4 @@
-"""Options of the readers of molecules; apart from them, so that the command line starts quickly."""
+"""Options of the readers of molecules, in a module of their own for a quick command line."""
 
 from dataclasses import dataclass
 from pathlib import Path

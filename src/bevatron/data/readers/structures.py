@@ -21,7 +21,7 @@ from bevatron.errors import DataError
 from bevatron.typing import Arrays
 
 _FORMAT = 1
-"""Raised when the same file gives other samples than before, so that stale stores are not used."""
+"""Increased when files give other samples than before, so that stale stores are not used."""
 
 
 class StructureReader:
@@ -216,7 +216,7 @@ def _report_file(file: FileReader, keys: LabelKeys) -> str:
 
 
 def _report_classes(file: FileReader, options: LabelOptions) -> list[str]:
-    """Report heads and groups that a file names and nothing reads, and missing heads."""
+    """Report heads and groups of a file that are not used, and missing heads."""
     lines = []
     used = {options.group_key, *([options.head_key] if options.heads else ())}
     hints = {

@@ -1,4 +1,4 @@
-"""Sample and batch types: what a store holds per sample and what a model is given.
+"""Sample and batch types: the fields in a store, and the inputs of models.
 
 A sample is a plain mapping from field name to numpy array; each kind of sample has a registry of
 its fields (`STRUCTURE_FIELDS` for structures of atoms, `molecule_fields` for molecules) and a

@@ -15,7 +15,7 @@ from bevatron.typing import IntArray
 def mover(
     device: torch.device | str, dtype: torch.dtype | None, non_blocking: bool
 ) -> Callable[[Tensor], Tensor]:
-    """Return what copies a tensor to a device, a floating-point one to ``dtype`` if given."""
+    """Return a function that copies tensors to a device, floats to ``dtype`` if given."""
 
     def move(value: Tensor) -> Tensor:
         target = dtype if dtype is not None and value.is_floating_point() else value.dtype

@@ -139,7 +139,7 @@ class Graph:
         return int(self.features.shape[1])
 
     def derived(self, key: Hashable, build: Callable[["Graph"], T]) -> T:
-        """Return what ``build`` made of this graph the first time ``key`` was asked for."""
+        """Return the result of ``build`` for this graph, cached under ``key``."""
         if key not in self._derived:
             # What is remembered must serve training too, even if an evaluation asks first.
             with torch.inference_mode(mode=False):
@@ -173,7 +173,7 @@ class Graph:
 
 @dataclass(frozen=True, eq=False)
 class GraphBatch:
-    """One or several graphs for one step, and which labels of theirs count.
+    """One or several graphs for one step, and the labels that count.
 
     Attributes
     ----------

@@ -58,7 +58,7 @@ class PairStack(nn.Module):
         mask: Bool[Tensor, "*batch N N"],
         drops: Masks = NO_DROPOUT,
     ) -> Float[Tensor, "*batch R N Z"]:
-        """Return the new pair; where processes share it own columns, as rows."""
+        """Return the new pair; own columns of it, laid out as rows, where processes share it."""
         z = add_dropped(z, self.tri_mul_out(z, mask), drops[0])
         z = add_dropped(z, self.tri_mul_in(z, mask), drops[1])
         z = add_dropped(z, self.tri_att_start(z, mask), drops[2])
@@ -107,8 +107,8 @@ class EvoformerBlock(nn.Module):
     ) -> Representations:
         """Return the new alignment and pair.
 
-        Where processes share them the pair goes in and out as own columns, as rows: it is turned
-        while columns of the alignment attend, and the alignment while the pair is updated.
+        Where processes share them, the pair enters and leaves as own columns, laid out as rows. It
+        is turned while columns of the alignment attend, the alignment while the pair is updated.
         """
         m, z = state
         policy, several = self.checkpointing, sample_group().size > 1

@@ -31,7 +31,7 @@ class MSARowAttention(nn.Module):
         z: Float[Tensor, "*batch _ N Z"],
         mask: Bool[Tensor, "*batch S N"],
     ) -> Float[Tensor, "*batch R N M"]:
-        """Return the update of m; of a pair that processes share, z is own columns, as rows."""
+        """Return the update of m; z is own columns, laid out as rows, where processes share it."""
         # Nothing that is valid reads a row that is masked as a whole, such as that of a template
         # which is not there: it sees all keys, where the operator would search it for any.
         mask = mask | ~mask.any(-1, keepdim=True)

@@ -56,7 +56,7 @@ class PairBlock(nn.Module):
         mask: Bool[Tensor, "*batch N N"] | None = None,
         drops: Float[Tensor, "4 *batch N P"] | None = None,
     ) -> Float[Tensor, "*batch K N P"]:
-        """Compute own columns of the new pair, as rows; arguments as of `forward`."""
+        """Compute own columns of the new pair, laid out as rows; arguments as of `forward`."""
         z, drop = self._by_rows(z, mask, drops)
         columns = add_dropped(*self.attend_ending.by_columns(z, mask), drop)
         return add_dropped(columns, self.transition(columns), None)

@@ -158,8 +158,8 @@ class Pairformer(nn.Module):
     ) -> State:
         """Update the pair by a block and s by those before it, while the pair is turned back.
 
-        ``parts`` are the blocks of the pair, of the attention of s and of its transition: the
-        single representation waits for the pair, but the pair never for it.
+        The single representation waits for the pair, but the pair never for it. ``parts``: a block
+        updates the pair, the one before attends, and the one before that has its transition.
         """
         s, z = state
         of_pair, attending, changing = parts

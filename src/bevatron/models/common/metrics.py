@@ -57,7 +57,7 @@ class ErrorSums:
         self._sums = sums.detach().double().reshape(self._sums.shape).clone()
 
     def compute(self) -> dict[str, float]:
-        """Compute ``NAME_mae`` and ``NAME_rmse``; what has no data is left out."""
+        """Compute ``NAME_mae`` and ``NAME_rmse`` of the quantities with data."""
         sums = self._sums.cpu()
         errors = self._errors(sums.sum(dim=0), "")
         if len(self.groups) > 1:

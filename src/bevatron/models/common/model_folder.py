@@ -44,7 +44,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model as it was read: what it is, its configuration as plain values, its weights."""
+    """A model as read: its kind, configuration as plain values, weights."""
 
     kind: str
     config: dict[str, Any]
@@ -136,7 +136,7 @@ def load_model_folder(path: Path | str) -> ModelFolder:
 
 
 def misfit(error: RuntimeError) -> str:
-    r"""Shorten what torch says of a state dict that does not fit, which lists every key.
+    r"""Shorten torch's message on a state dict that does not fit, which lists every key.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def _read_weights(file: Path, expected: str | None) -> dict[str, Tensor]:
 
 
 class ModelKind(Generic[Config, Model]):
-    """One kind of model: how its folders name it, its configuration, how it is built.
+    """One kind of model: its name in folders, its configuration, its constructor.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ def ranking(negatives: npt.ArrayLike, positives: npt.ArrayLike) -> tuple[float, 
 def ranking_of_scores(
     scores: FloatArray, answers: FloatArray, weights: FloatArray | None = None
 ) -> tuple[float, float] | None:
-    """Compute the same of the scores themselves: every distinct one counts by itself.
+    """Compute the same from the scores themselves, each distinct one by itself.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ class Target:
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """The molecules that a model has learnt from, so that others can be told from them.
+    """The domain of a model's training molecules, to recognise others.
 
     Attributes
     ----------
@@ -323,7 +323,7 @@ class GPSPlusPlusConfig:
 
 
 FROM_DATA = ("targets", "features_version", "trained_on")
-"""Hyper-parameters that nobody sets: they are those of the data."""
+"""Hyper-parameters that follow from the data and are never set by hand."""
 
 _RANGES = (
     ("num_layers", 1, 1024),

@@ -1,4 +1,4 @@
-"""Weights of the official TensorFlow model, taken over by the names and the order of its variables.
+"""Weights of the official TensorFlow model, converted by the names and order of its variables.
 
 Names in the official model repeat (four encoders are called ``encoder``), so that the order counts:
 encoders, the two layers that join their results, block after block, decoder. What is read from the
@@ -26,7 +26,7 @@ Weights = Mapping[str, npt.ArrayLike] | Iterable[tuple[str, npt.ArrayLike]] | Pa
 
 @dataclass(frozen=True)
 class Piece:
-    """One official variable and where it goes.
+    """One official variable and its destination.
 
     Attributes
     ----------

@@ -19,7 +19,7 @@ KERNEL_SCALE = 0.1
 """Factor of the Gaussian kernels; it and `KERNEL_EPSILON` are in the official configuration."""
 
 KERNEL_EPSILON = 0.01
-"""Least width of a Gaussian kernel."""
+"""Minimum width of a Gaussian kernel."""
 
 
 class Tables(nn.Module):
@@ -85,7 +85,7 @@ def compute_dtype(like: Tensor) -> torch.dtype:
 
 
 class GaussianKernels(nn.Module):
-    r"""Gaussian kernels of a distance, with centres and widths that are learnt.
+    r"""Gaussian kernels of a distance, with learned centres and widths.
 
     .. math::
 

@@ -37,7 +37,7 @@ from bevatron.models.gpspp.shared import (
 )
 
 EPS = 1e-3
-"""Of all layer norms: the default of Keras, with which the published models were trained."""
+"""Epsilon of all layer norms: the default of Keras, as in the published models."""
 
 
 def dense(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:

@@ -1,4 +1,4 @@
-"""Attention on graphs: the programmable layer, GAT and its kin, node classification."""
+"""Attention on graphs: the programmable layer, GAT and related layers, node classification."""
 
 from bevatron.models.common.model_folder import ModelKind
 from bevatron.models.graph_attention.config import PRESETS, GraphAttentionConfig

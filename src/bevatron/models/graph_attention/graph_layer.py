@@ -152,7 +152,7 @@ class GraphLayer(nn.Module):
         raise NotImplementedError
 
     def attends(self, *, weighted: bool = False) -> Attends:
-        """Say what the layer needs of a partition of a graph with or without edge values."""
+        """Return the layer's requirement on a partition, with or without edge values."""
         raise NotImplementedError
 
     def matrix(self) -> Tensor | None:

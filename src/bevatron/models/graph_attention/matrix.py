@@ -1,7 +1,7 @@
 """Interface of a graph's matrix to a layer, whole or partitioned over processes.
 
-On a cut graph, features are of this rank's vertices. GAT's attention and attention by dot products
-run on every partition; whatever else takes rows that are whole on one rank, with the features of
+On a partitioned graph, features are those of this rank's vertices. GAT's attention and dot products
+run on every partition; everything else needs rows that are whole on one rank, with the features of
 their columns fetched from the others.
 """
 
@@ -16,7 +16,7 @@ from bevatron.kernels.graph.csr import Csr
 from bevatron.parallel.graph_partition import DistributedGraph
 
 Matrix = Csr | DistributedGraph
-"""A graph's matrix, or a graph that is cut over processes."""
+"""A graph's matrix, or a graph partitioned over processes."""
 
 Attends = Literal["gat", "dot", "rows"]
 """Requirement of a layer on a partition: GAT's attention, dot products, whole rows."""

@@ -79,7 +79,7 @@ class NodeClassifier(nn.Module):
         return {"logits": logits.to(torch.promote_types(logits.dtype, torch.float32))}
 
     def attends(self, *, weighted: bool = False) -> Attends:
-        """Say what the layers need of a partition of a graph with or without edge values."""
+        """Return the layers' requirement on a partition, with or without edge values."""
         layers = [m for m in self.modules() if isinstance(m, GraphLayer)]
         found = {layer.attends(weighted=weighted) for layer in layers}
         return next(needs for needs in ("rows", "dot", "gat") if needs in found)

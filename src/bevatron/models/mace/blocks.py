@@ -39,7 +39,7 @@ SILU_NORM = 1.6791767923989418
 
 
 def split_degrees(x: Float[Tensor, "N D"], channels: Sequence[int]) -> list[Tensor]:
-    """View a flat feature as one [N, K, 2l+1] per degree."""
+    """View a flat feature as a block [N, K, 2l+1] for each degree."""
     # One split: with a slice per degree the backward pass would sum full-sized gradients.
     widths = [mul * (2 * degree + 1) for degree, mul in enumerate(channels)]
     return [

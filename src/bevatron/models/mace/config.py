@@ -156,7 +156,7 @@ class MaceConfig:
         return self.interaction_first if layer == 0 else self.interaction
 
     def layer_degrees(self, layer: int) -> tuple[int, int]:
-        """Return the highest degree of the features that a layer takes and gives, from 0."""
+        """Return the highest degrees of a layer's input and output features, counted from 0."""
         return (
             0 if layer == 0 else self.max_L,
             0 if layer == self.num_interactions - 1 else self.max_L,

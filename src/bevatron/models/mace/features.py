@@ -19,7 +19,7 @@ ISOLATED_GROUP = "IsolatedAtom"
 """Group (config_type) of single atoms whose energies are E0, as mace names them."""
 
 E0Choice = Literal["auto", "least_squares", "isolated"] | Mapping[int, float] | AtomicEnergies
-"""Source of E0: from isolated atoms, by least squares, the first that works, or given."""
+"""Source of E0: isolated atoms, least squares, the first of these that works, or given values."""
 
 BLOCK = 2048
 """Samples per block where a data set has no flat columns."""
@@ -198,7 +198,7 @@ class _Sums:
         self._num_forces += 3 * np.bincount(head, minlength=num_heads)
 
     def _add_isolated(self, block: _Block, single: BoolArray) -> BoolArray:
-        """Take single atoms of the group of isolated atoms; return which they are."""
+        """Record the energies of isolated atoms; return their indices."""
         alone = np.zeros(len(single), dtype=bool)
         for row in np.flatnonzero(single):
             name = block.group[block.group_ptr[row] : block.group_ptr[row + 1]]

@@ -195,7 +195,7 @@ def loss_sum(
 
 
 def label_stress(batch: StructureBatch, outputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the stress that labels are compared with: that of the cell as the file gives it.
+    """Return the stress to compare with labels: that of the cell as given in the file.
 
     It differs from the model's where an axis is open (see `model.stress_volume`).
     """

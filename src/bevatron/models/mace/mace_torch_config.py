@@ -1,4 +1,4 @@
-"""mace-torch's configuration in ours and back: keys, class names, unsupported options."""
+"""Conversion of mace-torch's configuration: keys, class names, unsupported options."""
 
 import re
 from collections.abc import Mapping

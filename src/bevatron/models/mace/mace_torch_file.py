@@ -115,7 +115,7 @@ def _unpickled(path: Path | str) -> Any:
 
 
 def _settings(module: Any) -> dict[str, Any]:
-    """Read the settings off a model of mace-torch, with the keys of its own function.
+    """Read the settings of a mace-torch model, with the keys of its own function.
 
     That function knows the one class only, and fails for some radial functions.
     """

@@ -41,12 +41,12 @@ class Piece:
         return prod(self.shape)
 
     def to_ours(self, values: Tensor) -> Tensor:
-        """Shape a stretch of their tensor as ours."""
+        """Reshape a slice of their tensor to ours."""
         shaped = values.reshape(self.shape)
         return (shaped if self.order is None else shaped.permute(self.order)).contiguous()
 
     def to_theirs(self, values: Tensor) -> Tensor:
-        """Shape ours as their stretch."""
+        """Reshape ours to their slice."""
         if self.order is not None:
             inverse = sorted(range(len(self.order)), key=self.order.__getitem__)
             values = values.permute(inverse)
@@ -54,7 +54,7 @@ class Piece:
 
 
 def pieces(config: MaceConfig, *, single_head_flat: bool = True) -> Iterator[Piece]:
-    """List every tensor that both have; pieces of one flat tensor follow each other in its order.
+    """List the common tensors; pieces of one flat tensor are in its order.
 
     Parameters
     ----------

@@ -118,7 +118,7 @@ class MACE(nn.Module):
         compute: Collection[str] = ("energy", "forces"),
         create_graph: bool = False,
     ) -> dict[str, Tensor]:
-        """Compute energies and what else is asked for.
+        """Compute energies and other requested outputs.
 
         Raises DataError if an element is unknown to the model, naming it.
 

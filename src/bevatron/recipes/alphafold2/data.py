@@ -29,10 +29,10 @@ from bevatron.recipes.proteins import (
 from bevatron.typing import Array, Arrays, IntArray
 
 MAX_RESOLUTION = 9.0
-"""Å; chains of structures of a larger number are not trained on (section 1.2.5)."""
+"""Å; chains of a lower resolution are not trained on (section 1.2.5)."""
 
 MOST_OF_ONE = 0.8
-"""Nor those of which one residue type makes up more than this share."""
+"""Nor are chains of which one residue type makes up more than this fraction."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def load_chains(config: ChainDataConfig, valid_sizes: ChainSizes, cycles: int) -
 def _divided(
     path: Path, table: ChainTable, config: ChainDataConfig
 ) -> tuple[tuple[Path, ChainTable], tuple[Path, ChainTable] | None]:
-    """Take the chains of some clusters out of a store, so that none is like one that is trained."""
+    """Set aside the chains of some clusters, so that none resembles a training chain."""
     clusters = np.unique(table.cluster)
     if len(clusters) < 2 or not config.valid_fraction:
         return (path, table), None

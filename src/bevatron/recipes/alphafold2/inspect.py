@@ -15,7 +15,7 @@ from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray
 
 LONG = 2000
-"""Residues; chains of more are counted: they are trained on in small parts of them."""
+"""Residues; longer chains, of which training sees only small parts, are counted."""
 
 
 def describe(store: Store) -> list[Table]:
@@ -85,7 +85,7 @@ def _chains(store: Store) -> Table:
 
 
 def _filters(store: Store) -> Table:
-    """Return what training leaves out, and what one may want to leave out oneself."""
+    """Count the chains that training leaves out, and others that users may want to."""
     lengths, keys = sizes(store)["residues"], column(store, "chain_key")
     if not len(lengths):
         return Table("Filters", (), [])
@@ -105,7 +105,7 @@ def _filters(store: Store) -> Table:
 
 
 def _of_chains(store: Store, of_entry: Array) -> Array:
-    """Repeat what is known of each entry for its chains."""
+    """Repeat the values of each entry for its chains."""
     found: Array = np.repeat(of_entry, store.lengths("chain_length"))
     return found
 

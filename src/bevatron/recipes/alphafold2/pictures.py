@@ -1,4 +1,4 @@
-"""Pictures of a predicted chain beside the known one."""
+"""Pictures of a predicted chain with the known one."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from bevatron.train.report.plots.style import PALETTE, legend_below, new_axes
 
 
 def picture_of(name: str, batch: ChainBatch, outputs: Mapping[str, Tensor]) -> Figure:
-    """Draw the lDDT of every residue, with what the model expected, and both chains superposed.
+    """Draw the lDDT and pLDDT of every residue, and both chains superposed.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A trained AlphaFold2 in use, and what it predicts as a structure to be written."""
+"""A trained AlphaFold2 in use, and its predictions as structures to write."""
 
 from pathlib import Path
 

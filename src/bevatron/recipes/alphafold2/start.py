@@ -54,7 +54,7 @@ class Started(NamedTuple):
 
 
 def started_from(path: Path, config: AlphaFold2Config) -> Started:
-    """Build a model with the weights of a run, a model folder or a file of others.
+    """Build a model with the weights of a run, a model folder or another package's file.
 
     A resumable checkpoint of MLPerf HPC also has Adam's moments, with which training goes on.
     Raises CheckpointError if it cannot be read or is of a model of other sizes.

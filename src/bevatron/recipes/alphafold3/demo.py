@@ -1,4 +1,4 @@
-"""The part of ``bevatron demo`` on proteins: AlphaFold3 learns a small protein by heart."""
+"""The part of ``bevatron demo`` on proteins: AlphaFold3 memorises a small protein."""
 
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def run_demo(out: Path) -> Part:
     text.write_text(f">{NAME}|protein\n{read_structure(source).sequence(0)}\n")
     predict_files(folder, text, folder, samples=1, steps=STEPS, device="cpu", components=components)
     return Part(
-        f"one protein by heart: lDDT {before:.2f} untrained, {_lddt(folder, store):.2f} now "
+        f"one protein, memorised: lDDT {before:.2f} untrained, {_lddt(folder, store):.2f} now "
         "(the best is 1)",
         (
             ("proteins/report.html", "learning curves"),

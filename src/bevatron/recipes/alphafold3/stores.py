@@ -198,7 +198,7 @@ def prepared(
 
 
 def _workers(asked: int | None) -> int:
-    """Return how many processes make poses: none where one CPU is all there is."""
+    """Return the number of processes that make poses: none where there is one CPU."""
     number = own_cpus() if asked is None else asked
     return number if number > 1 else 0
 

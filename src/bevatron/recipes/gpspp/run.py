@@ -53,7 +53,7 @@ SMALL_OPTIM = {"lr": 2e-3, "ema": 0.98}
 """Settings of gpspp-small: narrow layers bear a higher rate."""
 
 FEWEST_STEPS = 1000
-"""Runs with fewer are warned of."""
+"""Runs with fewer steps cause a warning."""
 
 ROOM = 1.03
 """Capacity of a batch over the needs of its average molecules: packing needs some slack."""

@@ -75,7 +75,7 @@ PRESETS: dict[str, tuple[dict[str, Any], ...]] = {
         {"optim": {"lr": 3e-5, "weight_decay": 0.0}, "train": {"monitor": "-roc_auc"}},
     ),
 }
-"""By name, what each published recipe changes of the settings for one graph in every step.
+"""Published recipes by name: changes to the settings for one graph in every step.
 
 The learning rate of the heterophilous presets, 3e-5, is that of the published program as far as
 known; no run of ours has confirmed the published figures with it. Compare a few with
@@ -122,7 +122,7 @@ class GraphRun(RunConfig):
 
     @classmethod
     def preset_values(cls, name: str | None) -> dict[str, Any]:
-        """Return what a published recipe changes."""
+        """Return the changes of a published recipe."""
         if name is None:
             return {}
         chosen: dict[str, Any] = {"model": preset_values(MODEL_PRESETS, name)}

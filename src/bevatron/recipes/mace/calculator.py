@@ -126,7 +126,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     def get_descriptors(
         self, atoms: Atoms | None = None, invariants_only: bool = True, num_layers: int = -1
     ) -> npt.NDArray[np.float64] | list[npt.NDArray[np.float64]]:
-        """Return what the model's layers know of the surroundings of every atom.
+        """Return descriptors of the surroundings of every atom, from the model's layers.
 
         Raises BevatronError for a number of layers that the model does not have, and as on
         evaluation.

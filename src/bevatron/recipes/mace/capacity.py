@@ -2,10 +2,9 @@
 
 A GPU needs large batches to be busy, a model needs many steps to learn. So ``auto`` is the smallest
 batch within 5 % of the highest rate of training, but leaves at least 100 steps an epoch and fits
-into memory. The rate is measured on steps of the run's own model, once; which batches fit, the plan
-of their memory says before any is tried. What was chosen for a model, its data and a GPU is kept
-beside Triton's kernels. A data set so small that 100 steps an epoch leave no choice is trained on
-at once.
+into memory. The rate is measured once, on steps of the run's own model; a plan of their memory
+says in advance which batches fit. The choice for a model, its data and a GPU is stored with
+Triton's kernels. A data set so small that 100 steps an epoch leave no choice is trained on at once.
 """
 
 import json
@@ -45,10 +44,10 @@ PLANNED = 2048
 """Atoms of the batch whose memory is planned, of which larger ones need a multiple."""
 
 NEAR_HIGHEST = 0.95
-"""Share of the highest rate that a batch must reach to be large enough."""
+"""Fraction of the highest rate that a batch must reach."""
 
 STEPS_PER_EPOCH = 100
-"""Steps that an epoch has at least, where structures are small enough."""
+"""Minimum number of steps of an epoch, where structures are small enough."""
 
 EDGE_BYTES = 2**18
 """Memory of an edge and its share of an atom that a step is sure not to exceed.

@@ -215,7 +215,7 @@ def batch_sizes(dataset: Dataset) -> dict[str, IntArray]:
 
 
 def _named_sources(config: DataConfig, first_heads: Sequence[str]) -> dict[str, SourceConfig]:
-    """Name the sources by head; data without heads train a new one, whatever the old names."""
+    """Name the sources by head; data without heads train a new head."""
     sources = config.sources()
     if not first_heads or config.heads:
         return sources

@@ -47,7 +47,7 @@ class SdfEntries:
         return bytes(self._data[start : int(self._ends[number, 0])])
 
     def mentions(self, text: str) -> bool:
-        """Whether the file holds some text anywhere."""
+        """Whether the file contains a text."""
         return bool(self._data.find(text.encode()) >= 0)
 
     @cached_property

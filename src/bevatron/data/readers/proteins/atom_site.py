@@ -16,7 +16,7 @@ from bevatron.errors import DataError
 from bevatron.typing import BoolArray, IntArray
 
 FARTHEST = 1e6
-"""Å; squares of what is farther have no digits left in 32 bits."""
+"""Å; squares of larger coordinates have no digits left in 32 bits."""
 
 _NUMBERS = {symbol.upper(): number for symbol, number in ATOMIC_NUMBERS.items()} | {"D": 1, "T": 1}
 

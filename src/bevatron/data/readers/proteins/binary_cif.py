@@ -1,4 +1,4 @@
-"""BinaryCIF (Sehnal et al. 2020) as a block of tables, read as one of mmCIF text is."""
+"""BinaryCIF (Sehnal et al. 2020) as a block of tables, like one of mmCIF text."""
 
 import struct
 from collections.abc import Callable
@@ -119,7 +119,7 @@ def _interval(values: npt.NDArray[Any], encoding: dict[str, Any]) -> npt.NDArray
 
 
 def _as_printed(values: npt.NDArray[Any], encoding: dict[str, Any]) -> npt.NDArray[Any]:
-    """Round to the type that was encoded; its shortest text is the number of the file."""
+    """Round to the encoded type, whose shortest text is the number in the file."""
     found: npt.NDArray[Any] = values.astype(_TYPES[encoding.get("srcType", 33)])
     return found
 
@@ -170,7 +170,7 @@ _DECODERS: dict[str, Callable[[Any, dict[str, Any]], npt.NDArray[Any]]] = {
 
 
 class _MessagePack:
-    """MessagePack, as far as BinaryCIF uses it."""
+    """The part of MessagePack that BinaryCIF uses."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._place = data, 0

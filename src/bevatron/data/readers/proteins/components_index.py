@@ -79,7 +79,7 @@ def read_columns(path: Path, *, binary: bool) -> Columns:
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    """Cut the text between data blocks, so that the parser need not hold all of it."""
+    """Split the text between data blocks, so that the parser never holds all of it."""
     parts: list[bytes] = []
     size = 0
     for part in read_blocks(path):
@@ -193,7 +193,7 @@ def row_checksum(columns: Mapping[str, Any], row: int) -> int:
 
 
 def structure_checksum(columns: Mapping[str, Any]) -> str:
-    """Hash where the values of each component begin, and the codes; damage there is not a value's.
+    """Hash the offsets and codes of the components, which no component's checksum covers.
 
     Reading a value at a wrong place may end the process.
     """

@@ -66,7 +66,7 @@ class Entities:
         return Table(self._block, category, self._name)
 
     def _read_sequences(self, category: str, key: str, place: str) -> dict[str, dict[int, str]]:
-        """Read components by number, the first of several at one place."""
+        """Read components by number, the first of alternatives."""
         table = self._table(category)
         keys = table.texts(key)
         numbers = table.integers(place, len(keys), 0).tolist()

@@ -1,4 +1,4 @@
-"""Files of OpenFold and OpenProteinSet as they lie: duplicate chains, alignment databases, dates.
+"""Files of OpenFold and OpenProteinSet, read in place: duplicates, alignment databases, dates.
 
 docs/source/Aux_seq_files.md of OpenFold's repository has examples of all of them.
 """
@@ -40,7 +40,7 @@ def read_duplicate_chains(path: str | Path) -> tuple[tuple[str, ...], ...]:
 
 
 def read_release_dates(path: str | Path) -> dict[str, dt.date]:
-    """Read when entries were released, by PDB code in lower case.
+    """Read the release dates of entries, by PDB code in lower case.
 
     Raises DataError naming the entry that has no date or another than one of its chains.
 
@@ -68,7 +68,7 @@ def read_release_dates(path: str | Path) -> dict[str, dt.date]:
 
 
 def read_obsolete(path: str | Path) -> dict[str, str]:
-    """Read which entry took the place of an obsolete one, by code in lower case.
+    """Read the successors of obsolete entries, by code in lower case.
 
     Raises DataError if a line is not one of these.
 

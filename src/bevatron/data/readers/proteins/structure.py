@@ -20,10 +20,10 @@ KINDS = ("protein", "dna", "rna", "hybrid", "other", "ligand", "ion", "glycan", 
 POLYMERS = KINDS[:5]
 
 UNKNOWN_NUMBER = np.iinfo(np.int32).min
-"""Author's number of a residue that the file gives none to."""
+"""Author's number of residues to which the file gives none."""
 
 MOST_ATOMS = 5_000_000
-"""Atoms of an assembly; the largest entry of the archive has half of that."""
+"""Maximum number of atoms of an assembly; the largest in the archive has half of that."""
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ def _pointer(counts: IntArray) -> IntArray:
 
 
 def _ranges(pointer: IntArray, items: IntArray) -> tuple[IntArray, IntArray]:
-    """List what ``pointer`` gives to each item, and the pointer of the result."""
+    """List the members of each item by ``pointer``, and the pointer of the result."""
     counts = np.diff(pointer)[items]
     new = _pointer(counts)
     return np.arange(new[-1]) + np.repeat(pointer[items] - new[:-1], counts), new

@@ -1,6 +1,6 @@
 """Structures of proteins, nucleic acids and ligands: mmCIF, BinaryCIF and PDB files.
 
-Both formats go one way: gemmi turns a PDB file into an mmCIF block, which `parse_structure` reads.
+All are read by `parse_structure`; gemmi first turns a PDB file into an mmCIF block.
 """
 
 import datetime as dt
@@ -45,10 +45,10 @@ WORST_RESOLUTION = 1000.0
 """Å; of subtomogram averages, 100 at most."""
 
 _BONDED = 2.4
-"""Å; atoms of residues that follow each other are at most so far apart."""
+"""Å; maximum distance of bonded atoms of consecutive residues."""
 
 _WIDEST_GAP = 1000
-"""Numbers from one residue to the next; authors number freely."""
+"""Maximum gap in residue numbers; authors number freely."""
 
 _RESOLUTIONS = (
     ("_refine", "ls_d_res_high"),
@@ -82,7 +82,7 @@ def read_structure(
 
 
 def parse_structure(data: bytes, name: str, model: int | None = None) -> Structure:
-    """Read what `read_structure` does from memory; ``name`` stands for the file in messages."""
+    """Read a structure from memory; ``name`` is that of the file in messages."""
     released = None
     if is_binary_cif(data):
         block = parse_binary_cif(data, name)
@@ -254,7 +254,7 @@ def _pointer(counts: IntArray) -> IntArray:
 
 
 def _resolution(block: Any, name: str) -> float | None:
-    """Take the best of several values, as a joint refinement has; zero or 10^6 is none."""
+    """Take the best of several values, as in a joint refinement; zero and 10^6 mean none."""
     for category, tag in _RESOLUTIONS:
         table = Table(block, category, name)
         values = table.floats(tag, len(table.texts(tag)))

@@ -92,7 +92,8 @@ def _new_outputs(
     ab = z.new_empty((2 * matrices if keeps else 0, R, padded(N)))
     statistics = z.new_empty((4, z.shape[:-1].numel()), dtype=torch.float32)
     rounded = z.new_empty(4 * a_weight.numel() + out_weight.numel() + gate_weight.numel())
-    return y, x, ab, torch.empty_like(y), statistics, rounded
+    normed = z.new_empty(z.shape if keeps else 0)
+    return y, x, ab, normed, statistics, rounded
 
 
 @custom_op("triangle_multiply", outputs="y x ab normed statistics rounded", fake=_new_outputs)
@@ -137,6 +138,7 @@ def _multiply(
     *norm_out, out_weight, gate_weight, out_bias = given[9:]
     found = _new_outputs(z, a_weight, out_weight, gate_weight, keeps)
     y, x, ab, normed, statistics, rounded = found
+    normed = normed if keeps else y  # whose rows are read before they are written
     run = Multiplication(z, mask, norm_in, joint_bias, norm_out, out_bias, rounded, eps)
     run.round_weights(a_weight, a_gate, b_weight, b_gate, out_weight, gate_weight)
     # Without rows too: a contraction may meet those of other processes.

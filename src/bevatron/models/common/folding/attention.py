@@ -1,4 +1,4 @@
-"""Gated attention within rows with a bias that they share, and the bias that a pair gives."""
+"""Gated attention within rows with a shared bias, and the bias from a pair."""
 
 from collections.abc import Sequence
 from math import prod

@@ -14,7 +14,7 @@ def distance_bins(
     count: int,
     farthest: float = 1e4,
 ) -> Bool[Tensor, "*batch R N count"]:
-    """Say which bin the distance of each pair of points lies in, of own rows of pairs.
+    """Return the bin of the distance of each pair of points, for own rows of pairs.
 
     Bins begin at ``count`` equally spaced distances from ``first`` to ``last``; the last one ends
     at ``farthest``. A distance below ``first``, or on an edge, is in no bin: AlphaFold2, algorithm

@@ -1,6 +1,6 @@
 """Dropout whose mask is shared along an axis and is a function of a seed.
 
-No generator has a state here: an activation that is computed again sees the same mask, and a
+No generator has a state here: a recomputed activation sees the same mask, and a
 captured step draws a new one whenever the seed, a tensor on the device, has changed.
 """
 

@@ -1,4 +1,4 @@
-"""The update of the pair by an alignment."""
+"""Update of the pair from an alignment."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ class OuterProductMean(nn.Module):
     def of_columns(
         self, columns: Float[Tensor, "*batch K S C"], mask: Bool[Tensor, "*batch S N"]
     ) -> Float[Tensor, "*batch K N Z"]:
-        """Compute the same from own columns of the alignment, as rows: of own residues."""
+        """Compute the same from own columns of the alignment, laid out as rows."""
         return outer_product_mean(columns, mask, *self._weights, by_columns=True)
 
     @property

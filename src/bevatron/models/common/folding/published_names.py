@@ -38,7 +38,7 @@ OUTER_PRODUCT_MEAN = {
 }
 
 RELU_TRANSITION = {"norm": "layer_norm", "up": "linear_1", "down": "linear_2"}
-"""OpenFold's."""
+"""Names of OpenFold."""
 
 SWIGLU_TRANSITION = {
     "norm": "layernorm1",
@@ -46,7 +46,7 @@ SWIGLU_TRANSITION = {
     "up": "linear_no_bias_b",
     "down": "linear_no_bias",
 }
-"""Protenix's."""
+"""Names of Protenix."""
 
 
 def inside(ours: str, theirs: str, names: Mapping[str, str]) -> dict[str, str]:

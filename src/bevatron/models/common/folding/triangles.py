@@ -112,7 +112,7 @@ class TriangleAttention(nn.Module):
         z: Float[Tensor, "*batch R N C"],
         mask: Bool[Tensor, "*batch N N"] | None = None,
     ) -> tuple[Float[Tensor, "*batch K N C"], Float[Tensor, "*batch K N C"]]:
-        """Return own columns of the pair and their update around the ending node, as rows."""
+        """Return own columns and their update around the ending node, laid out as rows."""
         coming = turned(z)
         bias = gathered(self._bias(z).mT, -1, z.shape[-2])
         # Copied once, not by every operator that reads it.

@@ -1,4 +1,4 @@
-"""Chemical features of atoms and bonds: what RDKit knows of a molecule, as vocabulary indices.
+"""Chemical features of atoms and bonds, from RDKit, as vocabulary indices.
 
 Definitions are those of the official GPS++ code, which took them from OGB and from the Graphormer
 entry of KDD Cup 2021. Every feature is a function from the atoms (or bonds) of one molecule to
@@ -34,7 +34,7 @@ GASTEIGER_EDGES = (
 """Upper bounds of the bins of a partial charge, e; index 33 beyond the last, and for NaN."""
 
 WRITTEN = frozenset({"chiral_tag", "explicit_valence", "implicit_valence", "direction"})
-"""Features that by their definition depend on how a molecule is written down."""
+"""Features that by definition depend on how a molecule is written."""
 
 _HYBRIDISATIONS = ("SP", "SP2", "SP3", "SP3D", "SP3D2")
 _BOND_TYPES = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC")

@@ -1,4 +1,4 @@
-"""From what a file holds to an RDKit molecule with implicit hydrogen, and its conformer if any.
+"""Raw samples as RDKit molecules with implicit hydrogen, with their conformers if any.
 
 Nothing here raises for a bad molecule: a reason is given instead, since one bad row among millions
 must not stop a preparation.
@@ -25,7 +25,7 @@ _NO_POSITIONS = np.zeros((0, 3), dtype=np.float32)
 
 @dataclass(frozen=True)
 class Molecule:
-    """A parsed molecule, or why it was rejected.
+    """A parsed molecule, or the reason for its rejection.
 
     Attributes
     ----------
@@ -182,7 +182,7 @@ def _matched(block: str, graph: Any) -> tuple[Array, str]:
 
 
 def _same_order(shown: Any, graph: Any) -> Sequence[int] | None:
-    """For each atom of ``graph`` the one of ``shown`` that it is; bond orders may differ.
+    """Return the atom of ``shown`` for each of ``graph``; bond orders may differ.
 
     Files of one origin agree atom by atom; else all of the chemistry is matched, else elements and
     bonds alone.

@@ -2,7 +2,7 @@ r"""An order of a molecule's atoms that does not depend on how the molecule is w
 
 Weisfeiler and Lehman's refinement over all pairs: an atom's colour is hashed together with those of
 all others and what lies between, until no more colours appear. While atoms share one, the last atom
-of the lowest such colour gets a colour of its own and the refinement goes on (McKay and Piperno,
+of the lowest such colour gets a colour of its own and the refinement continues (McKay and Piperno,
 "Practical graph isomorphism, II", 2014). Sums of 64-bit integers wrap around and so are exact in
 any order.
 

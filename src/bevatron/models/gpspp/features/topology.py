@@ -205,7 +205,7 @@ def _signed(vectors: FloatArray, share: float) -> FloatArray:
 
 
 def outermost_shells(distances: npt.NDArray[np.uint8], bonded: Array) -> tuple[IntArray, BoolArray]:
-    """Find up to which radius each atom has an environment, as RDKit has it.
+    """Find the largest radius at which RDKit has an environment of each atom.
 
     RDKit gathers bonds shell by shell, the shell of a bond being one more than the distance of its
     nearer atom, and has no environment once nothing is left to be looked at. A bond of the last

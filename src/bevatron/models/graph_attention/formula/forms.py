@@ -109,7 +109,7 @@ def recognise(psi: Expression) -> Form:
 
 @dataclass
 class _Factors:
-    """A product taken apart: everything multiplied, everything divided by."""
+    """Factors of a product: the numerator and the denominator."""
 
     above: list[Expression]
     below: list[Expression]

@@ -168,7 +168,7 @@ class Layer(GraphLayer):
         )
 
     def attends(self, *, weighted: bool = False) -> Attends:
-        """Say what the plan needs of a partition of a graph with or without edge values."""
+        """Return the plan's requirement on a partition, with or without edge values."""
         return attends(self.plan(weighted=weighted), weighted=weighted)
 
     def attend(self, matrix: Matrix, features: Features) -> Float[Tensor, "n H out"]:
@@ -282,7 +282,7 @@ class Layer(GraphLayer):
 
 
 class _Once:
-    """Calls a function the first time and keeps its result."""
+    """Calls a function once and caches its result."""
 
     def __init__(self, function: Callable[[], Tensor]) -> None:
         self._function = function
@@ -308,7 +308,7 @@ def _features_dtype(features: Features) -> torch.dtype:
 def _shapes(
     nodes: list[Expression], inputs: int, outputs: int, heads: int
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of what a formula learns, by name."""
+    """Shapes of a formula's parameters, by name."""
     sizes = {"in": inputs, "out": outputs}
     found: dict[str, tuple[int, ...]] = {}
     for node in nodes:

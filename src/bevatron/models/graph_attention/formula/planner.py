@@ -159,7 +159,7 @@ def plan(
 
 
 def attends(chosen: Plan, *, weighted: bool) -> Attends:
-    """Say what a plan needs of a graph that is cut over processes, with or without edge values.
+    """Return a plan's requirement on a partitioned graph, with or without edge values.
 
     Partitions have GAT's attention with scores of single vertices, and unscaled dot products of the
     features that are summed; edge values multiply both after the softmax. Any other form takes rows
@@ -247,7 +247,7 @@ def _kernel(form: Form) -> tuple[str, str]:
 
 
 def _uses(psi: Expression) -> tuple[bool, bool]:
-    """Whether Psi uses X at all, and whether otherwise than as X @ vector."""
+    """Whether Psi uses X, and whether other than as X @ vector."""
     nodes = walk(psi)
     whole = any(
         operand.op == "X" and not (node.op == "project" and node.kind is Kind.VECTOR)

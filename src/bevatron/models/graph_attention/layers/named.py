@@ -1,4 +1,4 @@
-"""A layer with a kernel of its own, which is also a formula that its tests compare it with."""
+"""Layers with their own kernels, each also a formula with which tests compare it."""
 
 from collections.abc import Mapping
 from typing import Literal, TypedDict, Unpack
@@ -75,7 +75,7 @@ class NamedLayer(GraphLayer):
         raise NotImplementedError
 
     def attends(self, *, weighted: bool = False) -> Attends:
-        """Say what the layer needs of a partition of a graph with or without edge values."""
+        """Return the layer's requirement on a partition, with or without edge values."""
         return self.formula().attends(weighted=weighted)
 
     def formula(self) -> Layer:
@@ -110,7 +110,7 @@ class NamedLayer(GraphLayer):
 
 
 def check_attention(slope: float, dropout: float) -> None:
-    """Check what kernels of additive scores take; ConfigError if a number is out of its range."""
+    """Check the arguments of additive scores; ConfigError if a number is out of range."""
     if not 0.0 <= slope <= 1.0:
         raise ConfigError(f"slope: expected 0 to 1, got {slope}")
     if not 0.0 <= dropout < 1.0:

@@ -115,7 +115,7 @@ def _hit(row: dict[str, str], where: str) -> Hit:
 
 
 def _expand(cigar: str, where: str) -> tuple[BoolArray, BoolArray]:
-    """Expand CIGAR to columns: I has a residue in the query alone, D in the target alone."""
+    """Expand CIGAR to columns: I has a residue only in the query, D only in the target."""
     if not _WHOLE_CIGAR.fullmatch(cigar):
         raise DataError(f"{where}: cigar is '{cigar[:40]}'; expected counts of M, I, D, = and X")
     runs = _CIGAR.findall(cigar)

@@ -16,7 +16,7 @@ from bevatron.typing import Array, BoolArray, IntArray
 GAPS = b"-."
 
 LONGEST = 100_000
-"""Residues of a protein; the longest that are known have half of that."""
+"""Maximum length of a protein; the longest known ones have half of that."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class TemplateHits:
         return TemplateHits(**found, **_joined_pairs(pairs))
 
     def moved(self, first: int) -> "TemplateHits":
-        """Return the same hits for a query that has ``first`` more residues at its beginning."""
+        """Return the hits for a query with ``first`` more residues at its beginning."""
         shift = np.array([first, 0], dtype=np.int32)
         return replace(self, pairs=self.pairs + shift, query_ranges=self.query_ranges + first)
 
@@ -218,7 +218,7 @@ def residues(row: bytes) -> str:
 
 
 def residue_number(text: str, what: str, where: str) -> int:
-    """Read the number of a residue, or how many there are.
+    """Read the number of a residue, or a number of residues.
 
     Raises DataError if it is not a whole number, or larger than any protein.
     """

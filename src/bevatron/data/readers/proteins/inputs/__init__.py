@@ -1,4 +1,4 @@
-"""Inputs of predictions: what a user wants folded, in the formats that users have.
+"""Inputs of predictions, in common formats.
 
 FASTA of chains; JSON of AlphaFold3, of the AlphaFold Server and of Protenix; YAML of Boltz.
 """

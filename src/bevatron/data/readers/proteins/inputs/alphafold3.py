@@ -114,7 +114,7 @@ def _bond(part: Keyed) -> tuple[AtomName, AtomName]:
 
 
 def atom_name(part: Keyed) -> AtomName:
-    """Read an atom that is a list of chain, position and name; Boltz writes it so too."""
+    """Read an atom written as a list of chain, position and name, as in Boltz too."""
     fields = list(part.items())
     if len(fields) != 3:
         raise part.error("is not an atom; expected a chain, a position from 1 and the atom's name")

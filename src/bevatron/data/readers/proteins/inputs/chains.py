@@ -65,7 +65,7 @@ def read_chains(data: bytes, path: Path, stem: str) -> Complex:
 
 
 def _named(fields: list[str], header: str, where: str) -> tuple[tuple[str, ...], str]:
-    """Return chains and kind as far as a header states them; refuse a kind that is none."""
+    """Return the chains and kind that a header states; refuse an unknown kind."""
     kinds = (*POLYMERS, *_LIGANDS)
     if len(fields) > 1 and fields[1].lower() in kinds:
         return ((fields[0],) if fields[0] else ()), fields[1].lower()
@@ -82,7 +82,7 @@ def _named(fields: list[str], header: str, where: str) -> tuple[tuple[str, ...],
 
 
 def _unknown_kind(fields: list[str]) -> str:
-    """Return what stands where Boltz or Chai have the kind and is none, not names of databases."""
+    """Return an unknown word in the place of Boltz's or Chai's kind, except names of databases."""
     if fields[1].startswith("name="):
         return fields[0]
     of_boltz = _CHAIN.fullmatch(fields[0]) and fields[0].lower() not in _DATABASES

@@ -14,10 +14,10 @@ from bevatron.data.readers.proteins.alphabet import LETTERS, Polymer
 from bevatron.errors import DataError
 
 MOST_RESIDUES = 10_000_000
-"""More than any structure has."""
+"""Maximum number of residues; more than any structure has."""
 
 MOST_CHAINS = 10_000
-"""Copies of an entity."""
+"""Maximum number of copies of an entity."""
 
 Kind = Polymer | Literal["ligand"]
 """Kind of an entity; ions are ligands."""
@@ -83,7 +83,7 @@ class Entity:
     unpaired, paired
         Alignment as file or as text of an a3m file; empty text for none, None if the user does not
         say.
-    templates : none if the user does not say, an empty tuple for none
+    templates : None if the user does not say, an empty tuple for none
     description : the user's own words
     """
 

@@ -7,17 +7,17 @@ from torch import Tensor
 from bevatron.models.common.folding.metrics.superposed import tm_distance
 
 MAX_ERROR = 32.0
-"""Å; where the last bin of the aligned error ends."""
+"""Å; upper end of the last bin of the aligned error."""
 
 CLASH = 1.1
 """Å between atoms of different polymers."""
 
 CLASHING_ATOMS = 100
 CLASHING_SHARE = 0.5
-"""More clashing pairs of two chains than this, or than this share of the smaller one's atoms."""
+"""Two chains clash above this number of close pairs, or this fraction of the smaller's atoms."""
 
 SHORTEST_FOR_TM = 19
-"""Tokens; shorter chains are judged as if they had as many."""
+"""Tokens; shorter chains are scored as if they had this many."""
 
 
 def expected_lddt(logits: Float[Tensor, "*batch bins"]) -> Float[Tensor, "*batch"]:
@@ -45,7 +45,7 @@ def ptm(
     has_frame: Bool[Tensor, "N"],
     counts: Bool[Tensor, "N"],
 ) -> Float[Tensor, ""]:
-    r"""Compute pTM: the TM-score that the predicted aligned errors amount to.
+    r"""Compute pTM: the TM-score expected from the predicted aligned errors.
 
     :math:`\max_i \frac1N \sum_j E[(1 + (e_{ij}/d_0(N))^2)^{-1}]` over tokens i with a frame:
     equation 17 of the AlphaFold3 supplement. 0 if no token has one.

@@ -1,4 +1,4 @@
-"""Contacts between residues from a distogram, and how many of the surest are true."""
+"""Contacts between residues from a distogram, and the precision of the most probable."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,7 +35,7 @@ def contact_precision(
     separation: int = 24,
     pairs_per_residue: float = 1.0,
 ) -> Float[Tensor, ""]:
-    """Compute the share of true contacts among the surest, as in CASP; NaN if there is no pair.
+    """Compute the precision of the most probable contacts, as in CASP; NaN if there is no pair.
 
     Parameters
     ----------

@@ -14,12 +14,12 @@ INTERFACE = 10.0
 """Å between heavy atoms: a contact, and a residue of the interface."""
 
 CLASSES = ((0.80, "high"), (0.49, "medium"), (0.23, "acceptable"), (0.0, "incorrect"))
-"""Least DockQ of each class."""
+"""Minimum DockQ of each class."""
 
 
 @dataclass(frozen=True)
 class DockQ:
-    """DockQ and what it is made of (Basu and Wallner, PLOS ONE 11, e0161879 (2016)).
+    """DockQ and its components (Basu and Wallner, PLOS ONE 11, e0161879 (2016)).
 
     Attributes
     ----------

@@ -61,7 +61,7 @@ def tm_distance(length: int) -> float:
 
 
 def _pieces(length: int) -> Float[Tensor, "S L"]:
-    """Return the first superpositions: which residues each is made with."""
+    """Return the residues of each initial superposition."""
     place = torch.arange(length)
     rows, size = [], length
     while True:
