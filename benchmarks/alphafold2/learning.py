@@ -106,20 +106,16 @@ def configuration(given: argparse.Namespace, folder: Path) -> AlphaFold2Run:
 
 
 class UnevenChains(FullChains):
-    """Of which some take longer: up to ``longest`` seconds, spread over three orders of it.
+    """Of which some take longer: up to ``longest`` seconds, spread over three orders of it."""
 
-    Errors of none are clamped if ``unclamped``, which moves what lies far away.
-    """
-
-    share, longest, unclamped = 0.0, 1.0, False
+    share, longest = 0.0, 1.0
 
     def sample(self, index: SupportsIndex, seed: int) -> Any:
         """Make the sample of a seed, whose delay is always the same."""
         chance, power = np.random.default_rng([int(index), seed]).random(2)
         if chance < self.share:
             time.sleep(self.longest * 10 ** (3 * power - 3))
-        found = super().sample(index, seed)
-        return found | {"use_clamped_fape": np.zeros((), np.float32)} if self.unclamped else found
+        return super().sample(index, seed)
 
 
 class Watched(AlphaFold2Task):
@@ -148,7 +144,6 @@ def reduced(run: Run, given: argparse.Namespace) -> Run:
         lengths = data.lengths("tokens")
         full = UnevenChains(data.path, data.units, lengths, sizes, given.passes)
         full.share, full.longest = given.slow, given.longest_delay
-        full.unclamped = given.unclamped
         sources.append(replace(source, dataset=full))
     train = Draws(sources, draws.seed)
     return replace(run, task=task, train=train, stages=[replace(run.stages[0], train=train)])
@@ -214,7 +209,7 @@ def measure(given: argparse.Namespace) -> Result:
                 seen = tested(predictor, given.store, given.longest, given.seen)
                 chains += [row | {"of": "training"} for row in seen]
     chosen = ("preset", "seed", "steps", "samples", "crop", "rows", "extra_rows", "passes", "lr",
-              "slow", "longest_delay", "unclamped", "set")  # fmt: skip
+              "slow", "longest_delay", "set")  # fmt: skip
     return {
         "name": given.name,
         **{key: getattr(given, key) for key in chosen},
@@ -473,7 +468,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--templates", type=int, default=1)
     parser.add_argument("--passes", type=int, default=1, help="of a step at most; 1: no recycling")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--unclamped", action="store_true", help="clamp errors of no sample")
     parser.add_argument("--seen", type=int, default=0, help="chains of the training judged, too")
     parser.add_argument("--slow", type=float, default=0.0, help="share of samples that take longer")
     parser.add_argument("--longest-delay", type=float, default=1.0, help="of a slow one, seconds")

@@ -147,6 +147,15 @@ def test_masks_follow_their_shares():
     assert found[20] == 0
 
 
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_errors_of_a_share_of_the_samples_are_clamped(share):
+    sizes = dataclasses.replace(SIZES, clamped=share)
+    rows = alignment(num_rows=4)
+    drawn = [sample_chain(chain(), rows, seed, sizes, 1)["use_clamped_fape"] for seed in range(60)]
+    assert np.mean(drawn) == pytest.approx(share, abs=0.15)
+    assert share not in {0, 1} or np.mean(drawn) == share
+
+
 def test_an_alignment_of_another_chain_is_refused():
     with pytest.raises(DataError, match="40 columns was given for a chain of 50 residues"):
         sample_chain(chain(50), alignment(5, 40), 0, SIZES)

@@ -30,8 +30,6 @@ REPLACED = 0.15
 """Share of the positions of cluster centres that are drawn for prediction."""
 _TO_MASK, _TO_UNIFORM, _TO_PROFILE = 0.7, 0.8, 0.9
 """Of these, 0.7 become the mask, 0.1 any of 20 residues, 0.1 one of the column; 0.1 stay."""
-CLAMPED = 0.9
-"""Share of the samples whose errors are clamped."""
 _ROWS_AT_ONCE = 2048
 
 
@@ -45,6 +43,7 @@ class ChainSizes:
     msa_rows, extra_rows : cluster centres, and rows of the extra alignment
     templates : maximum number of templates
     best_templates : take the best templates, as in predictions, not a random number of random ones
+    clamped : share of the samples whose errors are clamped
     """
 
     residues: int = 256
@@ -52,6 +51,7 @@ class ChainSizes:
     extra_rows: int = 1024
     templates: int = 4
     best_templates: bool = False
+    clamped: float = 0.9
 
 
 def fitted(sizes: ChainSizes, rows: AlignmentRows, templates: object | None = None) -> ChainSizes:
@@ -131,7 +131,7 @@ def sample_chain(
         np.random.Generator(np.random.PCG64(each))
         for each in np.random.SeedSequence(seed).spawn(1 + cycles)
     ]
-    clamped = bool(of_chain.random() < CLAMPED)
+    clamped = bool(of_chain.random() < sizes.clamped)
     crop = slice(*crop_chain(length, sizes.residues, of_chain, clamped=clamped))
     sample = residues_of_sample(entry, crop, sizes.residues)
     sample["use_clamped_fape"] = np.array(clamped, dtype=np.float32)

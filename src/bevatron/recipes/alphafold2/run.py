@@ -16,6 +16,7 @@ from bevatron.models.alphafold2.config import FINE_TUNING_SIZES, AlphaFold2Confi
 from bevatron.models.alphafold2.losses import FINE_TUNING_WEIGHTS, LossWeights
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.alphafold2.task import CYCLES, AlphaFold2Task
+from bevatron.models.common.hyper_parameters import check_ranges
 from bevatron.recipes.alphafold2 import SYSTEM
 from bevatron.recipes.alphafold2.data import ChainDataConfig, load_chains
 from bevatron.recipes.alphafold2.start import Started, started_from
@@ -39,18 +40,26 @@ class ChainStage(StageConfig):
     crop : maximum number of residues of a crop
     rows : maximum number of MSA cluster centres
     extra_rows : maximum number of extra MSA rows
+    clamped
+        Share of the samples whose frame-aligned errors above 10 Å do not count; of few samples,
+        those of others bring distant parts together.
     loss : weights of the terms
     """
 
     crop: int = 256
     rows: int = 124
     extra_rows: int = 1024
+    clamped: float = 0.9
     loss: LossWeights = field(default_factory=LossWeights)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, [("clamped", 0, 1)])
 
     @property
     def sizes(self) -> ChainSizes:
         """Maximum sizes of a sample."""
-        return ChainSizes(self.crop, self.rows, self.extra_rows)
+        return ChainSizes(self.crop, self.rows, self.extra_rows, clamped=self.clamped)
 
 
 def published_stages(tm: float = 0.0) -> dict[str, ChainStage]:
