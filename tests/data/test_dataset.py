@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bevatron.data.dataset import Concatenated, Subset, sizes, split
+from bevatron.data.dataset import Concatenated, InMemory, Subset, sizes, split
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import write_store
 from bevatron.data.store.shards import concatenate
@@ -51,6 +51,13 @@ def test_subset_gives_the_chosen_samples_in_order():
     assert len(Subset(Numbers("a", 5), [])) == 0
 
 
+def test_samples_in_memory_are_a_data_set_that_pickles():
+    made = InMemory([{"x": np.zeros(n)} for n in (2, 0, 3)], ["a", "b", "c"].__getitem__)
+    there = pickle.loads(pickle.dumps(made))
+    assert [there.describe(index) for index in range(len(there))] == ["a", "b", "c"]
+    assert (there.lengths("x").tolist(), len(there[2]["x"])) == ([2, 0, 3], 3)
+
+
 def test_concatenated_walks_its_parts_and_sets_their_heads():
     joined = Concatenated([Numbers("a", 2), Numbers("b", 0), Numbers("c", 3)], heads=[0, 1, 2])
     assert len(joined) == 5
@@ -67,6 +74,8 @@ def test_concatenated_walks_its_parts_and_sets_their_heads():
         with pytest.raises(IndexError):
             joined[index]
     assert int(Concatenated([Numbers("a", 2)])[0]["head"]) == 9
+    renumbered = Concatenated([Numbers("a", 2)], heads=[[*range(9), 4]])
+    assert int(renumbered[1]["head"]) == 4
     with pytest.raises(DataError, match="1 data sets but 2 heads"):
         Concatenated([Numbers("a", 2)], heads=[0, 1])
     with pytest.raises(DataError, match="at least one part"):

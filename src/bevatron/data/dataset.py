@@ -1,7 +1,7 @@
 """Data sets for the loader and the trainer: stores, subsets and concatenations of them."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
@@ -98,16 +98,40 @@ class Subset:
         return chosen
 
 
+class InMemory:
+    """Samples in memory; ``origin`` names the origin of each for `describe`."""
+
+    def __init__(self, samples: Iterable[Arrays], origin: Callable[[int], str]) -> None:
+        self.samples, self.origin = list(samples), origin
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Arrays:
+        return self.samples[index]
+
+    def describe(self, index: int) -> str:
+        """Return the origin of a sample."""
+        return self.origin(index)
+
+    def lengths(self, field: str) -> IntArray:
+        """Return the number of rows of a ragged field in every sample, [n]."""
+        return np.array([len(sample[field]) for sample in self.samples], dtype=np.int64)
+
+
 class Concatenated:
     """Several data sets concatenated; DataError if there are no parts, or not one head for each.
 
     Parameters
     ----------
     heads
-        For each part the number that replaces ``head`` of its samples; None keeps the stored one.
+        For each part the number that replaces ``head`` of its samples, or one for each number that
+        these have; None keeps the stored one.
     """
 
-    def __init__(self, datasets: Sequence[Dataset], heads: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, datasets: Sequence[Dataset], heads: Sequence[int | Sequence[int]] | None = None
+    ) -> None:
         if not datasets:
             raise DataError("a data set of several needs at least one part")
         if heads is not None and len(heads) != len(datasets):
@@ -131,7 +155,10 @@ class Concatenated:
         return self._with_head(seeded_sample(self.datasets[part], row, seed), part)
 
     def _with_head(self, sample: Arrays, part: int) -> Arrays:
-        return sample if self.heads is None else {**sample, "head": self.heads[part]}
+        if self.heads is None:
+            return sample
+        head = self.heads[part]
+        return {**sample, "head": head[int(sample["head"])] if head.ndim else head}
 
     def locate(self, index: SupportsIndex) -> tuple[int, int]:
         """Return the part that holds a sample and the index within it.

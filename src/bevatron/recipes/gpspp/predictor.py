@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from bevatron.data.dataset import Dataset, Subset
+from bevatron.data.dataset import Dataset, InMemory, Subset
 from bevatron.data.readers.molecules import MoleculeReader, molecules_in_memory
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
@@ -34,7 +34,7 @@ from bevatron.recipes.gpspp.stores import check_molecules, prepare_molecules
 from bevatron.recipes.kinds import check_distinct
 from bevatron.train.evaluate import in_eval_mode, ordered_batches, predict
 from bevatron.train.settings import BatchConfig
-from bevatron.typing import Array, Arrays, FloatArray, IntArray
+from bevatron.typing import Array, FloatArray, IntArray
 
 Precision = Literal["float32", "float64", "bfloat16"]
 
@@ -287,7 +287,7 @@ class MoleculePredictor:
         )
         if reader.num_samples <= IN_PROCESS:
             raw = list(reader.read(0, reader.num_samples))
-            yield Samples(Featurizer(feature_set, version).many(raw), reader)
+            yield _Molecules(Featurizer(feature_set, version).many(raw), reader.describe)
             return
         with tempfile.TemporaryDirectory(prefix="bevatron-") as scratch:
             out = Path(scratch) / "store"
@@ -328,36 +328,13 @@ class MoleculePredictor:
         return [c if c.shape[1] > 1 else c[:, 0] for c in columns]
 
 
-class Samples:
-    """Prepared molecules in memory, as a data set.
-
-    Parameters
-    ----------
-    samples : with the fields of a store of molecules
-    reader : where they come from
-    """
-
-    def __init__(self, samples: Sequence[Arrays], reader: MoleculeReader) -> None:
-        self._samples, self._reader = list(samples), reader
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, index: int) -> Arrays:
-        return self._samples[index]
-
-    def describe(self, index: int) -> str:
-        """Name where a sample comes from."""
-        return self._reader.describe(index)
-
-    def lengths(self, field: str) -> IntArray:
-        """Rows of a ragged field in every sample, [n]."""
-        return np.array([len(sample[field]) for sample in self._samples], dtype=np.int64)
+class _Molecules(InMemory):
+    """Prepared molecules in memory."""
 
     def flat(self, field: str) -> Iterator[tuple[Array, IntArray]]:
         """Yield all rows of a ragged field and the samples' offsets, as a store does."""
-        if self._samples:
-            rows = np.concatenate([sample[field] for sample in self._samples])
+        if self.samples:
+            rows = np.concatenate([sample[field] for sample in self.samples])
             yield rows, np.concatenate([[0], np.cumsum(self.lengths(field))])
 
 

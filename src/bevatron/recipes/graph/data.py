@@ -10,14 +10,14 @@ import torch
 import xxhash
 
 from bevatron.config import to_dict
-from bevatron.data.dataset import Dataset
+from bevatron.data.dataset import Dataset, InMemory
 from bevatron.data.graphs import ROLES, GraphArrays, GraphOptions, read_graph
 from bevatron.data.graphs.vertices import has_label
 from bevatron.data.samples.graphs import PARTS, WholeGraph
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.graph_attention.config import LabelKind
 from bevatron.recipes.graph.split import TrainedSplit
-from bevatron.typing import Arrays, IntArray
+from bevatron.typing import IntArray
 
 
 @dataclass(frozen=True)
@@ -63,32 +63,6 @@ class GraphDataConfig:
             shares = " ".join(f"{share:g}" for share in self.read.random_split)
             return f"drawn at random ({shares}, seed {self.read.split_seed})"
         return f"split {self.read.split} of {self.splits or self.train[0]}"
-
-
-class GraphSet:
-    """Graphs in memory as a data set; those of a single graph share edges and features.
-
-    Parameters
-    ----------
-    samples : with the fields of `bevatron.data.samples.graphs.graph_fields`
-    """
-
-    def __init__(self, samples: Sequence[Arrays], names: Sequence[str]) -> None:
-        self.samples, self.names = list(samples), list(names)
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Arrays:
-        return self.samples[index]
-
-    def describe(self, index: int) -> str:
-        """Name the file of a graph."""
-        return self.names[index]
-
-    def lengths(self, field: str) -> IntArray:
-        """Rows of a field in every graph, [n]."""
-        return np.array([len(sample[field]) for sample in self.samples], dtype=np.int64)
 
 
 def graph_sizes(dataset: Dataset) -> dict[str, IntArray]:
@@ -179,7 +153,7 @@ def describe_vertices(vertices: GraphArrays, config: GraphDataConfig) -> GraphDa
     digest = xxhash.xxh3_128(_fingerprint([vertices], config).encode())
     digest.update(repr([(p.name, p.stat().st_size) for p in config.train]).encode())
     return GraphData(
-        train=GraphSet([], []),
+        train=InMemory([], str),
         valid=None,
         test=None,
         inputs=vertices.num_features,
@@ -235,10 +209,10 @@ def sample_of(graph: GraphArrays, questions: LabelKind) -> dict[str, Any]:
     return sample
 
 
-def _parts_of_one(graph: GraphArrays, questions: LabelKind) -> dict[str, GraphSet | None]:
-    whole = WholeGraph(sample_of(graph, questions))
+def _parts_of_one(graph: GraphArrays, questions: LabelKind) -> dict[str, InMemory | None]:
+    whole, names = WholeGraph(sample_of(graph, questions)), [graph.name]
     return {
-        role: GraphSet([whole.part(role)], [graph.name]) if graph.mask(role).any() else None
+        role: InMemory([whole.part(role)], names.__getitem__) if graph.mask(role).any() else None
         for role in PARTS
     }
 
@@ -253,13 +227,13 @@ def _whole_in(graph: GraphArrays, role: str) -> GraphArrays:
     return replace(graph, roles=(known * number).astype(np.uint8))
 
 
-def _set_of(graphs: Sequence[GraphArrays], role: str, questions: LabelKind) -> GraphSet | None:
+def _set_of(graphs: Sequence[GraphArrays], role: str, questions: LabelKind) -> InMemory | None:
     """Build a data set of graphs, with all labelled vertices."""
     if not graphs:
         return None
     part = np.array(ROLES.index(role), dtype=np.int32)
     samples = [{**sample_of(graph, questions), "part": part} for graph in graphs]
-    return GraphSet(samples, [graph.name for graph in graphs])
+    return InMemory(samples, [graph.name for graph in graphs].__getitem__)
 
 
 def _check_test(parts: Mapping[str, Sequence[GraphArrays]]) -> None:

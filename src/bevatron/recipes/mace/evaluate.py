@@ -123,7 +123,7 @@ def evaluate_files(
     with tempfile.TemporaryDirectory(prefix="bevatron-") as scratch:
         stores = open_structures(paths, potential.cutoff, labels, Path(scratch) / "store")
         _warn_of_unused(stores)
-        dataset = Concatenated([_Renumbered(s, _head_indices(s, config, head)) for s in stores])
+        dataset = Concatenated(stores, [_head_indices(s, config, head) for s in stores])
         evaluation = evaluate_dataset(potential, dataset, capacity)
     if out is not None:
         write_json_atomically(out, evaluation.errors(), DataError)
@@ -294,34 +294,6 @@ def _check_elements(potential: Potential, dataset: Dataset, atomic_numbers: IntA
     if not set(np.unique(atomic_numbers).tolist()) <= set(potential.atomic_numbers):
         for index, sample in _samples(dataset):
             potential.check_elements(sample["atomic_numbers"], dataset.describe(index))
-
-
-class _Renumbered:
-    """A store whose samples name the model's heads by number.
-
-    Parameters
-    ----------
-    heads : the model's head for each of the store's
-    """
-
-    def __init__(self, store: Store, heads: Sequence[int]) -> None:
-        self.store = store
-        self.heads = np.array(heads, dtype=np.int32)
-
-    def __len__(self) -> int:
-        return len(self.store)
-
-    def __getitem__(self, index: int) -> Arrays:
-        sample = self.store[index]
-        return {**sample, "head": self.heads[int(sample["head"])]}
-
-    def describe(self, index: int) -> str:
-        """Return the origin of a sample."""
-        return self.store.describe(index)
-
-    def lengths(self, field: str) -> IntArray:
-        """Return the number of rows of a ragged field in every sample, [n]."""
-        return self.store.lengths(field)
 
 
 def _head_indices(store: Store, config: MaceConfig, head: str | None) -> list[int]:
