@@ -200,6 +200,26 @@ def test_steps_are_planned_at_lengths_that_no_complex_has(store, tmp_path, monke
     assert "not run" in written["notes"]
 
 
+def test_measured_memory_stands_beside_what_was_planned(tmp_path):
+    key = {"arm": "bevatron", "policy": "all", "N": 64}
+    for hardware, gib in (
+        ("cpu", {"peak GiB": 1.5, "in all GiB": 8.0}),
+        ("gpu", {"peak GiB": 2.0}),
+    ):
+        found = {"hardware": hardware, "rows": [key | gib]}
+        (tmp_path / f"memory-{hardware}.json").write_text(json.dumps(found))
+    for arm in ("bevatron, launched, segments", "bevatron, captured, all"):
+        found = {"measured on": {"hardware": "gpu", "versions": {}}}
+        found["row"] = {"arm": arm, "N": 96, "peak GiB": 3.0}
+        (tmp_path / f"step-{arm}.json").write_text(json.dumps(found))
+    memory.collect(tmp_path, tmp_path)
+    written = json.loads((tmp_path / "alphafold3" / "memory.json").read_text())
+    assert written["rows"] == [
+        {**key, "planned GiB": 1.5, "planned in all GiB": 8.0, "peak GiB": 2.0},
+        {**key, "policy": "segments", "N": 96, "peak GiB": 3.0},
+    ]
+
+
 def test_longer_crops_are_planned_for_several_gpus(store, tmp_path, monkeypatch):
     def plan(run, batch, *, shape, captured):
         del run, batch, captured

@@ -16,6 +16,7 @@ from bevatron.maths import rigid
 from bevatron.maths.rigid import Rigid
 from bevatron.models.alphafold2.config import StructureConfig
 from bevatron.models.alphafold2.drops import Drops
+from bevatron.models.alphafold2.embedders import Projection
 from bevatron.models.common.folding import LayerNorm, Linear
 from bevatron.parallel.axial import all_of, own
 
@@ -143,29 +144,12 @@ class StructureTransition(nn.Module):
         return normalised
 
 
-class BackboneUpdate(nn.Module):
-    """Six numbers per residue that move its frame; algorithm 23."""
-
-    def __init__(self, c_s: int) -> None:
-        super().__init__()
-        self.linear = Linear(c_s, 6, init="final")
-
-    def forward(
-        self,
-        s: Float[Tensor, "*rows C"],
-        frames: Float[Tensor, "*rows 7"],
-        rotation: Float[Tensor, "*rows 3 3"],
-    ) -> Float[Tensor, "*rows 7"]:
-        """Return the moved frames, (unit quaternion, translation)."""
-        return moved_frames(frames, rotation, self.linear(s))
-
-
 def moved_frames(
     frames: Float[Tensor, "*rows 7"],
     rotation: Float[Tensor, "*rows 3 3"],
     update: Float[Tensor, "*rows 6"],
 ) -> Float[Tensor, "*rows 7"]:
-    """Compose frames, of which the rotations are known, with (1, b, c, d) and (x, y, z)."""
+    """Move frames of known rotations by (1, b, c, d) and (x, y, z); algorithm 23."""
     quaternion, origin = frames.split([4, 3], dim=-1)
     turn, shift = update.split([3, 3], dim=-1)
     whole = F.pad(turn, (1, 0), value=1.0)
@@ -230,7 +214,7 @@ class StructureModule(nn.Module):
         self.ipa = InvariantPointAttention(c_s, c_z, config)
         self.norm_ipa = LayerNorm(c_s)
         self.transition = StructureTransition(c_s, config.num_transition_layers)
-        self.bb_update = BackboneUpdate(c_s)
+        self.bb_update = Projection(c_s, 6, "final")
         self.angle_resnet = AngleResnet(c_s, config.angle_width, config.num_angle_blocks)
 
     def forward(
@@ -264,7 +248,7 @@ class StructureModule(nn.Module):
             s = s + self.ipa(s, z, bias, moved)
             s = self.norm_ipa(_dropped(s, masks[2 * block]))
             s = self.transition(s, masks[2 * block + 1])
-            frames = self.bb_update(s, frames, moved.rotation)
+            frames = moved_frames(frames, moved.rotation, self.bb_update(s))
             blocks.append((frames, s))
             # Gradients through the rotations of several blocks destabilise training.
             frames = torch.cat([frames[..., :4].detach(), frames[..., 4:]], dim=-1)

@@ -65,7 +65,7 @@ def widen(
 
     If it ``keeps``: the rows normalised, and gates and values, or without a gate the hidden rows.
     """
-    y, mean, rstd, normed, wide = _new_outputs(x, up_weight, down_weight, gate_weight, keeps)
+    y, mean, rstd, normed, wide = _new_outputs(x, up_weight, down_weight, gate_weight, keeps=False)
     rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
     weights = Weights(up_weight, down_weight, gate_weight, up_bias, down_bias)
     y_rows = y.view(-1, y.shape[-1])
