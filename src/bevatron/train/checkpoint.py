@@ -69,7 +69,7 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, snapshot: Snapshot, record: RunRecord) -> Path:
-    """Write a checkpoint below ``folder``; it has its name once all of it is on disk.
+    """Write a checkpoint below ``folder``; it gets its name once it is complete on disk.
 
     Raises CheckpointError if the disk is full or the folder cannot be written; older checkpoints
     stay intact.

@@ -23,7 +23,7 @@ LINE_SECONDS = 30.0
 """Without a terminal, time between lines about the steps."""
 
 EPOCH_SECONDS = 1.0
-"""Least time between lines about epochs; shorter epochs are only logged, but for the last."""
+"""Minimum time between lines about epochs; shorter epochs, except the last, are only logged."""
 
 
 class Console:
@@ -169,7 +169,7 @@ class Console:
         self._held, self._printed_at, self._next_epoch = "", now, now + EPOCH_SECONDS
 
     def _print_held(self) -> None:
-        """Print the last epoch, if it was not: what comes after it is not printed before it."""
+        """Print the last epoch if it was not, so that later lines come after it."""
         if self._held:
             self._print(self._held)
             self._held = ""
@@ -209,7 +209,7 @@ class Pace:
         self.epoch, self._step, self._steps = 0, 0, 1
 
     def begin_steps(self, done: int, whole: int) -> None:
-        """Go on after so many steps of so many, for a run that counts steps."""
+        """Continue after some of a number of steps, for a run that counts steps."""
         self.done, self.whole = done, whole
 
     def begin_epoch(self, epoch: int, done: int, total: int) -> None:

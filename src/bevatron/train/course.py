@@ -2,7 +2,7 @@
 
 There are two. `Epochs` uses every sample once per epoch. `Stages` draws samples and counts steps;
 for the loop, what lies between two of its validations is an epoch too. Both keep all that changes
-in `Progress`, so that a resumed run goes on as if it had not been stopped.
+in `Progress`, so that a resumed run continues as if it had not been stopped.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Course(Protocol):
         """Plan what is left of this epoch."""
 
     def plan_next(self, progress: Progress) -> EpochPlan | None:
-        """Plan the epoch after this one, all of whose steps are done; None if it may not come."""
+        """Plan the epoch after this one, all of whose steps are done; None if there may be none."""
 
     def learning_rate(self, progress: Progress, step: int, fraction: float) -> float:
         """Compute the learning rate after so many steps, and so much of this epoch."""
@@ -49,7 +49,7 @@ class Course(Protocol):
         """Name the metric that decides, with a minus where larger is better."""
 
     def judge(self, progress: Progress, value: float) -> None:
-        """Take note of what was monitored in a validation of this stage."""
+        """Record the monitored value of a validation of this stage."""
 
     def closes(self, progress: Progress) -> bool:
         """Whether a stage or the run ends with this epoch, as far as is known."""
@@ -200,7 +200,7 @@ class Epochs:
 
 @dataclass(frozen=True)
 class Stages:
-    """Stages of so many steps each, on drawn samples.
+    """Stages with a number of steps each, on drawn samples.
 
     Raises ConfigError if settings need epochs or contradict the stages.
     """
@@ -328,7 +328,7 @@ class Stages:
         return self._is_done(progress) or self._worn(progress)
 
     def end(self, progress: Progress) -> bool:
-        """Count the draws; go on to the next stage where this one is over."""
+        """Count the draws; start the next stage where this one is over."""
         progress.draw += _count(progress)
         _next_epoch(progress)
         last = progress.stage + 1 == len(self.run.stages)

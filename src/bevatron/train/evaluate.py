@@ -189,7 +189,7 @@ def make_loader(
 
 @contextmanager
 def explained_memory(batch: object) -> Iterator[None]:
-    """Say what to lower where the device runs out of memory in the ``with`` block."""
+    """Add advice to an out-of-memory error in the ``with`` block."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -203,7 +203,7 @@ def explained_memory(batch: object) -> Iterator[None]:
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Set a model to eval mode for the length of a ``with`` block."""
+    """Set a model to eval mode within a ``with`` block."""
     was_training = model.training
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Validation beside training, on ranks of its own or in a thread.
+"""Validation during training, on ranks of its own or in a thread.
 
 In a thread of the one process that trains, a copy of the model takes the (averaged) weights at the
 end of a step; on a GPU it works on a stream of its own.
@@ -100,16 +100,16 @@ class Channel:
         self._store = PrefixStore(f"bevatron/evaluators-{next(self._runs)}", store)
 
     def put(self, name: str, value: Mapping[str, Any]) -> None:
-        """Leave a value."""
+        """Store a value."""
         self._store.set(name, json.dumps(value))
 
     def get(self, name: str) -> Any:
-        """Return a value that is there, else None."""
+        """Return a value if it is there, else None."""
         return json.loads(self._store.get(name)) if self._store.check([name]) else None
 
 
 class Beside(Protocol):
-    """Validates weights while training goes on; all ranks that train call its methods."""
+    """Validates weights during training; all ranks that train call its methods."""
 
     def hand_over(self, weights: Callable[[], Mapping[str, Tensor]]) -> None:
         """Copy weights and begin to validate them; those before must have been validated."""
@@ -129,7 +129,7 @@ class Beside(Protocol):
         """
 
     def dismiss(self, result: FitResult) -> None:
-        """Tell whoever validates that the run is over or has stopped."""
+        """Tell the validating side that the run is over or has stopped."""
 
 
 class InThread:

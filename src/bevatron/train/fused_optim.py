@@ -222,7 +222,7 @@ class FusedAdamEMA(NotCompiled):
         return {k: v for k, v in self._flat.items() if k in MOMENTS or isinstance(self._kind, str)}
 
     def _link_state(self, i: int) -> None:
-        """Expose the moments of a parameter where torch's optimisers keep them."""
+        """Expose the moments of a parameter in the place where torch's optimisers have them."""
         state = {name: flat.parts[str(i)] for name, flat in self._own().items()}
         self.state[self.parameters[i]] = {"step": self._steps[i], **state}
 
@@ -288,7 +288,7 @@ class FusedAdamEMA(NotCompiled):
     def _send_numbers(
         self, shares: list[float], decays: list[float], touched: frozenset[Tensor] | None
     ) -> None:
-        """Send of every parameter its group's share of the rate, its decay, and if it moves."""
+        """Send each parameter's rate factor, decay, and whether it moves."""
         # A few fills: lists of thousands of numbers take longer than the step itself.
         numbers = torch.ones(3, len(self.parameters), dtype=torch.float64)
         sizes = [len(group["params"]) for group in self.param_groups]

@@ -35,7 +35,7 @@ WANDB_ID = "wandb-id.txt"
 
 
 class Logger:
-    """Turns figures into records and writes them; on ranks other than 0 only adds them up.
+    """Turns metrics into records and writes them; other ranks than 0 only add them up.
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ from bevatron.train.state import TrainState, seed_everything
 from bevatron.train.step import LaunchedStep, note_loss, size_of_batches, train_step
 
 FEW_STEPS = 20
-"""An epoch of fewer steps is warned of."""
+"""Fewer steps in an epoch cause a warning."""
 
 
 def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
@@ -245,7 +245,7 @@ class Trainer:
         return self.saver.finish(result)
 
     def _resume_validation(self) -> None:
-        """Go on with the validation that a checkpoint found under way."""
+        """Continue the validation that was running when the checkpoint was written."""
         progress = self.state.progress
         if self.beside is not None:
             self.beside.hand_over(lambda: self.state.pending or {})
@@ -258,7 +258,7 @@ class Trainer:
             self._take_pending()
 
     def _warn_of_few_steps(self, epoch: EpochPlan) -> None:
-        """Warn of batches so large that the weights hardly ever change."""
+        """Warn of batches so large that the weights rarely change."""
         run = self.run
         steps = -(-epoch.num_batches // run.settings.optim.accumulate)
         if steps < FEW_STEPS and not one_unchanging_batch(run):
@@ -403,7 +403,7 @@ class Trainer:
             self.prefetched = self.state.progress.epoch + 1, epoch
 
     def _plan_epoch(self) -> EpochPlan:
-        """Plan what is left of the epoch, and say so if it was repacked."""
+        """Plan the rest of the epoch, and log it if it was repacked."""
         progress = self.state.progress
         number, epoch = self.prefetched
         if epoch is None or number != progress.epoch:
@@ -510,13 +510,13 @@ class Trainer:
         return {**self.state.model.state_dict(), **averages}
 
     def _note_pending(self, record: dict[str, Any]) -> None:
-        """Keep what a checkpoint needs of a validation that is not over."""
+        """Keep the state of an unfinished validation for a checkpoint."""
         self.state.progress.pending = record
         if self.beside is not None and self.beside.weights is not None:
             self.state.pending = self.beside.weights
 
     def _take_pending(self) -> bool:
-        """Wait for the validation beside training and decide; whether to save."""
+        """Wait for the concurrent validation and decide; return whether to save."""
         progress, weights = self.state.progress, self.state.pending
         record = progress.pending
         assert record is not None

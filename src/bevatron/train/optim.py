@@ -42,7 +42,7 @@ class AdamW(NotCompiled, torch.optim.AdamW):
 
 @runtime_checkable
 class HasParameterGroups(Protocol):
-    """A model that says which of its parameters decay."""
+    """A model that defines which of its parameters decay."""
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Return torch's parameter groups: ``params``, ``weight_decay``, perhaps ``lr_scale``."""

@@ -83,7 +83,7 @@ def arithmetic(config: TrainConfig, threads: int | None) -> Iterator[None]:
 
 
 FIRST = 2.0**16
-"""Initial factor; it soon grows to the largest that does not overflow."""
+"""Initial factor, which soon grows to the largest that does not overflow."""
 LEAST = 1.0
 """Lower bound: a gradient that overflows without a factor is not a matter of scale."""
 PATIENCE = 2000

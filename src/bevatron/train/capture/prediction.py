@@ -10,7 +10,7 @@ from bevatron.train.capture.cuda_graphs import GraphPool, NotCapturableError, Wo
 
 
 class CapturedPrediction:
-    """Predicts as a task does; from the second call with the same model and batch on, by a graph.
+    """Predicts as a task does; with a graph from the second call with the same model and batch on.
 
     What is returned is valid until the next call. On a CPU nothing is captured.
 

@@ -284,7 +284,7 @@ class CapturedStep:
         return batch
 
     def close(self) -> None:
-        """Drop the graphs: NCCL does not end while there are some that exchange through it."""
+        """Drop the graphs: NCCL cannot shut down while graphs use it."""
         if self._graphs is not None:
             self._graphs.keep(())
         self._graphs = None

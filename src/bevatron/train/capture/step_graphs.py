@@ -282,7 +282,7 @@ class StepGraphs:
             graph.run, graph.size = graph.work, None
 
     def _unused(self) -> tuple[Key, Choice] | None:
-        """Return the captured graph that was used least recently, if that is long ago."""
+        """Return the least recently used captured graph, if that was long ago."""
         captured = [name for name, graph in self._graphs.items() if graph.size is not None]
         if not captured:
             return None
@@ -290,7 +290,7 @@ class StepGraphs:
         return captured[0] if idle > ROUNDS_UNUSED * len(captured) else None
 
     def _drop(self, key: Key, choice: Choice) -> None:
-        """Forget a graph, and its batch if no other reads it; it must be seen anew."""
+        """Forget a graph, and its batch if no other reads it; it must be seen again."""
         del self._graphs[key, choice]
         self._seen[key, choice] = 0
         if not any(other == key for other, _ in self._graphs):

@@ -18,7 +18,7 @@ _streams: dict[tuple[int, int], torch.cuda.Stream] = {}
 
 
 def _present() -> torch.cuda.Stream:
-    """Return the current stream; to have torch make a new object takes as long as a copy."""
+    """Return the current stream, cached: a new object takes torch as long as a copy."""
     device = torch._C._cuda_getDevice()  # noqa: SLF001
     key = device, torch._C._cuda_getCurrentRawStream(device)  # noqa: SLF001
     if key not in _streams:
@@ -27,7 +27,7 @@ def _present() -> torch.cuda.Stream:
 
 
 class Moment:
-    """A point in the device's work that one can wait for; on a CPU it is always reached."""
+    """An event in the device's work to wait for; on a CPU it has always occurred."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event() if device.type == "cuda" else None
@@ -43,7 +43,7 @@ class Moment:
             self._event.synchronize()
 
     def hold(self, stream: torch.cuda.Stream) -> None:
-        """Let what a stream gets from now on wait for it."""
+        """Make all later work of a stream wait for it."""
         if self._event is not None:
             stream.wait_event(self._event)
 

@@ -129,7 +129,7 @@ class _Places:
         return (self._names[place] if place >= 0 else OUTSIDE), True
 
     def remove(self) -> None:
-        """Follow them no longer."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
