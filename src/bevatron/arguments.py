@@ -27,17 +27,13 @@ _PARAMETER = re.compile(r"^( *)(\w+(?:, \w+)*) : (\S+)(.*?)\.?$", re.MULTILINE)
 def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **options: Any) -> T:
     """Parse ``arguments`` into what ``target`` returns: `tyro.cli` with our errors.
 
+    Raises ConfigError for an unknown option, a missing one or a wrong value; SystemExit after
+    ``--help`` was printed.
+
     Parameters
     ----------
     target : a dataclass or a function
     command : the command itself, for messages and help
-
-    Raises
-    ------
-    ConfigError
-        For an unknown option, a missing one or a wrong value.
-    SystemExit
-        After ``--help`` was printed.
     """
     _write_help(target)  # always: tyro remembers the docstrings that it has read
     printed = io.StringIO()

@@ -66,18 +66,12 @@ class MemoryPlan:
 
     Attributes
     ----------
-    weights
-        Parameters and buffers, twice if a copy is validated beside training.
-    optimizer
-        Gradients, moments and averages, as far as they stay.
-    batch
-        The batch, with the copy of it that is under way while a captured step runs.
-    workspaces
-        What cuBLAS keeps.
-    peak
-        Most that is in use at a time, all of it together, and the gaps.
-    gaps
-        What the pool of a captured step's graph holds beyond what is in use at a time.
+    weights : parameters and buffers, twice if a copy is validated beside training
+    optimizer : gradients, moments and averages, as far as they stay
+    batch : the batch, with the copy of it that is under way while a captured step runs
+    workspaces : what cuBLAS keeps
+    peak : most that is in use at a time, all of it together, and the gaps
+    gaps : what the pool of a captured step's graph holds beyond what is in use at a time
     """
 
     weights: int

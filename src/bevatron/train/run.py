@@ -167,8 +167,7 @@ class Stage:
     sizes
         Named counts of the samples of all sources, in their order, [n] each: ranks get about the
         same ``batch.cost`` of them.
-    set_up
-        Called with the model before steps of the stage: what is computed again in them, say.
+    set_up : called with the model before steps of the stage: what is computed again in them, say
     """
 
     name: str

@@ -161,8 +161,7 @@ def spatial_order(
         Å, where resolved.
     resolved : [N]
         Whether the centre was observed; other tokens come last.
-    chains
-        Chains of interest, which the random token must belong to; None for any.
+    chains : chains of interest, which the random token must belong to; None for any
     at_interface
         Whether it must be closer than `INTERFACE_DISTANCE` to one of another chain (of
         ``chains``, if these are two); where none is, it need not.

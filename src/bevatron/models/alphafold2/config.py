@@ -149,8 +149,7 @@ class AlphaFold2Config:
     structure : sizes of the structure module
     lddt_width : hidden channels of the head that predicts lDDT
     aligned_error : whether there is a head for the predicted aligned error, as in the "ptm" models
-    checkpointing
-        What the backward pass recomputes; by default as little as fits the GPU.
+    checkpointing : what the backward pass recomputes; by default as little as fits the GPU
     """
 
     c_m: int = 256

@@ -87,10 +87,8 @@ class Recomputation:
 
     Attributes
     ----------
-    modules
-        Names of those whose policy it is, see `automatic`.
-    kind
-        What is chosen.
+    modules : names of those whose policy it is, see `automatic`
+    kind : what is chosen
     """
 
     modules: tuple[str, ...]
