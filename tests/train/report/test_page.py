@@ -252,3 +252,9 @@ def test_ticks_of_small_numbers_do_not_crowd():
     boxes = [label.get_window_extent() for label in left.get_xticklabels() if label.get_text()]
     gaps = [after.x0 - before.x1 for before, after in pairwise(boxes)]
     assert min(gaps) > 0.4 * max(box.width for box in boxes)
+
+
+def test_a_lone_point_has_one_tick():
+    figure = plots.curves([plots.Panel("lDDT", "lDDT", [plots.Curve("", [10], [0.5])])], "step")
+    low, high = figure.axes[0].get_xlim()
+    assert [tick for tick in figure.axes[0].get_xticks() if low <= tick <= high] == [10]
