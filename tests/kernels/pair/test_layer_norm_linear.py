@@ -76,7 +76,7 @@ def test_rows_and_their_gradient_are_read_where_they_lie():
 
 @pytest.mark.parametrize("out", [24, 20])
 def test_a_transposed_pair_is_not_copied_nor_is_its_gradient(out, monkeypatch):
-    """Parts are whole rows of the pair; rows of 20 channels begin at multiples of eight."""
+    """Parts are whole rows of the pair; rows of 20 channels begin at multiples of 16."""
     inputs = make((3, 5), 24, out, "norm_weight", "norm_bias", "bias")
     results = []
     for choice, dtype in (("triton", torch.float32), ("reference", torch.float64)):
@@ -89,7 +89,7 @@ def test_a_transposed_pair_is_not_copied_nor_is_its_gradient(out, monkeypatch):
             weight = torch.linspace(-1.0, 1.0, y.numel(), device=y.device).to(dtype).view(y.shape)
             results.append((y, *torch.autograd.grad((weight * y).sum(), list(leaves.values()))))
         if choice == "triton":
-            assert y.stride() == (3 * 24, 24, 1)
+            assert y.stride() == (3 * 32, 32, 1)
             assert results[0][1].is_contiguous()
     for got, want in zip(*results, strict=True):
         assert_close(got, want, 2e-5)

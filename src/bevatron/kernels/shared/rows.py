@@ -8,8 +8,8 @@ from torch import Tensor
 FARTHEST = 2**31
 """Elements from the first to the last that 32 bits count."""
 
-ROW_UNIT = 8
-"""Elements: rows of 16 bits that begin at multiples are aligned as a library's matmul wants it."""
+ROW_UNIT = 16
+"""Elements: rows of 16 bits that begin at multiples share no sector of 32 bytes."""
 
 MOST_AXES = 3
 """Axes of rows that a kernel steps through, as many as a transposed pair of a batch has."""
@@ -76,8 +76,9 @@ def aligned_rows(like: Tensor, channels: int) -> Tensor:
 
     Examples
     --------
+    >>> import torch
     >>> aligned_rows(torch.ones(3, 2), 20).stride()
-    (24, 1)
+    (32, 1)
     """
     width = -(-channels // ROW_UNIT) * ROW_UNIT
     return like.new_empty((*like.shape[:-1], width))[..., :channels]

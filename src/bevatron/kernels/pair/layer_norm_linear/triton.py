@@ -16,7 +16,7 @@ from bevatron.kernels.pair.layer_norm_linear import triton_narrow
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.chunked_linear import Linear, chunk_of
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.rows import ROW_UNIT, aligned_rows
+from bevatron.kernels.shared.rows import ROW_UNIT, aligned_rows, indexable_by_32_bits
 from bevatron.kernels.shared.standing_weights import once
 
 
@@ -139,4 +139,4 @@ def _readable(dy: Tensor) -> Tensor:
     """Copy a matrix that a library's matmul cannot read in place, or would read slowly."""
     apart = dy.stride(0)
     good = dy.stride(1) == 1 and apart >= dy.shape[1] and apart % ROW_UNIT == 0
-    return dy if good else dy.contiguous()
+    return indexable_by_32_bits(dy) if good else dy.contiguous()
