@@ -73,7 +73,7 @@ def test_every_command_is_understood(words, tmp_path, monkeypatch):
 def test_its_configuration_is_read():
     values, kept = map(yaml.safe_load, blocks("yaml"))
     model = AlphaFold3Run.from_values(kept).model
-    assert {model.checkpointing.kind, model.diffusion.checkpointing.kind} == {"all"}
+    assert {model.checkpointing.kind, model.diffusion.checkpointing.kind} == {"none"}
     assert values.pop("recipe") == "alphafold3"
     stages = AlphaFold3Run.from_values(values).stages
     assert [(name, stage.crop, stage.steps) for name, stage in stages.items()] == [
