@@ -62,6 +62,8 @@ def row_of(what: str, turn: str, first: float, records: list[Any]) -> dict[str, 
     steps = [record for record in records if record["kind"] == "step"]
     for name in ("first", "later"):
         times = [r["time"] for r in steps if (r["epoch"] == 0) == (name == "first")]
+        if not times:
+            continue
         waited = sum(time["seconds"] * time["wait_share"] for time in times)
         # The first step compiles and captures: waiting is not compared with that.
         training = [time["seconds"] for time in times[1 if name == "first" else 0 :]]

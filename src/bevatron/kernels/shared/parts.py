@@ -22,7 +22,7 @@ def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
     Returns
     -------
     Tensor or None
-        [..., parts w ...], a view, the trailing axes as one; all rows are equally far apart.
+        [..., parts w ...], rows without gaps: a view, the trailing axes as one.
 
     Examples
     --------
@@ -38,8 +38,6 @@ def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
     while axes and (first.stride(axes - 1) == width or first.shape[axes - 1] == 1):
         width, axes = width * first.shape[axes - 1], axes - 1
     rows, steps, step = first.shape[:axes], [1], width * count
-    if axes and rows[-1] > 1:
-        step = max(step, first.stride(axes - 1))
     for size, stride in zip(reversed(rows), reversed(first.stride()[:axes]), strict=True):
         if stride != step and size != 1:
             return None
