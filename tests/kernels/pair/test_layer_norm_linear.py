@@ -74,37 +74,6 @@ def test_rows_and_their_gradient_are_read_where_they_lie():
         assert_close(got, want, 2e-5)
 
 
-@pytest.mark.parametrize("out", [24, 20])
-def test_a_transposed_pair_is_not_copied_nor_is_its_gradient(out, monkeypatch):
-    """Parts are whole rows of the pair; rows of 20 channels begin at multiples of 16."""
-    inputs = make((3, 5), 24, out, "norm_weight", "norm_bias", "bias")
-    results = []
-    for choice, dtype in (("triton", torch.float32), ("reference", torch.float64)):
-        leaves = {n: v.to(dtype).requires_grad_() for n, v in inputs.items()}
-        turned = {**leaves, "x": leaves["x"].transpose(0, 1)}
-        with use(layer_norm_linear=choice), monkeypatch.context() as patched:
-            if choice == "triton":
-                patched.setattr(torch.Tensor, "contiguous", refusing_pairs(inputs["x"].numel()))
-            y = layer_norm_linear(**turned)
-            weight = torch.linspace(-1.0, 1.0, y.numel(), device=y.device).to(dtype).view(y.shape)
-            results.append((y, *torch.autograd.grad((weight * y).sum(), list(leaves.values()))))
-        if choice == "triton":
-            assert y.stride() == (3 * 32, 32, 1)
-            assert results[0][1].is_contiguous()
-    for got, want in zip(*results, strict=True):
-        assert_close(got, want, 2e-5)
-
-
-def refusing_pairs(size):
-    plain = torch.Tensor.contiguous
-
-    def contiguous(tensor, *arguments, **options):
-        assert tensor.numel() != size or tensor.is_contiguous(), "the pair is copied"
-        return plain(tensor, *arguments, **options)
-
-    return contiguous
-
-
 @pytest.mark.parametrize("rows", [0, 1, 8])
 def test_any_number_of_rows_is_right(rows):
     check(make((rows,), 10, 33, "norm_weight", "bias"), strided=True)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.shared.custom_op import is_watched
+from bevatron.kernels.shared.rows import indexable_by_32_bits
 from bevatron.kernels.shared.standing_weights import storage_of
 
 
@@ -22,7 +23,7 @@ def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
     Returns
     -------
     Tensor or None
-        [..., parts w ...], a view, the trailing axes as one; all rows are equally far apart.
+        [..., parts w ...], rows without gaps: a view, the trailing axes as one.
 
     Examples
     --------
@@ -38,8 +39,6 @@ def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
     while axes and (first.stride(axes - 1) == width or first.shape[axes - 1] == 1):
         width, axes = width * first.shape[axes - 1], axes - 1
     rows, steps, step = first.shape[:axes], [1], width * count
-    if axes and rows[-1] > 1:
-        step = max(step, first.stride(axes - 1))
     for size, stride in zip(reversed(rows), reversed(first.stride()[:axes]), strict=True):
         if stride != step and size != 1:
             return None
@@ -89,7 +88,10 @@ class _Split(torch.autograd.Function):
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return what parts of the last axis make up where they lie, None if they lie apart."""
+    """Return what parts of the last axis make up where they lie, None if they lie apart.
+
+    Rows too far apart for a library's matmul, which is next to read them, are copied.
+    """
     first = parts[0]
     place = first.storage_offset()
     for part in parts:
@@ -101,4 +103,4 @@ def _joined(parts: Sequence[Tensor]) -> Tensor | None:
     width = place - first.storage_offset()
     if first.numel() == 0 or any(step < width for step in first.stride()[:-1]):
         return None  # rows that are expanded, or overlap
-    return first.as_strided((*first.shape[:-1], width), first.stride())
+    return indexable_by_32_bits(first.as_strided((*first.shape[:-1], width), first.stride()))

@@ -8,9 +8,6 @@ from torch import Tensor
 FARTHEST = 2**31
 """Elements from the first to the last that 32 bits count."""
 
-ROW_UNIT = 16
-"""Elements: rows of 16 bits that begin at multiples share no sector of 32 bytes."""
-
 MOST_AXES = 3
 """Axes of rows that a kernel steps through, as many as a transposed pair of a batch has."""
 
@@ -69,19 +66,6 @@ def indexable_by_32_bits(matrix: Tensor) -> Tensor:
     if reach < FARTHEST or reach <= matrix.numel() or matrix.numel() == 0:
         return matrix
     return matrix.contiguous()
-
-
-def aligned_rows(like: Tensor, channels: int) -> Tensor:
-    """Allocate a matrix for rows of another, whose own begin at multiples of `ROW_UNIT`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> aligned_rows(torch.ones(3, 2), 20).stride()
-    (32, 1)
-    """
-    width = -(-channels // ROW_UNIT) * ROW_UNIT
-    return like.new_empty((*like.shape[:-1], width))[..., :channels]
 
 
 def _fold(

@@ -1,6 +1,5 @@
 """Layer normalisation in Triton: two custom operators and their launches."""
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 from bevatron.errors import KernelError
 from bevatron.kernels.pair.layer_norm.triton_kernels import backward_kernel, forward_kernel
 from bevatron.kernels.shared.autograd import empty_gradients
-from bevatron.kernels.shared.chunked_linear import chunk_of, chunks
+from bevatron.kernels.shared.chunked_linear import chunk_of
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.launch import contiguous, num_sms, pointers
 from bevatron.kernels.shared.layouts import per_layout
@@ -17,14 +16,7 @@ from bevatron.kernels.shared.rows import as_rows
 from bevatron.kernels.shared.triton_launch import Launch
 from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_partials
 
-__all__ = [
-    "NormedRows",
-    "TurnedRows",
-    "launch_backward",
-    "launch_forward",
-    "layer_norm",
-    "new_outputs",
-]
+__all__ = ["NormedRows", "launch_backward", "launch_forward", "layer_norm", "new_outputs"]
 """Names that other operators may use."""
 
 LARGEST_WIDTH = 8192
@@ -261,46 +253,6 @@ class NormedRows(NamedTuple):
         launch_backward(
             *(dnormed, self.rows, self.weight, self.bias, None, self.mean, self.rstd),
             *(dx, dweight, dbias, self.rows.new_empty(0)),
-        )
-
-    def parts(self) -> Iterator[slice]:
-        """Cut the rows into parts whose normalised rows stay in the cache until they are used."""
-        return chunks(len(self.rows), self.rows.shape[-1] * self.rows.element_size())
-
-
-class TurnedRows(NormedRows):
-    """The same of a transposed pair [N, R, C], whose rows are read where they lie."""
-
-    @classmethod
-    def take(cls, x: Tensor) -> bool:
-        """Whether a tensor is a pair whose first axes are exchanged."""
-        return x.ndim == 3 and not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
-
-    def parts(self) -> Iterator[slice]:
-        """Cut the rows into parts of whole rows of the pair."""
-        N, R, C = self.rows.shape
-        return chunks(N * R, C * self.rows.element_size(), R)
-
-    def make(self, part: slice = slice(None)) -> Tensor:
-        """Return the normalised rows of a part, without gaps; write their statistics."""
-        mean, rstd, R = chunk_of(self.mean, part), chunk_of(self.rstd, part), self.rows.shape[1]
-        if part.stop is not None:
-            part = slice(part.start // R, part.stop // R)
-        rows = chunk_of(self.rows, part)
-        normed = rows.new_empty((len(mean), rows.shape[-1]))
-        launch_forward(rows, self.weight, self.bias, None, None, normed, mean, rstd, self.eps)
-        return normed
-
-    def backward(self, dnormed: Tensor, dx: Tensor, dweight: Tensor, dbias: Tensor) -> None:
-        """Write all gradients; ``dx`` lies as the pair does, whose rows are walked as they lie."""
-        x = self.rows.transpose(0, 1)
-        mean, rstd = (
-            one.view(self.rows.shape[:2]).t().contiguous().view(-1)
-            for one in (self.mean, self.rstd)
-        )
-        launch_backward(
-            *(dnormed.view(self.rows.shape).transpose(0, 1), x, self.weight, self.bias, None),
-            *(mean, rstd, dx.transpose(0, 1), dweight, dbias, x.new_empty(0)),
         )
 
 

@@ -24,7 +24,6 @@ from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op, is_watched
 from bevatron.kernels.shared.launch import pointers
 from bevatron.kernels.shared.parts import parts_of_one
-from bevatron.kernels.shared.rows import ROW_UNIT
 from bevatron.kernels.shared.standing_weights import storage_of
 
 
@@ -152,24 +151,17 @@ def _gradients(
     must not lie in one piece of memory, so where torch watches they lie apart.
     """
     given = Given(dout, q, k, v, bias, mask, gate, out, lse, scale, heads_first, wants_dbias)
-    parts = None if gate is None else parts_of_one((q, k, v, gate))
-    behind = parts is not None and _is_behind(parts, bias)
-    if parts is not None and not behind and not parts.is_contiguous():
-        parts = None  # of something else
     if gate is None or torch.is_grad_enabled() or is_watched(given):
         found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = attention_backward(*given)
         return found
+    parts = parts_of_one((q, k, v, gate))
     if parts is None:  # those of windows of atoms are parts of two
         (dq, dgate), (dk, dv) = _side_by_side(q, gate), _side_by_side(k, v)
     else:
-        width = parts.shape[-1]
-        joint = q.new_empty((*parts.shape[:-1], parts.stride(-2) if behind else width))
-        dq, dk, dv, dgate = joint[..., :width].view(*q.shape[:3], 4, *q.shape[3:]).unbind(3)
+        joint = torch.empty_like(parts).view(*q.shape[:3], 4, *q.shape[3:])
+        dq, dk, dv, dgate = joint.unbind(3)
     dbias = empty_gradients(q, bias if wants_dbias else None)[0]
     _write_gradients(given, dq, dk, dv, dbias, dgate)
-    if parts is not None and behind and bias is not None and wants_dbias:
-        at = joint.storage_offset() + width
-        dbias = joint.as_strided(bias.shape, bias.stride(), at).copy_(dbias)
     return dq, dk, dv, dbias, dgate
 
 
@@ -185,24 +177,6 @@ def _side_by_side(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         return one.new_empty(one.shape), other.new_empty(other.shape)
     first, second = one.new_empty((*one.shape[:3], 2, *one.shape[3:])).unbind(3)
     return first, second
-
-
-def _is_behind(parts: Tensor, bias: Tensor | None) -> bool:
-    """Whether the bias of every query and key follows what is the parts' of the same rows.
-
-    `qkvg` leaves it there, [..., N, width + H], as those of all pairs of rows and columns.
-    """
-    if bias is None or parts.ndim != 4 or bias.shape[:2] != (1, 1) or len(parts) != 1:
-        return False
-    _, S, N, width = parts.shape
-    H = bias.shape[2]
-    return (
-        bias.shape[3:] == (S, N)
-        and bias.stride()[2:] == (1, parts.stride(1), parts.stride(2))
-        and storage_of(bias) == storage_of(parts)
-        and bias.storage_offset() == parts.storage_offset() + width
-        and width + H <= parts.stride(2) < width + H + ROW_UNIT
-    )
 
 
 attention.gradients("q k v bias gate", _gradients, asks={"wants_dbias": "bias"})

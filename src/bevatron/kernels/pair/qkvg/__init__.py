@@ -22,17 +22,21 @@ def qkvg(
     q_bias: Float[Tensor, "Q"] | None = None,
     norm: tuple[Float[Tensor, "C"] | None, Float[Tensor, "C"] | None] | None = None,
     *,
-    bias_weight: Float[Tensor, "H C"] | None = None,
     eps: float = 1e-5,
-) -> tuple[Float[Tensor, "*rows _"], ...]:
-    r"""Project rows to queries, keys, values and gate, and to the bias of triangle attention.
+) -> tuple[
+    Float[Tensor, "*rows Q"],
+    Float[Tensor, "*rows K"],
+    Float[Tensor, "*rows V"],
+    Float[Tensor, "*rows G"],
+]:
+    r"""Project rows to queries, keys, values and gate.
 
-    .. math:: (q, k, v, g, b) = (W_q n + b_q, W_k n, W_v n, W_g n + b_g, W_b n), \qquad
+    .. math:: (q, k, v, g) = (W_q n + b_q, W_k n, W_v n, W_g n + b_g), \qquad
         n = \operatorname{LayerNorm}(x) \text{ or } x
 
     A module keeps the four layers of published state dicts (``linear_q``, ``linear_k``,
     ``linear_v``, ``linear_g``); their weights are concatenated in each call, a copy of a few
-    hundred kilobytes. The results are views of one tensor, as `pair_attention` reads them. The
+    hundred kilobytes. The four results are views of one tensor, as `pair_attention` reads them. The
     backward pass keeps x and, with a norm, two float32 numbers per row. Raises ValueError if a
     shape does not match, naming the argument; KernelError if Triton is requested and cannot run.
     The kernel takes bfloat16, float16 and float32 and has first derivatives; the reference is
@@ -45,14 +49,12 @@ def qkvg(
         [Q, C], [K, C], [V, C] and [G, C], as `torch.nn.Linear` keeps them.
     gate_bias, q_bias : [G] (AlphaFold2) and [Q] (AlphaFold3's single attention)
     norm : weight and bias (each may be None) of a LayerNorm in front; None for no norm at all
-    bias_weight : [H, C], of the bias that a pair gives to the attention of its own rows
     eps : added to the variance of the norm
 
     Returns
     -------
     tuple
-        q, k, v and the gate before its sigmoid, of the type of ``x``; with a ``bias_weight`` the
-        bias [..., H] too.
+        q, k, v and the gate before its sigmoid, of the type of ``x``.
 
     Examples
     --------
@@ -71,12 +73,11 @@ def qkvg(
         "gate_weight": (gate_weight, (len(gate_weight), C)),
         "gate_bias": (gate_bias, (len(gate_weight),)),
         "q_bias": (q_bias, (len(q_weight),)),
-        "bias_weight": (bias_weight, (0 if bias_weight is None else len(bias_weight), C)),
         "norm weight": (norm_weight, (C,)),
         "norm bias": (norm_bias, (C,)),
     }
     check_shapes("qkvg", wanted, f"x {tuple(x.shape)}")
     run = _operator.dispatch(x)
-    given = (q_weight, k_weight, v_weight, gate_weight, gate_bias, q_bias, bias_weight)
-    parts: tuple[Tensor, ...] = run(x, *given, norm is not None, norm_weight, norm_bias, eps)
-    return parts
+    given = (q_weight, k_weight, v_weight, gate_weight, gate_bias, q_bias)
+    q, k, v, gate = run(x, *given, norm is not None, norm_weight, norm_bias, eps)
+    return q, k, v, gate

@@ -14,17 +14,14 @@ def qkvg(
     gate_weight: Tensor,
     gate_bias: Tensor | None,
     q_bias: Tensor | None,
-    bias_weight: Tensor | None,
     has_norm: bool,
     norm_weight: Tensor | None,
     norm_bias: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """Apply four linear layers or five to the rows, normalised first if there is a norm."""
+    """Apply four linear layers to the rows, normalised first if there is a norm."""
     n = layer_norm(x, norm_weight, norm_bias, None, None, eps, False) if has_norm else x
-    layers = [(q_weight, q_bias), (k_weight, None), (v_weight, None), (gate_weight, gate_bias)]
-    if bias_weight is not None:
-        layers.append((bias_weight, None))
+    layers = ((q_weight, q_bias), (k_weight, None), (v_weight, None), (gate_weight, gate_bias))
     return tuple(
         F.linear(n, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
         for weight, bias in layers

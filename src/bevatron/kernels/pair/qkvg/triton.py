@@ -18,16 +18,13 @@ def qkvg(
     gate_weight: Tensor,
     gate_bias: Tensor | None,
     q_bias: Tensor | None,
-    bias_weight: Tensor | None,
     has_norm: bool,
     norm_weight: Tensor | None,
     norm_bias: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, ...]:
     """Compute the same as the reference; see `bevatron.kernels.pair.qkvg`."""
-    weights: tuple[Tensor, ...] = (q_weight, k_weight, v_weight, gate_weight)
-    if bias_weight is not None:
-        weights = (*weights, bias_weight)
+    weights = (q_weight, k_weight, v_weight, gate_weight)
     # The norm's operator rounds weights itself, and sums their gradients in their own type.
     dtype = q_weight.dtype if has_norm else x.dtype
     joint = once(lambda: torch.cat(weights).to(dtype), *weights, to=dtype)
@@ -48,15 +45,9 @@ def _joint_bias(
     if gate_bias is None and q_bias is None:
         return None
 
-    lengths = [len(weight) for weight in weights]
-
-    def among_all(bias: Tensor, place: int) -> Tensor:
-        before, after = sum(lengths[:place]), sum(lengths[place + 1 :])
-        return F.pad(bias.to(dtype), (before, after))
-
     def join() -> Tensor:
-        biases = ((q_bias, 0), (gate_bias, 3))
-        placed = [among_all(bias, place) for bias, place in biases if bias is not None]
-        return placed[0] if len(placed) == 1 else placed[0] + placed[1]
+        q, k, v, gate = (weight.new_zeros(len(weight)) for weight in weights)
+        first, last = q if q_bias is None else q_bias, gate if gate_bias is None else gate_bias
+        return torch.cat([first, k, v, last]).to(dtype)
 
-    return once(join, q_bias, gate_bias, to=(dtype, *lengths))
+    return once(join, q_bias, gate_bias, to=(dtype, *map(len, weights)))

@@ -1,6 +1,5 @@
 """Gated attention within rows with a shared bias, and the bias from a pair."""
 
-from collections.abc import Sequence
 from math import prod
 
 from jaxtyping import Bool, Float
@@ -84,14 +83,7 @@ class GatedAttention(nn.Module):
             is waited for when the rows are projected.
         mask : true for keys that exist; a row without any gets the last layer's bias
         """
-        projected = self.project(x)
-        return self.attend(projected, bias.wait() if isinstance(bias, Coming) else bias, mask)
-
-    def project(
-        self, x: Float[Tensor, "*batch S N C"], bias_weight: Float[Tensor, "H C"] | None = None
-    ) -> tuple[Float[Tensor, "*batch S N _"], ...]:
-        """Compute queries, keys, values and gate of rows; with a weight the bias that they give."""
-        return qkvg(
+        projected = qkvg(
             x,
             self.q.weight,
             self.k.weight,
@@ -99,21 +91,12 @@ class GatedAttention(nn.Module):
             self.gate.weight,
             gate_bias=self.gate.bias,
             q_bias=self.q.bias,
-            bias_weight=bias_weight,
             norm=None if self.norm is None else self.norm.parts,
         )
-
-    def attend(
-        self,
-        projected: Sequence[Float[Tensor, "*batch S N _"]],
-        bias: Float[Tensor, "*batch H _ N"] | None = None,
-        mask: Bool[Tensor, "*batch S N"] | None = None,
-    ) -> Float[Tensor, "*batch S _ C"]:
-        """Compute the update from queries, keys, values and gate."""
-        *batch, S, N, _ = projected[0].shape
-        B = prod(batch)
+        B, (S, N) = prod(x.shape[:-3]), x.shape[-3:-1]
         heads = (B, S, N, self.num_heads, self.head_width)
         q, k, v, gate = (part.reshape(heads) for part in projected)
+        bias = bias.wait() if isinstance(bias, Coming) else bias
         if bias is not None and bias.shape[-2] < N:
             q, gate = own(q, 2), own(gate, 2)
         attended = pair_attention(
@@ -126,5 +109,5 @@ class GatedAttention(nn.Module):
             layout="BSNHD",
         )
         inner = self.num_heads * self.head_width
-        update: Tensor = self.out(attended.reshape(*batch, S, q.shape[2], inner))
+        update: Tensor = self.out(attended.reshape(*x.shape[:-2], q.shape[2], inner))
         return update

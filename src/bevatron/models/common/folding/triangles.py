@@ -11,7 +11,6 @@ from bevatron.parallel.axial import (
     Coming,
     gathered,
     own,
-    sample_group,
     transposed,
     triangle_multiply,
     turned,
@@ -101,8 +100,6 @@ class TriangleAttention(nn.Module):
         mask: Bool[Tensor, "*batch N N"] | None = None,
     ) -> Float[Tensor, "*batch R N C"]:
         """Compute the update of own rows; masked edges are not attended to."""
-        if sample_group().size == 1:
-            return self._whole(z, mask)
         if not self.starting:
             return transposed(self.by_columns(z, mask)[1])
         return self._attend(z, gathered(self._bias(z), -2, z.shape[-2]), mask)
@@ -118,17 +115,6 @@ class TriangleAttention(nn.Module):
         # Copied once, not by every operator that reads it.
         columns = coming.wait().contiguous()
         return columns, self._attend(columns, bias, None if mask is None else mask.mT)
-
-    def _whole(self, z: Tensor, mask: Tensor | None) -> Tensor:
-        """Compute the update of a whole pair, whose rows are read once, for their bias too.
-
-        Processes that share the pair project the rows while the bias is under way.
-        """
-        if not self.starting:
-            z, mask = z.transpose(-2, -3), None if mask is None else mask.mT
-        *projected, bias = self.attention.project(z, self.bias.weight)
-        update = self.attention.attend(projected, bias.movedim(-1, -3), mask)
-        return update if self.starting else update.transpose(-2, -3)
 
     def _bias(self, z: Tensor) -> Tensor:
         norm = self.attention.norm
