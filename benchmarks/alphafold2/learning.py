@@ -406,20 +406,18 @@ TWIN_NOTES = (
 
 def draw(groups: dict[str, list[Result]]) -> Any:
     """Draw losses of the training and measures of the validation, of every run."""
-    panels = []
-    for place, title in ((1, "training: loss"), (2, "training: distogram, weighted")):
-        curves = []
-        for run in (run for members in groups.values() for run in members):
-            steps = np.array(run["curve"]["steps"])
-            curves.append(Curve(label(run), steps[:, 0], steps[:, place]))
-        panels.append(Panel(title, f"mean of {WINDOW} steps", curves, logarithmic=False))
-    for key, title in zip(JUDGED, TITLES, strict=True):
-        curves = []
-        for run in (run for members in groups.values() for run in members):
+    curves: dict[tuple[str, str], list[Curve]] = defaultdict(list)
+    for run in (run for members in groups.values() for run in members):
+        steps = np.array(run["curve"]["steps"])
+        for place, title in ((1, "training: loss"), (2, "training: distogram, weighted")):
+            drawn = Curve(label(run), steps[:, 0], steps[:, place])
+            curves[title, f"mean of {WINDOW} steps"].append(drawn)
+        for key, title in zip(JUDGED, TITLES, strict=True):
             points = [(one["step"], one[key]) for one in run["curve"]["valid"] if key in one]
             if len(points) > 1:
-                curves.append(Curve(label(run), *np.array(points, dtype=float).T))
-        panels.append(Panel("validation", title, curves, logarithmic=False))
+                drawn = Curve(label(run), *np.array(points, dtype=float).T)
+                curves["validation", title].append(drawn)
+    panels = [Panel(*titles, of, logarithmic=False) for titles, of in curves.items()]
     return plots.curves(panels, "steps")
 
 

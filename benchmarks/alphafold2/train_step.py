@@ -2,6 +2,7 @@
 
     python -m benchmarks.alphafold2.train_step STORE [--arms ...] [--ladder ...] [--turns 5]
     python -m benchmarks.alphafold2.train_step STORE --stage fine-tuning --arms --compared 0
+        --ladder "pair blocks computed again" "each block computed again" --planned
 
 Samples are those of a stage, by default of initial training: crops of 256 residues, 124 rows of the
 alignment and 4 of templates (their slots are computed, none is there), 1,024 extra rows; a step is
@@ -17,6 +18,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -28,6 +30,7 @@ from benchmarks.alphafold2 import openfold
 from benchmarks.common import trace
 from benchmarks.common.arguments import add_out
 from benchmarks.common.arms import (
+    GIB,
     Arm,
     Steps,
     Training,
@@ -37,6 +40,7 @@ from benchmarks.common.arms import (
     free,
     or_out_of_memory,
     peak_gib,
+    set_policy,
 )
 from benchmarks.common.report import write_result
 
@@ -53,6 +57,7 @@ from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
 from bevatron.recipes.alphafold2.run import CYCLES, AlphaFold2Run, ChainStage, published_stages
 from bevatron.recipes.alphafold2.stores import open_chains
 from bevatron.task import StepNumbers
+from bevatron.train.memory_plan import plan_memory
 from bevatron.train.profiling.timeline import COMMUNICATION, COPY, FUSED, MATRIX, MEMORY, classify
 from bevatron.train.run import Run, Stage
 
@@ -296,6 +301,8 @@ def measure(given: argparse.Namespace, run: Run, exact: Steps, *, ladder: bool) 
             traced = name in given.traced and not ladder
             row, steps, classes = measured(arm, run, turns, only, traced=traced)
             row |= off_by(steps, exact) if steps and exact.results else {}
+            if given.planned and arm.kernels == "auto" and not arm.plain:
+                row["planned GiB"] = planned_gib(arm, run, only)
         rows.append({title: row.pop("arm"), **row})
         if isinstance(row["s/step"], float):
             rows[-1][ratio] = row["s/step"] / rows[0]["s/step"]
@@ -309,6 +316,16 @@ def measure(given: argparse.Namespace, run: Run, exact: Steps, *, ladder: bool) 
             )  # fmt: skip
         print(rows[-1], flush=True)
         write_result(name_of_result, rows, notes(given), device=given.device, folder=given.out)
+
+
+def planned_gib(arm: Arm, run: Run, only: int | None) -> float:
+    """Plan the peak memory of a step on a GPU, which is not asked for it."""
+    set_policy(run.model, arm.policy)
+    task = task_of(arm, run, only)
+    batch = task.collate([run.train[0]], np.zeros(1, np.int64), [1.0])
+    shape = batch.padding.rounded(batch.padding.size_of(batch.sizes))
+    on_host = replace(run, model=deepcopy(run.model).cpu(), task=task)
+    return plan_memory(on_host, batch, shape=shape, captured=arm.captured).peak / GIB
 
 
 def beside_again(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -349,6 +366,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=5, help="of 0 to 3 recyclings")
     parser.add_argument("--slow-turns", type=int, default=1, help="of steps without CUDA graphs")
     parser.add_argument("--compared", type=int, default=2, help="steps that are compared; 0 = none")
+    parser.add_argument("--planned", action="store_true", help="also plan their memory on a GPU")
     parser.add_argument("--preset", default="alphafold2")
     parser.add_argument("--stage", choices=[*published_stages()], default="initial")
     parser.add_argument("--crop", type=int, help="default: that of the stage, as of the rows")

@@ -65,7 +65,7 @@ three_longest() { # little is left: memory must not be in pieces
 }
 
 two() {
-  run "alphafold2-$2" "$1" "$2" 125 axial_step alphafold2 "$chains" --policies "$keep" --passes 0 \
+  run "alphafold2-$2" "$1" "$2" 160 axial_step alphafold2 "$chains" --policies "$keep" --passes 0 \
     --steps 2 --out "$out/rows" ${TWO:-}
 }
 

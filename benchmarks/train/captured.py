@@ -65,7 +65,7 @@ def host_time(system: str, device: torch.device, more: dict[str, Any]) -> dict[s
         run: Run = build(config.from_values(values))
         step, batches = captured(run, device), batches_of(run, 16)
         step.plan(pack_samples(run.sizes, None, run.settings.batch, 1, 0, 0).flat(0))
-        wholes, replays = [], []
+        wholes, replays, readings = [], [], []
         notes = {"save": 0.0, "samples": 1.0}
         for k in range(STEPS):
             _wait(device)
@@ -75,7 +75,8 @@ def host_time(system: str, device: torch.device, more: dict[str, Any]) -> dict[s
             _wait(device)
             ready = time.perf_counter()
             waiting.result()
-            wholes.append(launched - began + time.perf_counter() - ready)
+            readings.append(time.perf_counter() - ready)
+            wholes.append(launched - began + readings[-1])
             replays.append(ready - began)
         graph = _launch_alone(step, device)
         step.close()
@@ -85,6 +86,7 @@ def host_time(system: str, device: torch.device, more: dict[str, Any]) -> dict[s
         "what": f"{system}: {sizes}",
         "host us": round(1e6 * median(wholes[calm:])),
         "of it the graph's launch us": round(1e6 * graph),
+        "of it reading us": round(1e6 * median(readings[calm:])),
         "ms a step": round(1e3 * median(replays[calm:]), 2),
     }
 

@@ -35,6 +35,7 @@ def test_steps_are_timed_and_compared(store, tmp_path, monkeypatch):
     sizes = "--crop 12 --msa-rows 3 --extra-rows 4 --templates 1 --preset small --device cpu"
     arms = ["--arms", "eager PyTorch", "--ladder", "no CUDA graphs"]
     given = [*sizes.split(), *arms, "--turns", "1", "--compared", "1", "--out", str(tmp_path)]
+    given += ["--planned"]
     train_step.main([str(store), *given])
     assert torch.backends.cuda.matmul.fp32_precision != "tf32"
     rows = json.loads((tmp_path / "alphafold2/train_step.json").read_text())["rows"]
@@ -44,6 +45,8 @@ def test_steps_are_timed_and_compared(store, tmp_path, monkeypatch):
         assert 0 < row["loss off by"] < 0.05
     ladder = json.loads((tmp_path / "alphafold2/ladder.json").read_text())["rows"]
     assert [row["without"] for row in ladder] == ["no CUDA graphs"]
+    assert 0.06 < ladder[0]["planned GiB"] < 0.1  # most of it is for cuBLAS
+    assert "planned GiB" not in rows[0]
 
 
 def test_one_block_is_compared_with_the_reference(tmp_path):

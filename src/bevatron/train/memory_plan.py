@@ -215,7 +215,7 @@ class LiveBytes(TorchDispatchMode):
     Attributes
     ----------
     now, peak : bytes in use, and most so far
-    pool : where it lies what is allocated from now on, if that is followed
+    pool : holds what is allocated from now on, if that is followed
 
     Examples
     --------

@@ -129,6 +129,18 @@ def test_gradients_of_halves_of_two_tensors_are_joined_without_a_copy(monkeypatc
         assert_close(got, want, 2e-5)
 
 
+@pytest.mark.parametrize(("farthest", "gap"), [(1000, 100), (200, 8)])
+def test_joined_gradients_too_far_apart_for_a_library_are_copied(farthest, gap, monkeypatch):
+    monkeypatch.setattr("bevatron.kernels.shared.rows.FARTHEST", farthest)
+    along = torch.arange(300.0).as_strided((3, 8), (100, 1))
+    x = torch.zeros(3, 8, requires_grad=True)
+    found = []
+    x.register_hook(found.append)
+    torch.autograd.backward(split(x, [4, 4]), along.split(4, -1))
+    assert found[0].equal(along)
+    assert found[0].stride(0) == gap
+
+
 def test_gradients_that_lie_apart_are_joined():
     inputs = make((3, 7), 12)
     results = []

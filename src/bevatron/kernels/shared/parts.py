@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.shared.custom_op import is_watched
+from bevatron.kernels.shared.rows import indexable_by_32_bits
 from bevatron.kernels.shared.standing_weights import storage_of
 
 
@@ -87,7 +88,10 @@ class _Split(torch.autograd.Function):
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return what parts of the last axis make up where they lie, None if they lie apart."""
+    """Return what parts of the last axis make up where they lie, None if they lie apart.
+
+    Rows too far apart for a library's matmul, which is next to read them, are copied.
+    """
     first = parts[0]
     place = first.storage_offset()
     for part in parts:
@@ -99,4 +103,4 @@ def _joined(parts: Sequence[Tensor]) -> Tensor | None:
     width = place - first.storage_offset()
     if first.numel() == 0 or any(step < width for step in first.stride()[:-1]):
         return None  # rows that are expanded, or overlap
-    return first.as_strided((*first.shape[:-1], width), first.stride())
+    return indexable_by_32_bits(first.as_strided((*first.shape[:-1], width), first.stride()))

@@ -3,10 +3,10 @@
 from bevatron.kernels.shared.tiles import Tiles, TileTable
 
 MEASURED = TileTable(
-    project=Tiles(64, 32, 4, 2),
+    project=Tiles(128, 32, 4, 2, registers=168),
     project_input=Tiles(64, 16, 4, 4, registers=168),
     output=Tiles(64, 64, 4, 1, hold=True),
-    output_input=Tiles(64, 32, 4, 3),
+    output_input=Tiles(64, 32, 4, 3, hold=True),
     weight=Tiles(64, 128, 4, 3, per_sm=2),
 )
 """For 16-bit types and up to `NARROW` channels."""
