@@ -37,7 +37,7 @@ def molecule_fields(feature_set_name: str, num_targets: int) -> tuple[Field, ...
     Parameters
     ----------
     feature_set_name : one of `bevatron.data.samples.FEATURE_SETS`
-    num_targets : t, number of targets; molecules to predict have 0 and no field for them
+    num_targets : T, number of targets; molecules to predict have 0 and no field for them
 
     Examples
     --------

@@ -19,7 +19,7 @@ class EdgeOrder:
     Parameters
     ----------
     edges : senders and receivers
-    num_nodes : n
+    num_nodes : N
     by_receiver
         Whether the edges are known to be sorted by receiver, which saves sorting them. It is
         checked on the device, without waiting for it.

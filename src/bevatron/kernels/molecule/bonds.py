@@ -48,7 +48,7 @@ def index_bonds(edges: Int[Tensor, "2 E"], num_atoms: int) -> Bonds:
     edges
         Senders and receivers; edge 2k + 1 is edge 2k reversed. That is not checked: it would mean
         asking the device.
-    num_atoms : n
+    num_atoms : N
 
     Examples
     --------

@@ -144,11 +144,11 @@ class Pairformer(nn.Module):
         lagging = none + every + none, 2 * none + every
         stages = zip(every + 2 * none, *lagging, drops + 2 * none, strict=True)
         bound = [
-            partial(self._beside, **masks, parts=stage[:3], drops=stage[3]) for stage in stages
+            partial(self._pipelined, **masks, parts=stage[:3], drops=stage[3]) for stage in stages
         ]
         return run_stack(self.checkpointing, bound, (s, z))
 
-    def _beside(
+    def _pipelined(
         self,
         state: State,
         token_mask: Tensor | None,

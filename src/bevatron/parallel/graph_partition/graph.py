@@ -74,7 +74,7 @@ class DistributedGraph:
         scheme
             two_dimensional, feature_parallel, rows, one_and_half_d, or auto: the cheapest by
             `planner.plan` for the sizes that follow.
-        grid : px x Py for two_dimensional; the cheapest by default
+        grid : Px x Py for two_dimensional; the cheapest by default
         attention, heads, channels, num_entries
             What the plan is made for; gat, dot or rows (a formula of another form). Entries may be
             a guess.

@@ -30,7 +30,7 @@ def edge_vectors(
     positions : r
     edges : senders and receivers; an `EdgeOrder` if other operators need the order too
     shifts : s, in cell vectors: the periodic image of the sender; not differentiated
-    cells : c, cell vectors of each structure as rows
+    cells : C, cell vectors of each structure as rows
     structures : g, the structure of each node
 
     Examples

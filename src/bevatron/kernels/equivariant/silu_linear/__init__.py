@@ -22,7 +22,7 @@ def silu_linear(x: Float[Tensor, "E H"], weight: Float[Tensor, "_ J"]) -> Float[
     Parameters
     ----------
     x : input of the activation
-    weight : w
+    weight : W
 
     Examples
     --------

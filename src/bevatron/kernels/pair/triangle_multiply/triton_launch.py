@@ -68,7 +68,7 @@ class Pair:
     count, batch, C, H : rows, pairs, channels of the pair and of the contraction
     geometry : sizes and strides of the axes of rows
     axes : how many of these axes there are
-    lines, length, padded : r, N, and N rounded up to what is aligned
+    lines, length, padded : R, N, and N rounded up to what is aligned
     tf32 : whether products of float32 numbers are rounded to TF32
     """
 

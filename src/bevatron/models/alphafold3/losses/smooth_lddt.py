@@ -30,7 +30,7 @@ def smooth_lddt(
 
     Parameters
     ----------
-    predicted : d denoised copies, Å
+    predicted : D denoised copies, Å
     truth : Å; any finite value where not resolved
     resolved, is_nucleic : one for every atom; padding is not resolved
     """

@@ -41,7 +41,7 @@ class GatedAttention(nn.Module):
     Parameters
     ----------
     width : channels of x and of the result
-    num_heads, head_width : h and D
+    num_heads, head_width : H and D
     norm : whether x is normalised first; without, x is rows that already are
     q_bias : whether queries have a bias (AlphaFold3, algorithm 24)
     bias : whether the gate and the last layer have one (AlphaFold2)

@@ -81,7 +81,7 @@ class TriangleAttention(nn.Module):
     Parameters
     ----------
     width : channels of the pair
-    num_heads, head_width : h and D
+    num_heads, head_width : H and D
     starting : whether edges share the node where they start, or where they end
     bias : whether the gate and the last layer have biases (AlphaFold2)
     """

@@ -60,7 +60,7 @@ def dockq(
     resolved : atoms to compare
     residue : number of the residue of an atom, from 0; no residue is in both partners
     partner : 0 and 1; atoms of any other number are left out
-    backbone : n, CA, C and O of proteins
+    backbone : N, CA, C and O of proteins
     """
     known = resolved & ((partner == 0) | (partner == 1))
     predicted, truth = predicted[known], truth[known]
