@@ -13,7 +13,7 @@ lengths. ``--collect`` sets results of both kinds beside each other, with launch
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,12 +149,17 @@ def main() -> None:
 def collect(folder: Path, results: Path) -> None:
     """Write measured memory beside what was planned."""
     rows: dict[tuple[str, str, int], dict[str, Any]] = {}
+    longest: dict[str, int | None] = {}
 
     def row(arm: str, policy: str, tokens: int) -> dict[str, Any]:
         return rows.setdefault((arm, policy, tokens), {"arm": arm, "policy": policy, "N": tokens})
 
     for found in read_all(folder, "memory*.json"):
         planned = found["hardware"].startswith("cpu")
+        if planned:
+            longest |= found.get("extra", {}).get("longest", {})
+        else:
+            measured_on = found
         for one in found["rows"]:
             kept = row(one["arm"], one["policy"], one["N"])
             kept["planned GiB" if planned else "peak GiB"] = one["peak GiB"]
@@ -166,8 +171,8 @@ def collect(folder: Path, results: Path) -> None:
         if captured != ["captured"] and arm in KERNELS and "peak GiB" in one:
             row(arm, policy, one["N"])["peak GiB"] = one["peak GiB"]
     write_result(
-        "alphafold3/memory", [rows[key] for key in sorted(rows)], COLLECTED, device="cuda",
-        folder=results, measured_on=measured_on,
+        "alphafold3/memory", [rows[key] for key in sorted(rows)], f"{COLLECTED} {listed(longest)}",
+        device="cuda", folder=results, measured_on=measured_on,
     )  # fmt: skip
 
 
@@ -175,9 +180,13 @@ COLLECTED = (
     "Launched steps, 1024 rows, 48 copies, one pass, rollout and confidences, bfloat16. peak GiB: "
     "measured, less weights, gradients, moments and averages; planned GiB: the same, planned on a "
     f"CPU for {ATOMS} atoms a token, at lengths to which crops are padded, of which 139 GiB in all "
-    "fit a GPU. The longest so planned: ours 3,072, eager 1,280 (segments), 2,304 and 1,216 (all, "
-    "paper), 1,792 and 512 (pair), 512 and 224 (none)."
+    "fit a GPU."
 )
+
+
+def listed(longest: Mapping[str, int | None]) -> str:
+    """Name the longest crops that were planned to fit."""
+    return f"The longest that fit: {', '.join(f'{arm} {n}' for arm, n in longest.items())}."
 
 
 def measure(given: argparse.Namespace) -> None:
@@ -194,9 +203,7 @@ def measure(given: argparse.Namespace) -> None:
         if given.planned is not None:
             notes += (
                 f" Planned for a GPU of {given.planned:g} GiB, not run, {ATOMS} atoms a token, "
-                "at lengths to which crops are padded. The longest that fit: "
-                + ", ".join(f"{arm} {length}" for arm, length in longest.items())
-                + "."
+                f"at lengths to which crops are padded. {listed(longest)}"
             )
         write_result(
             "alphafold3/memory", memory.rows, notes, device=given.device,

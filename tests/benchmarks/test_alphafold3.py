@@ -206,7 +206,8 @@ def test_measured_memory_stands_beside_what_was_planned(tmp_path):
         ("cpu", {"peak GiB": 1.5, "in all GiB": 8.0}),
         ("gpu", {"peak GiB": 2.0}),
     ):
-        found = {"hardware": hardware, "rows": [key | gib]}
+        found = {"hardware": hardware, "versions": {}, "rows": [key | gib]}
+        found["extra"] = {"longest": {"bevatron, all": 640} if hardware == "cpu" else {}}
         (tmp_path / f"memory-{hardware}.json").write_text(json.dumps(found))
     for arm in ("bevatron, launched, segments", "bevatron, captured, all"):
         found = {"measured on": {"hardware": "gpu", "versions": {}}}
@@ -218,6 +219,7 @@ def test_measured_memory_stands_beside_what_was_planned(tmp_path):
         {**key, "planned GiB": 1.5, "planned in all GiB": 8.0, "peak GiB": 2.0},
         {**key, "policy": "segments", "N": 96, "peak GiB": 3.0},
     ]
+    assert "bevatron, all 640." in written["notes"]
 
 
 def test_longer_crops_are_planned_for_several_gpus(store, tmp_path, monkeypatch):

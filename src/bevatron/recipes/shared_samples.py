@@ -85,7 +85,8 @@ def fitted(run: Run, sizes: Sequence[int], memory: int) -> Run:
             break
     notes = [_note(one, memory) for one in chosen if one.planned is not None]
     if len(sizes) > 1:
-        who = f"{size} GPUs compute a sample together" if size > 1 else "each GPU has own samples"
+        apart = "each GPU has its own samples"
+        who = f"{size} GPUs compute a sample together" if size > 1 else apart
         notes.insert(0, f"parallel.axial: {who}")
     return replace(shared, stages=[one.stage for one in chosen], notes=[*run.notes, *notes])
 

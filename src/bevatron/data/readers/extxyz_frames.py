@@ -122,7 +122,8 @@ _PLAIN = Columns({"species": (0, 1, "S"), "pos": (1, 3, "R")}, 4, 1, 0, None, ()
 def parse_frame(text: bytes, wanted: frozenset[str]) -> RawFrame:
     """Parse one whole frame, from its count of atoms to its last line.
 
-    Raises DataError if a line has too few or too many columns, or a word is no number or element.
+    Raises DataError if a line has too few or too many columns, or a word that is not what its
+    column holds.
     """
     while (parts := text.split(b"\n", 2))[0].strip() == b"":
         text = text.split(b"\n", 1)[1]

@@ -147,8 +147,8 @@ def _read_operators(block: Any, name: str) -> dict[str, Any]:
     for key, motion in operators.items():
         if not (np.abs(motion) < FARTHEST).all():
             raise DataError(
-                f"{name}: the operator '{key}' of _pdbx_struct_oper_list has an element that is no "
-                "number or too large; correct or remove it"
+                f"{name}: the operator '{key}' of _pdbx_struct_oper_list has an element that "
+                "is not a number or is too large; correct or remove it"
             )
     # Files of one assembly name operator 1 without listing it.
     return operators or {"1": np.eye(4)}
