@@ -132,7 +132,7 @@ def _compressed(file: NpzFile, prefix: str, size: int | None) -> Iterator[tuple[
     for part in file.rows(key, size):
         first = int(np.searchsorted(indptr, start, side="right")) - 1
         last = int(np.searchsorted(indptr, start + len(part), side="left"))
-        counts = np.diff(np.clip(indptr[first : last + 1], start, start + len(part)))
+        counts: Any = np.diff(np.clip(indptr[first : last + 1], start, start + len(part)))
         owner = np.repeat(np.arange(first, first + len(counts), dtype=part.dtype), counts)
         yield (owner, part) if by_row else (part, owner)
         start += len(part)
