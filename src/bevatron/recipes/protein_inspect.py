@@ -130,8 +130,4 @@ def draw_searches(report: Report, store: Store) -> None:
     }  # fmt: skip
     for name, (values, what, title, of, caption) in numbers.items():
         if values is not None and len(values):
-            report.figure(
-                plots.histogram({name: values}, what, title, of),
-                f"{caption}.",
-                name,
-            )
+            report.figure(plots.histogram({name: values}, what, title, of), f"{caption}.", name)

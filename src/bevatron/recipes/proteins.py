@@ -28,12 +28,7 @@ from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare, rank_and_world
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.errors import ConfigError, DataError, StoreError, reason_of
-from bevatron.files import (
-    TEMPORARY,
-    remove_folder,
-    write_csv_atomically,
-    write_text_atomically,
-)
+from bevatron.files import TEMPORARY, remove_folder, write_csv_atomically, write_text_atomically
 from bevatron.output import say
 from bevatron.typing import Array, Arrays
 

@@ -11,12 +11,7 @@ from bevatron.data.readers.base import FileReader, RawFrame, Signature, Survey
 from bevatron.data.readers.checks import check_structure
 from bevatron.data.readers.elements import SYMBOLS
 from bevatron.data.readers.label_values import Labels, extract_labels
-from bevatron.data.readers.labels import (
-    LabelKeys,
-    LabelOptions,
-    Quantity,
-    find_keys,
-)
+from bevatron.data.readers.labels import LabelKeys, LabelOptions, Quantity, find_keys
 from bevatron.errors import DataError
 from bevatron.typing import Arrays
 

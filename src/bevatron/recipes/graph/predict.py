@@ -130,11 +130,7 @@ def predict_file(
         raise DataError(f"{out}: expected a name that ends in .csv or .npz")
     with processes(device) as mesh:
         found = predict_graph(
-            *(model, source),
-            features=features,
-            device=device,
-            dtype=dtype,
-            partition=partition,
+            *(model, source), features=features, device=device, dtype=dtype, partition=partition
         )
         if mesh.is_main:
             _write(found, out)

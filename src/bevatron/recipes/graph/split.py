@@ -49,10 +49,7 @@ class TrainedSplit:
     @classmethod
     def of(cls, graphs: Iterable[GraphArrays], origin: str) -> "TrainedSplit":
         """Record the roles of graphs."""
-        return cls(
-            origin,
-            [KnownGraph(*_hashes(graph), _roles(graph)) for graph in graphs],
-        )
+        return cls(origin, [KnownGraph(*_hashes(graph), _roles(graph)) for graph in graphs])
 
     def roles(self, graph: GraphArrays) -> Roles | None:
         """Return the roles that vertices had in training, [N]; None for an unknown graph.

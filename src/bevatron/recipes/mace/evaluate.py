@@ -130,11 +130,7 @@ def evaluate_files(
     return evaluation
 
 
-def evaluate_dataset(
-    potential: Potential,
-    dataset: Dataset,
-    capacity: int = 1024,
-) -> Evaluation:
+def evaluate_dataset(potential: Potential, dataset: Dataset, capacity: int = 1024) -> Evaluation:
     """Evaluate a potential on prepared structures."""
     names = _names(dataset)
     _check_elements(potential, dataset, names.atomic_numbers)
@@ -242,9 +238,7 @@ SHOWN = {
 """Metrics in tables -> quantity, unit after multiplication by 1000."""
 
 
-def error_table(
-    rows: Mapping[str, Errors],
-) -> tuple[list[str], dict[str, list[float | None]]]:
+def error_table(rows: Mapping[str, Errors]) -> tuple[list[str], dict[str, list[float | None]]]:
     """Return the metrics of `SHOWN` that occur, and their values in the units there by row."""
     names = [name for name in SHOWN if any(name in errors for errors in rows.values())]
     return names, {

@@ -9,12 +9,7 @@ import numpy as np
 import xxhash
 
 from bevatron.data.readers.molecule_options import MoleculeOptions
-from bevatron.data.readers.molecules.base import (
-    NO_BYTES,
-    NO_POSITIONS,
-    MoleculeFile,
-    suffix_of,
-)
+from bevatron.data.readers.molecules.base import NO_BYTES, NO_POSITIONS, MoleculeFile, suffix_of
 from bevatron.data.readers.molecules.ogb import OgbFolder, is_ogb_folder
 from bevatron.data.readers.molecules.structures import NpzGeometry, SdfFile, SdfGeometry
 from bevatron.data.readers.molecules.tables import TableFile

@@ -15,12 +15,7 @@ import pyarrow.parquet
 
 from bevatron.data.readers.base import state_and_hash
 from bevatron.data.readers.molecule_options import MoleculeOptions
-from bevatron.data.readers.molecules.base import (
-    Geometry,
-    check_labels,
-    suffix_of,
-    text_bytes,
-)
+from bevatron.data.readers.molecules.base import Geometry, check_labels, suffix_of, text_bytes
 from bevatron.errors import DataError
 from bevatron.typing import Array
 
