@@ -203,8 +203,8 @@ def _additive(scores: _Factors) -> AdditiveForm | None:
 def _joint(scores: _Factors) -> JointForm | None:
     if [node.op for node in scores.above] != ["joint"] or scores.below:
         return None
-    (node,) = scores.above
-    return JointForm(*node.operands, slope=node.options[0])
+    left, right, a = scores.above[0].operands
+    return JointForm(left, right, a, scores.above[0].options[0])
 
 
 def _dot(factors: _Factors, *, softmax: bool) -> DotForm | None:
