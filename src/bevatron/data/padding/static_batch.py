@@ -79,7 +79,8 @@ class StaticBatch:
     def fill(self, batch: Paddable) -> None:
         """Write a batch and the padding rows after it.
 
-        Raises ValueError if the batch is larger than the shape allows.
+        Raises ValueError if the batch is larger than the shape allows, or a tensor is of a type
+        that would lose more than precision.
         """
         if not self.shape.fits(batch):
             raise ValueError(f"a batch of {dict(batch.sizes)} does not fit into {self.shape}")
@@ -87,6 +88,10 @@ class StaticBatch:
         for name, ragged, memory, rows in self._targets:
             # By numpy: waking torch's threads can take longer than the copies.
             values, rest = getattr(batch, name).numpy(), padding.get(name, 0)
+            if values.dtype != memory.dtype and not np.can_cast(
+                values.dtype, memory.dtype, "same_kind"
+            ):
+                raise ValueError(f"{name}: {values.dtype} does not fit into {memory.dtype}")
             if isinstance(ragged, tuple):
                 memory[...] = rest
                 memory[(*map(slice, values.shape), ...)] = values
