@@ -65,7 +65,7 @@ def test_types_are_the_smallest_that_fit():
     assert ordering.index_type(2**31) == torch.int64
 
 
-def test_indices_that_are_no_whole_numbers_are_refused_by_type():
+def test_non_integer_indices_are_refused_by_type():
     for index in (torch.tensor([0.0, 1.0]), torch.tensor([True, False]), torch.zeros(0)):
         with pytest.raises(DataError, match=r"Csr: the rows of the entries are .*, expected whole"):
             ordering.check_indices("row", index, 3)
@@ -196,7 +196,7 @@ def test_mask_of_a_block_is_the_block_of_the_mask():
     assert torch.equal(keep_mask(block, seed, 3, 0.4), mask[inside])
 
 
-def test_mask_drops_the_asked_share_and_differs_by_head_and_seed():
+def test_mask_drops_the_requested_fraction_and_differs_by_head_and_seed():
     row, col = random_entries(200, 200, 0.6)
     csr = Csr.from_coo(row, col, (200, 200))
     masks = torch.cat([keep_mask(csr, as_seed(seed, csr.device), 2, 0.3) for seed in (1, 2**40)], 1)
