@@ -123,7 +123,7 @@ def test_long_rows_have_a_warp_and_short_ones_share_one():
     ptr = torch.tensor([0, *([200] * 9), *([40] * 50), *([3] * 70), *([1] * 3000)]).cumsum(0)
     made = work.make_work(ptr)
     numbers = [made.num_slots, len(made.row), *made.lengths]
-    long, middling, short = launch.side_by_side(numbers, 32, launch.Tile(1024, 32), 4)
+    long, middling, short = launch.lane_buckets(numbers, 32, launch.Tile(1024, 32), 4)
     assert [bucket.count for bucket in (long, middling, short)] == [9, 120, 3000]
     # 32 numbers of four bytes are eight lanes of sixteen; a long row is dealt out to four groups.
     assert (long.rows, long.entries) == (middling.rows, middling.entries) == (4, 8)
@@ -132,7 +132,7 @@ def test_long_rows_have_a_warp_and_short_ones_share_one():
     assert [bucket.filled for bucket in (long, middling, short)] == [True, True, False]
     assert (short.rows, short.entries) == (16, 1)
     assert short.first + short.count == len(made.row)
-    half = launch.side_by_side(numbers, 32, launch.Tile(1024, 32), 2)[1]
+    half = launch.lane_buckets(numbers, 32, launch.Tile(1024, 32), 2)[1]
     assert (half.rows, half.entries) == (8, 4)
 
 

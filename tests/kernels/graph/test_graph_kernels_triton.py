@@ -170,7 +170,7 @@ def test_gat_with_the_entries_of_a_row_dealt_to_lanes(monkeypatch, values):
         del width, tile, number_bytes
         return [launch.Bucket(0, numbers[1], rows=4, entries=2, dealt=True)] if numbers[1] else []
 
-    monkeypatch.setattr(gat_operator, "side_by_side", dealt)
+    monkeypatch.setattr(gat_operator, "lane_buckets", dealt)
     hub = "a hub, rows of one, an empty row and column"
     gat(*_first(matrix(hub, values=values), 2, 5, torch.float32))
     gat(*_first(matrix("random", values=values), 1, 4, torch.float64), dropout=0.4)
