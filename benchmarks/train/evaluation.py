@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -54,6 +55,8 @@ ARMS: dict[str, dict[str, Any] | None] = {
 }
 ALONE, IN_LINE, _, APART = ARMS
 
+prepared = cache(crystals)
+
 
 class Timed(Trainer):
     """Notes when each epoch has ended, its validation included if that is waited for."""
@@ -71,7 +74,7 @@ def trained(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     """Train in one way; return times and losses, nothing on the process that validates."""
     values = ARMS[name]
     torch.manual_seed(0)
-    data, config = crystals(arguments.preset)
+    data, config = prepared(arguments.preset)
     train, valid = (Repeated(data._samples, n, "crystal") for n in arguments.structures)  # noqa: SLF001
     settings = Settings(
         optim=OptimConfig(lr=1e-4, ema=0.99),
