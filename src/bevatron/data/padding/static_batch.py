@@ -64,6 +64,7 @@ class StaticBatch:
             offsets[name] = (start, start + prod(dims) * item.itemsize)
             start = -(-offsets[name][1] // ALIGNMENT) * ALIGNMENT
         self.block = torch.zeros(max(start, 1), dtype=torch.uint8, device=device, pin_memory=pin)
+        self._types: list[torch.dtype] = []
         # What is filled in was checked on the host: a captured step cannot refuse anything.
         self.batch: Any = like.over(
             {
@@ -84,10 +85,13 @@ class StaticBatch:
     def fill(self, batch: Paddable) -> None:
         """Write a batch and the padding rows after it.
 
-        Raises ValueError if the batch is larger than the shape allows.
+        Raises ValueError if the batch is larger than the shape allows, or a tensor is of a type
+        that would lose more than precision.
         """
         if not self.shape.fits(batch):
             raise ValueError(f"a batch of {dict(batch.sizes)} does not fit into {self.shape}")
+        if (types := [getattr(batch, name).dtype for name in self.batch.ragged]) != self._types:
+            self._take(types)
         padding = batch.padding_rows(self.shape)
         into, small = [], []
         for axis in self._axes:
@@ -109,6 +113,15 @@ class StaticBatch:
                 memory, values = getattr(self.batch, name).numpy(), getattr(batch, name).numpy()
                 memory[...] = padding.get(name, 0)
                 memory[(*map(slice, values.shape), ...)] = values
+
+    def _take(self, types: list[torch.dtype]) -> None:
+        """Take values of these types from now on."""
+        for name, dtype in zip(self.batch.ragged, types, strict=True):
+            own = getattr(self.batch, name).dtype
+            if not torch.can_cast(dtype, own):
+                found, held = (str(one).removeprefix("torch.") for one in (dtype, own))
+                raise ValueError(f"{name}: {found} does not fit into {held}")
+        self._types = types
 
     def copy_from(self, other: "StaticBatch") -> None:
         """Copy everything in one piece, without waiting if the other is page-locked."""

@@ -22,17 +22,15 @@ def tile_table(ptr: Tensor, num_rows: int, rows: int, scale: int = 1) -> Tensor:
 
     Parameters
     ----------
-    ptr
-        [Z+1], where groups begin; on the device, where their sizes stay. It is not written to
-        afterwards.
-    num_rows : rows of all groups and of none
+    ptr : [Z+1], offsets of the groups, on the device; never written to afterwards
+    num_rows : rows in total, including those of no group
     scale : rows per unit of ``ptr``
 
     Returns
     -------
     Tensor
-        int32 [tiles, 3]: group, first row, end of the tile's rows. As many tiles as groups of any
-        sizes may need; those too many are empty.
+        int32 [tiles, 3]: group, first row, end of the tile's rows. There are as many tiles as
+        groups of any sizes can need; surplus tiles are empty.
     """
     found: dict[tuple[int, int, int], Tensor] = _tables.setdefault(ptr, {})
     key = num_rows, rows, scale

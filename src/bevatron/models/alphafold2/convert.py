@@ -10,6 +10,7 @@ from torch import Tensor
 from bevatron.errors import CheckpointError
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.deepmind_layout import place, their_shape
+from bevatron.models.alphafold2.mlperf_layout import in_mlperf_layout
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.alphafold2.openfold_layout import in_openfold_layout, openfold_name
 from bevatron.typing import Array, Arrays
@@ -68,6 +69,43 @@ def from_mlperf(
         found |= {f"{name}/{moment}": value for name, value in ours.items()}
     step = torch.as_tensor(state[0]["step"], dtype=torch.float32)
     return model, found | {f"{name}/step": step.clone() for name, _ in model.named_parameters()}
+
+
+def to_mlperf(
+    model: AlphaFold2, moments: Mapping[str, Tensor], iteration: int, *, merged: bool = False
+) -> dict[str, Any]:
+    """Return a resumable checkpoint of MLPerf HPC, or with merged layers of ScaleFold.
+
+    Parameters
+    ----------
+    moments : Adam's, as `from_mlperf` returns them
+    iteration : number of steps that were trained
+    merged : as for `in_mlperf_layout`
+    """
+
+    def theirs(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        named = {openfold_name(name): value for name, value in values.items()}
+        return in_mlperf_layout(named, merged=merged)
+
+    weights = theirs(model.state_dict())
+    names = [name for name, _ in model.named_parameters()]
+    parts = {
+        moment: theirs({name: moments[f"{name}/{moment}"] for name in names})
+        for moment in ("exp_avg", "exp_avg_sq")
+    }
+    step = moments[f"{names[0]}/step"]
+    state = {
+        number: {"step": step.clone(), **{moment: part[name] for moment, part in parts.items()}}
+        for number, name in enumerate(weights)
+    }
+    # It loads a group as it is, without defaults of its own.
+    adam = torch.optim.Adam([torch.zeros(1)], lr=1e-3, eps=1e-6).state_dict()["param_groups"]
+    groups = [{**adam[0], "params": [*range(len(weights))]}]
+    return {
+        "iteration": iteration,
+        "alphafold_state_dict": weights,
+        "optimizer_state_dict": {"state": state, "param_groups": groups},
+    }
 
 
 def from_deepmind(

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from bevatron.models.common.metrics import RunningSums
 from bevatron.typing import FloatArray
 
 
@@ -121,3 +122,21 @@ class RankingSums:
         scores, positive, weight = torch.cat(self._scores[label], 1).cpu().numpy()
         known = weight > 0
         return ranking_of_scores(scores[known], positive[known], weight[known])
+
+
+class RankedSums(RunningSums):
+    """Running sums with a ranking; their vector begins with the number of processes."""
+
+    _ranking: RankingSums
+
+    def sums(self) -> Tensor:
+        """Return all running sums as one float64 vector; the first counts the processes."""
+        ranked = self._ranking.sums().to(self._sums.device)
+        return torch.cat([self._sums.new_ones(1), super().sums(), ranked])
+
+    def load_sums(self, sums: Tensor) -> None:
+        """Replace the running sums; exact scores are available on one process only."""
+        sizes = [1, self._sums.numel(), self._ranking.size]
+        count, own, ranked = sums.detach().double().to(self._sums.device).split(sizes)
+        super().load_sums(own)
+        self._ranking.load_sums(ranked, int(count))
