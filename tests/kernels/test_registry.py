@@ -91,7 +91,7 @@ def test_triton_asked_for_that_cannot_run_is_an_error_that_says_why(monkeypatch)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with (
         kernels.use("triton"),
-        pytest.raises(KernelError, match="scatter_sum: 'triton' was asked for and cannot run"),
+        pytest.raises(KernelError, match="scatter_sum: 'triton' was requested and cannot run"),
     ):
         kernels.scatter_sum(X, torch.tensor([0, 0]), 1)
 
@@ -118,7 +118,7 @@ def test_auto_takes_triton_on_a_gpu_and_the_reference_elsewhere(operator, monkey
     in_float64 = kernels.explain(operator, "cuda", torch.float64)
     assert in_float64 == "test_op: reference (auto; not triton: torch.float64 is not supported)"
     with kernels.use("triton"):
-        assert kernels.explain(operator, "cpu") == "test_op: triton (asked for)"
+        assert kernels.explain(operator, "cpu") == "test_op: triton (requested)"
         assert "cannot run" in kernels.explain(operator, "cuda", torch.float64)
 
 

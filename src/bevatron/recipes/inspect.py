@@ -39,9 +39,7 @@ class PlanOptions:
 
 
 def inspect_store(
-    path: Path | str,
-    out: Path | None = None,
-    plan: PlanOptions | None = None,
+    path: Path | str, out: Path | None = None, plan: PlanOptions | None = None
 ) -> tuple[list[inspect.Table], Path]:
     """Describe and draw what is in a store, and with ``plan`` how batches would fill the ranks.
 
@@ -79,10 +77,7 @@ def show_tables(tables: Sequence[inspect.Table]) -> None:
 
 
 def _compare(
-    report: Report,
-    store: Store,
-    sizes: Mapping[str, IntArray],
-    options: PlanOptions,
+    report: Report, store: Store, sizes: Mapping[str, IntArray], options: PlanOptions
 ) -> inspect.Table:
     atoms, *others = sizes.values()
     edges = others[0] if others else np.zeros_like(atoms)

@@ -18,15 +18,15 @@ def tile_table(ptr: Tensor, num_rows: int, rows: int, scale: int = 1) -> Tensor:
 
     Parameters
     ----------
-    ptr : [Z+1], where groups begin; on the device, where their sizes stay
-    num_rows : rows of all groups and of none
+    ptr : [Z+1], offsets of the groups, on the device
+    num_rows : rows in total, including those of no group
     scale : rows per unit of ``ptr``
 
     Returns
     -------
     Tensor
-        int32 [tiles, 3]: group, first row, end of the tile's rows. As many tiles as groups of any
-        sizes may need; those too many are empty.
+        int32 [tiles, 3]: group, first row, end of the tile's rows. There are as many tiles as
+        groups of any sizes can need; surplus tiles are empty.
     """
     num_groups = ptr.shape[0] - 1
     num_tiles = num_rows // rows + min(num_groups, num_rows)

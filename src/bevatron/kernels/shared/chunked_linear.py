@@ -1,4 +1,4 @@
-"""Matmuls for operators that work on a chunk of rows at a time."""
+"""Matmuls for operators that run one chunk of rows at a time."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -12,11 +12,11 @@ from bevatron.kernels.shared.rows import indexable_by_32_bits
 from bevatron.kernels.shared.standing_weights import once
 
 CHUNK_BYTES = 128 * 2**20
-"""Size of all buffers of one chunk together."""
+"""Total size of all buffers of one chunk."""
 LARGE = 3
-"""Multiple of `CHUNK_BYTES` where matmuls of few rows would leave much of the device idle."""
+"""Multiple of `CHUNK_BYTES` for operators whose matmuls would otherwise have too few rows."""
 CHUNK_MULTIPLE = 1024
-"""Rows of a chunk are a multiple of this: matmuls of whole tiles."""
+"""A chunk has a multiple of this many rows, so that matmuls consist of whole tiles."""
 
 
 def chunks(
@@ -26,9 +26,9 @@ def chunks(
 
     Parameters
     ----------
-    rows, bytes_per_row : what there is, and the bytes of all buffers for one row
-    multiple : rows of a chunk are a multiple of it; `CHUNK_MULTIPLE` if not given
-    times : multiple of `CHUNK_BYTES` that a chunk may take
+    rows, bytes_per_row : number of rows, and bytes of all buffers per row
+    multiple : divides the rows of a chunk; `CHUNK_MULTIPLE` if not given
+    times : a chunk may take this multiple of `CHUNK_BYTES`
     """
     multiple = CHUNK_MULTIPLE if multiple is None else multiple
     most = max(times * CHUNK_BYTES // max(bytes_per_row, 1) // multiple, 1) * multiple
@@ -42,7 +42,7 @@ def chunks(
 
 
 def chunk_of(tensor: Tensor, part: slice) -> Tensor:
-    """Return a chunk of rows: the tensor itself if there is but one, as views take the host time.
+    """Return a chunk of rows; the tensor itself if there is only one, to save the host a view.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def linear(
 
 
 def wide_product(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
-    """Compute ``a b`` of matrices of one type, with a result in float32; or add it to ``onto``."""
+    """Compute ``a b`` of matrices of one type into a float32 result, or add it to ``onto``."""
     a, b = indexable_by_32_bits(a), indexable_by_32_bits(b)
     plain = a.dtype == torch.float32 or not on_gpu(a)
     if onto is None:
@@ -85,11 +85,11 @@ def weight_gradient(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 
 class WeightGradient:
-    """The gradient of a weight, summed in float32 over chunks of rows in their order.
+    """The gradient of a weight, summed in float32 over chunks of rows in order.
 
     Parameters
     ----------
-    weight : its shape and type are the gradient's
+    weight : has the shape and type of the gradient
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -116,7 +116,7 @@ class WeightGradient:
 
 
 class BiasGradient:
-    """The gradient of a bias, summed in float32 over chunks of rows in their order."""
+    """The gradient of a bias, summed in float32 over chunks of rows in order."""
 
     def __init__(self, bias: Tensor | None, like: Tensor) -> None:
         self._bias, self._like = bias, like
@@ -132,7 +132,7 @@ class BiasGradient:
         self._total = part if self._total is None else self._total.add_(part)
 
     def result(self) -> Tensor:
-        """Return the sum in the type of the bias; without a bias, no elements."""
+        """Return the sum in the type of the bias; empty without a bias."""
         if self._bias is None:
             return self._like.new_empty(0)
         if self._total is None:
@@ -145,8 +145,8 @@ class Linear:
 
     Parameters
     ----------
-    dtype : type of the matmuls; weights of another type are rounded to it
-    weights : [K, C] each; in the result the layers are concatenated
+    dtype : type of the matmuls; other weights are rounded to it
+    weights : [K, C] each; the result concatenates the layers
     biases : [K] each, or None
     """
 
@@ -209,8 +209,8 @@ class Linear:
     ) -> None:
         """Add a chunk to the gradients of weights and biases.
 
-        ``first_sum`` is that of the first layer's part of ``dy`` over rows, where it is known. The
-        ``only`` chunk, of few rows, takes less time by layers than copies of what it gives.
+        ``first_sum`` is the sum over rows of the first layer's part of ``dy``, if already known. An
+        ``only`` chunk of few rows runs layer by layer, which is faster than copying the parts.
         """
         parts = torch.split(dy, self._sizes, dim=1)
         if only:
@@ -227,14 +227,14 @@ class Linear:
             bias.add(part)
 
     def gradients(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return those of weights and biases, in their types; without a bias, no elements."""
+        """Return the gradients of weights and biases in their types; empty without a bias."""
         biases = [bias.result() for bias in self._dbiases]
         if self._whole:
             return self._whole, biases
         if len(self._weights) == 1:
             return [self._dweight.total().to(self._weights[0].dtype)], biases
         parts = torch.split(self._dweight.total(), self._sizes)
-        # Copies: what an operator returns must not lie in one piece of memory.
+        # Copies, because the results of a custom operator must not share memory.
         weights = [
             part.to(weight.dtype, copy=True)
             for part, weight in zip(parts, self._weights, strict=True)

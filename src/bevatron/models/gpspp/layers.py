@@ -28,13 +28,7 @@ from bevatron.kernels import (
 from bevatron.kernels.molecule.norm_gelu import Activation
 from bevatron.models.gpspp.config import GPSPlusPlusConfig
 from bevatron.models.gpspp.graphs import Drops, Graphs
-from bevatron.models.gpspp.shared import (
-    Shared,
-    attention_of,
-    linear_of,
-    neighbour_sums_of,
-    sums_of,
-)
+from bevatron.models.gpspp.shared import Shared, attention_of, linear_of, neighbour_sums_of, sums_of
 
 EPS = 1e-3
 """Epsilon of all layer norms: the default of Keras, as in the published models."""

@@ -297,48 +297,33 @@ def _blocks(dataset: Any, indices: Sequence[int] | IntArray | None) -> Iterator[
 
 def _flat_blocks(dataset: Any) -> Iterator[_Block]:
     """Read whole shards of a store."""
-    names = ("atomic_numbers", "edges", "forces", "energy", "head", "group")
     start = 0
-    for columns in zip(*(dataset.flat(name) for name in names), strict=True):
-        (numbers, atom_ptr), (edges, edge_ptr), (forces, force_ptr) = columns[:3]
-        (energy, _), (head, _), (group, group_ptr) = columns[3:]
-        yield _Block(
-            np.arange(start, start + len(energy)),
-            numbers.astype(np.int64),
-            atom_ptr,
-            edges[:, 1].astype(np.int64),
-            edge_ptr,
-            forces,
-            force_ptr,
-            energy,
-            head.astype(np.int64),
-            group.tobytes(),
-            group_ptr,
-        )
+    for columns in zip(*(dataset.flat(name) for name in (*_RAGGED, *_SINGLE)), strict=True):
+        energy, head = (values for values, _ in columns[len(_RAGGED) :])
+        yield _block(np.arange(start, start + len(energy)), columns[: len(_RAGGED)], energy, head)
         start += len(energy)
 
 
 def _joined(indices: IntArray, samples: Sequence[Arrays]) -> _Block:
     """Concatenate samples."""
+    columns = [
+        (
+            np.concatenate([sample[name] for sample in samples]),
+            np.cumsum([0, *(len(sample[name]) for sample in samples)], dtype=np.int64),
+        )
+        for name in _RAGGED
+    ]
+    energy, head = (np.array([sample[name].item() for sample in samples]) for name in _SINGLE)
+    return _block(indices, columns, energy, head)
 
-    def ragged(name: str) -> tuple[Any, IntArray]:
-        ptr = np.cumsum([0, *(len(sample[name]) for sample in samples)], dtype=np.int64)
-        return np.concatenate([sample[name] for sample in samples]), ptr
 
-    numbers, atom_ptr = ragged("atomic_numbers")
-    edges, edge_ptr = ragged("edges")
-    forces, force_ptr = ragged("forces")
-    group, group_ptr = ragged("group")
+_RAGGED, _SINGLE = ("atomic_numbers", "edges", "forces", "group"), ("energy", "head")
+
+
+def _block(indices: IntArray, columns: Sequence[Any], energy: Any, head: Any) -> _Block:
+    (numbers, atom_ptr), (edges, edge_ptr), (forces, force_ptr), (group, group_ptr) = columns
     return _Block(
-        indices,
-        numbers.astype(np.int64),
-        atom_ptr,
-        edges[:, 1].astype(np.int64),
-        edge_ptr,
-        forces,
-        force_ptr,
-        np.array([float(sample["energy"]) for sample in samples]),
-        np.array([int(sample["head"]) for sample in samples], dtype=np.int64),
-        group.astype(np.uint8).tobytes(),
-        group_ptr,
+        *(indices, numbers.astype(np.int64), atom_ptr),
+        *(edges[:, 1].astype(np.int64), edge_ptr, forces, force_ptr, energy),
+        *(head.astype(np.int64), group.astype(np.uint8).tobytes(), group_ptr),
     )

@@ -8,13 +8,7 @@ from zipfile import BadZipFile, ZipFile
 
 import torch
 
-from bevatron.errors import (
-    CheckpointError,
-    ConfigError,
-    MissingPackageError,
-    TrustError,
-    require,
-)
+from bevatron.errors import CheckpointError, ConfigError, MissingPackageError, TrustError, require
 from bevatron.files import atomic_write
 from bevatron.models.mace.convert import from_mace_torch, to_mace_torch
 from bevatron.models.mace.model import MACE

@@ -1,6 +1,7 @@
 """Errors of trained GPS++ models on labelled molecules, by file and target."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,7 @@ def evaluate_files(
         raise ConfigError("evaluate: expected at least one file of molecules with labels")
     names = tuple(target.name for target in predictor.targets)
     options = options or MoleculeOptions()
-    wanted = MoleculeOptions(
-        options.smiles, options.targets or names, options.geometry, options.split
-    )
+    wanted = replace(options, targets=options.targets or names, unlabelled=False)
     table: dict[str, dict[str, Errors]] = {}
     everything: list[tuple[FloatArray, MoleculePredictions]] = []
     for source in map(Path, sources):

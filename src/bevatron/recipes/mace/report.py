@@ -49,12 +49,7 @@ METRICS = [
 ]
 
 
-def report_of_run(
-    folder: Path,
-    data: StructureData,
-    batch: BatchConfig,
-    result: FitResult,
-) -> Path:
+def report_of_run(folder: Path, data: StructureData, batch: BatchConfig, result: FitResult) -> Path:
     """Evaluate the model of a finished run and write its report."""
     history = History.of_run(folder)
     model = load_model(folder)

@@ -2,8 +2,8 @@
 """Edge vectors in Triton: a linear map and its transpose, each the derivative of the other.
 
 ``difference``: one program per ``BLOCK`` edges loads the positions of both ends and writes one
-vector per edge; given the cells it adds the periodic shift, with respect to which it has no
-derivative: cells that need a gradient are multiplied outside.
+vector per edge. Given cells it adds the periodic shift, which it does not differentiate: cells that
+require a gradient are multiplied outside.
 
 ``totals``: one warp per node walks its edges ``LANES`` at a time, adding those it receives and
 subtracting those it sends in a fixed order, and writes one row; no atomics.
@@ -19,9 +19,9 @@ from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.triton_math import accumulator
 
 BLOCK, INTERPRETED_BLOCK = 128, 4096
-"""Edges of a program."""
+"""Edges per program."""
 LANES = 32
-"""Edges of a node that are summed apart, one per thread."""
+"""Edges of a node that a warp sums in parallel, one per thread."""
 
 
 def edge_vectors(

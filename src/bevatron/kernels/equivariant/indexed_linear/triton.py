@@ -28,9 +28,9 @@ from bevatron.kernels.shared.dtypes import wide_type
 from bevatron.kernels.shared.triton_math import accumulator, allows_tf32
 
 ROWS, COLUMNS, DEPTH = 64, 64, 32
-"""Block of a matrix product."""
+"""Tile of a matmul."""
 SUMMED_ROWS = 128
-"""Rows over which a program of ``outer`` adds up."""
+"""Rows that a program of ``outer`` sums."""
 
 
 def indexed_linear(x: Tensor, weights: Tensor, order: ElementOrder, scale: float) -> Tensor:
@@ -130,7 +130,7 @@ outer.gradients("x g", _outer_gradients)
 
 
 def _is_component_major(x: Tensor) -> bool:
-    """Whether channels and not components are neighbours in memory."""
+    """Whether channels, rather than components, are contiguous."""
     return x.shape[2] > 1 and x.stride(1) < x.stride(2)
 
 

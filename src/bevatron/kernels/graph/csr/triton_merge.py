@@ -32,7 +32,7 @@ def add_shares_kernel(
 
 
 def add_shares(cut_row: Tensor, cut_ptr: Tensor, share: Tensor, out: Tensor) -> None:
-    """Write the sum of every cut row's shares into its row of ``out``."""
+    """Write the sum of every cut row's partial results into its row of ``out``."""
     width = share[:1].numel()
     if not width:
         return

@@ -32,10 +32,10 @@ from bevatron.kernels.shared.triton_math import accumulator
 INFERENCE, TRAINING, PARTIAL_INFERENCE, PARTIAL = range(4)
 
 TILES = TileTable(forward=Tile(1024, 32), backward=Tile(1024, 32), values=Tile(1024, 128))
-"""Sizes of programs; the README says what they were chosen from."""
+"""Sizes of programs; the README lists the alternatives that were measured."""
 MERGED_AT_ONCE = 16
 PREPARED = 1024
-"""Numbers of a block of the kernel that goes before the backward pass."""
+"""Elements of a block of the kernel that prepares the backward pass."""
 LOG2E = 1.4426950408889634
 
 
@@ -95,7 +95,7 @@ def gradients(
     dropout: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute a block's share of the gradients of x and of the columns' scores."""
+    """Compute a block's part of the gradients of x and of the column scores."""
     columns, numbers = columns_of(csr)
     dtype = wide_type(x)
     info = torch.stack([row_score.to(dtype), lse.to(dtype) * LOG2E, delta.to(dtype)], -1)
@@ -148,9 +148,9 @@ def attend(
     dropout: float,
     mode: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return z and, in training, L, the share of the smaller side, nothing, and that side of Z.
+    """Return z and, in training, L, the weight of the smaller side, nothing, and that side of Z.
 
-    As part of a block: Z, m, s and, for a backward pass, the positive part of s and of Z.
+    For a block: Z, m, s and, if a backward pass follows, the positive parts of s and of Z.
     """
     del values_by_column, columns, column_numbers  # for the backward pass
     outputs = _outputs(x, num_rows, mode)
@@ -161,7 +161,7 @@ def attend(
     tile, mask = TILES["forward"], Mask(ids, seed, slope, dropout)
     width, shares = slices(channels, tile)
     share_stats = x.new_empty((3, num_slots, num_heads), dtype=wide_type(x))
-    # Parts of cut rows go through shares, of Z and of its positive part where that is asked for.
+    # Parts of cut rows write partial results of Z and, if requested, of its positive part.
     sides = 1 + mode % 2
     share_z = x.new_empty((sides, num_slots, num_heads, channels), dtype=wide_type(x))
     sizes = {"C": channels, "H": num_heads, "BLOCK_C": width, "SLICES": shares}
@@ -330,7 +330,7 @@ def _launch_columns(
     dx: Tensor,
     dscore: Tensor,
 ) -> None:
-    """Write the gradients of x and of the columns' scores."""
+    """Write the gradients of x and of the column scores."""
     x, col_score, grad = x.contiguous(), col_score.contiguous(), grad.contiguous()
     (num_columns, num_heads, channels), num_slots = x.shape, numbers[0]
     if not dscore.numel():
@@ -340,7 +340,7 @@ def _launch_columns(
     wide = wide_type(x)
     share_stats = x.new_empty((num_slots, num_heads), dtype=wide)
     share_z = x.new_empty((2, num_slots, num_heads, channels), dtype=wide)
-    # Every share of the channels adds to the gradient of a column's score.
+    # Every block of channels adds to the gradient of a column's score.
     along = x.new_empty((shares, *dscore.shape), dtype=wide) if shares > 1 else dscore
     sizes = {"C": channels, "H": num_heads, "BLOCK_C": width, "SLICES": shares}
     sizes["ACC"] = accumulator(x)

@@ -90,7 +90,7 @@ def extreme(
     num_rows: int,
     sign: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the largest (sign 1) or smallest (-1) over the columns of every row, and which."""
+    """Return the maximum (sign 1) or minimum (-1) over the columns of every row, and the column."""
     del columns, column_numbers  # for the backward pass
     out, arg = _new_extremes(x, num_rows)
     launch_extreme(x, values, rows, row_numbers, out, arg, sign)
@@ -135,14 +135,14 @@ def _sum_gradients(
 ) -> tuple[Tensor | None, ...]:
     dx = dvalues = dby_column = None
     if needs[0]:
-        # The transposed product: columns take the place of rows.
+        # The transposed product: columns act as rows.
         dx = add(
             *(grad, values_by_column, values, columns, column_numbers, rows, row_numbers), len(x)
         )
     if needs[1]:
         dvalues = entries(grad, x, None, values, rows, row_numbers)
     if needs[2]:
-        # This is that transposed product: the values that have a gradient are in the other order.
+        # This is the transposed product: the differentiable values are in the other order.
         dby_column = entries(x, grad, None, values_by_column, columns, column_numbers)
     return dx, dvalues, dby_column
 
@@ -198,7 +198,7 @@ def launch_extreme(
     arg: Tensor,
     sign: int,
 ) -> None:
-    """Write the extreme of all rows and the column it is from."""
+    """Write the extremum of all rows and its column."""
     if not out.numel():
         return
     x, tile, num_slots = x.contiguous(), TILES["extreme"], numbers[0]

@@ -2,8 +2,8 @@
 
 A program evaluates all K kernels, padded to K_PAD, of BLOCK distances in registers. The backward
 kernel strides over the blocks of distances, recomputes the kernels, writes the gradient of each
-distance, and keeps [BLOCK, K_PAD] sums for the gradients of mean and std; it writes one partial sum
-per program, [2, K], which the host adds up.
+distance, accumulates [BLOCK, K_PAD] sums for the gradients of mean and std, and writes one partial
+sum per program, [2, K], which the host adds.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 

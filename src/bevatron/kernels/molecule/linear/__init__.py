@@ -1,4 +1,4 @@
-"""A linear layer whose weights' gradients are summed in float32."""
+"""A linear layer whose weight gradients are float32."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -18,11 +18,11 @@ def linear(
     weight: Float[Tensor, "O K"],
     bias: Float[Tensor, " O"] | None = None,
 ) -> Float[Tensor, "M O"]:
-    r"""Compute :math:`y = x W^\top + b`, under autocast in its type.
+    r"""Compute :math:`y = x W^\top + b`, in autocast's type under autocast.
 
-    It is `torch.nn.functional.linear` for many rows. The forward matmul is cuBLAS's. In the
-    backward pass the matmul returns the weight's gradient in float32, without a copy, and one
-    kernel that reads every row once sums the bias's gradient; torch takes several times as long for
+    This is `torch.nn.functional.linear` for many rows. The forward matmul is cuBLAS. In the
+    backward pass the matmul returns the weight gradient in float32, without a copy, and one
+    kernel that reads every row once sums the bias gradient; torch takes several times as long for
     16-bit rows. Raises ValueError if a shape does not match.
 
     Parameters
@@ -54,11 +54,11 @@ def linear_with_input(
     """Compute `linear` and return its input for one other consumer.
 
     The gradient of the second result is accumulated by the matmul that computes the gradient of x;
-    autograd would add the two in a pass of its own. Raises ValueError if a shape does not match.
+    autograd would need a separate pass. Raises ValueError if a shape does not match.
 
     Parameters
     ----------
-    x, weight, bias : as of `linear`
+    x, weight, bias : see `linear`
 
     Returns
     -------

@@ -19,12 +19,12 @@ LAUNCHES: tuple[dict[str, int], ...] = (
     {"HEADS": 8, "LEAST": 0, "WHOLE": 16, "BLOCK": 0, "num_warps": 8},
     {"HEADS": 4, "LEAST": 16, "WHOLE": 32, "BLOCK": 16, "num_warps": 4},
 )
-"""Molecules of up to 16 atoms, and all others: a program for both would need the registers of the
-larger, which costs occupancy. Programs find out by themselves whether
-a molecule is theirs, so nobody waits for its size."""
+"""Molecules of up to 16 atoms, and all others. One kernel for both would need the registers of the
+larger, which costs occupancy. Programs check whether a molecule is theirs, so the host never waits
+for sizes."""
 WIDEST = 128
-"""Bytes of a head's row with which a program has all its heads; with longer rows it has fewer, as
-blocks of all of them would not fit the shared memory (99 KiB on the smallest GPUs)."""
+"""Longest row of a head, in bytes, for which a program has all its heads. With longer rows it has
+fewer, because the blocks would exceed shared memory (99 KiB on the smallest GPUs)."""
 
 
 def molecule_attention(
@@ -139,7 +139,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of q, k, v and bias; empty for what is not given.
 
-    To that of the bias ``more`` is added, which has its shape.
+    ``more`` has the shape of the bias and is added to its gradient.
     """
     queries, keys, values = _three(q, k, v)
     num_atoms, num_heads, size = queries.shape
@@ -174,7 +174,7 @@ def attend_backward(
 
 
 def _three(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Give queries, keys and values, each with a contiguous last axis."""
+    """Return queries, keys and values, each with a contiguous last axis."""
     queries, keys, values = q.unbind(1) if k is None or v is None else (q, k, v)
     queries, keys, values = (
         t if t.stride(-1) == 1 else t.contiguous() for t in (queries, keys, values)
@@ -195,7 +195,7 @@ def _dropout(dropout: float) -> tuple[int, float]:
 
 
 def _launches(num_heads: int, row_bytes: int) -> list[dict[str, int]]:
-    """Cut launches down to few heads, or to as many as fit."""
+    """Reduce the heads of launches to those that exist and fit."""
     most, share = triton.next_power_of_2(num_heads), -(-row_bytes // WIDEST)
     return [launch | {"HEADS": min(max(1, launch["HEADS"] // share), most)} for launch in LAUNCHES]
 

@@ -20,9 +20,9 @@ __all__ = ["launch_gather", "neighbour_sums"]
 """Names that other operators may use."""
 
 ELEMENTS = 2048
-"""Numbers that a program adds up at once: as many as fit its registers."""
+"""Elements that a program accumulates, as many as fit its registers."""
 MOST_ATOMS = 16
-"""Of a program: with more Triton 3.6 and 3.7 fail to compile it for narrow rows."""
+"""Most atoms of a program; with more, Triton 3.6 and 3.7 fail to compile it for narrow rows."""
 
 
 def neighbour_sums(
@@ -141,9 +141,9 @@ def gather_backward(
     outgoing: bool,
     own: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return gradients of messages and nodes, without elements where there were none.
+    """Return gradients of messages and nodes, empty for absent ones.
 
-    To them ``more_messages`` and ``more_nodes`` are added.
+    ``more_messages`` and ``more_nodes`` are added to them.
     """
     dmessages, dnodes = _new_gradients(dout, senders, incoming_ptr, channels, node_channels)
     if dmessages.numel():
@@ -186,7 +186,7 @@ def launch_gather(
     add: Tensor | None = None,
     more: Tensor | None = None,
 ) -> None:
-    """Write all sums; ``copy`` the nodes behind them, or add rows to the sum over neighbours.
+    """Write all sums; ``copy`` appends the nodes, ``add`` adds rows to the sum over neighbours.
 
     Messages and ``more`` are contiguous; rows of nodes, and of ``add`` with the same stride, may
     have gaps.
@@ -221,7 +221,7 @@ def launch_gather(
 
 
 def _widths(messages: Tensor | None, nodes: Tensor | None) -> tuple[int, int]:
-    """Return the channels of both, 0 where there are none."""
+    """Return the channels of both, 0 if absent."""
     channels, node_channels = (
         0 if given is None else given.shape[1] for given in (messages, nodes)
     )

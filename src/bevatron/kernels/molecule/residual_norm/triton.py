@@ -19,7 +19,7 @@ from bevatron.kernels.shared.triton_math import accumulator
 from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 512, 256
-"""Of a warp: the backward kernel has two branches and three sums in registers."""
+"""Elements per warp; the backward kernel holds two branches and three sums in registers."""
 WARPS_PER_SM = 16
 
 
@@ -57,7 +57,7 @@ def merge(
     bias_2: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result and, of every branch and row, the mean and 1/sigma."""
+    """Return the result, and the mean and 1/sigma of every branch and row."""
     y = x.new_empty(x.shape)
     mean, rstd = _new_statistics(x, branch_2)
     if x.numel():
@@ -81,7 +81,7 @@ def _new_gradients(x: Tensor, branch_2: Tensor | None) -> tuple[Tensor, Tensor, 
 @merge.backward(
     "x branch_1 branch_2 weight_1 weight_2 bias_1 bias_2",
     fake=_new_gradients,
-    # Both biases have the same gradient, and one in-place change must not reach both.
+    # Both biases have the same gradient, but an in-place change of one must not reach the other.
     unpack=lambda dx, dbranch_1, dbranch_2, sums: (
         *(dx, dbranch_1, dbranch_2, sums[1], sums[2]),
         *(sums[0], sums[0].clone()),
@@ -99,7 +99,7 @@ def merge_backward(
     mean: Tensor,
     rstd: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of x and both branches, and [3, C]: of a bias and of both weights."""
+    """Return gradients of x and both branches, and [3, C]: a bias and both weights."""
     width, dy = x.shape[1], dy.contiguous()
     dx, dbranch_1, dbranch_2, sums = _new_gradients(x, branch_2)
     if not x.numel():

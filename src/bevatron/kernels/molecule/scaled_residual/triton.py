@@ -30,7 +30,7 @@ def scaled_residual(stream: Tensor, update: Tensor, scale: Tensor | None) -> tup
     fake=lambda stream, update: (stream.new_empty(stream.shape), _second(stream, update)),
 )
 def add(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the sum in both types; without elements the second, if the types are one."""
+    """Return the sum in both types; the second is empty if the types are equal."""
     wide = stream.new_empty(stream.shape)
     narrow = _second(stream, update)
     if stream.numel():
@@ -96,7 +96,7 @@ def _backward(
     return dstream, dupdate, None
 
 
-# Not by name: the stream and the update would be kept for nothing but their types.
+# Not by name, which would save the stream and the update only for their types.
 add.register_autograd(_backward, setup_context=_save)
 
 

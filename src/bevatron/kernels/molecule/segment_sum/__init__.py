@@ -55,12 +55,12 @@ def segment_sum_with_input(
 ) -> tuple[Float[Tensor, "_ C"], Float[Tensor, "M C"]]:
     """Compute `segment_sum` and return its input for one other consumer.
 
-    The gradient of the second result is added by the kernel that broadcasts a segment's gradient to
-    its rows, in one pass instead of two. Raises ValueError if a shape does not match.
+    The kernel that broadcasts a segment's gradient to its rows adds the gradient of the second
+    result: one pass instead of two. Raises ValueError if a shape does not match.
 
     Parameters
     ----------
-    values, ptr, scale : as of `segment_sum`
+    values, ptr, scale : see `segment_sum`
 
     Returns
     -------

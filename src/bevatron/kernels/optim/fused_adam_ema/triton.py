@@ -1,10 +1,9 @@
 """The fused optimiser step in Triton: three launches for any number of parameters.
 
 ``_norms`` writes the sum of squares of each tile of the gradient. ``_judge``, a single program,
-adds the tiles in their order, decides whether the step is sound, and writes the float64
-coefficients of each parameter's step. ``_adam`` updates one chunk of one parameter per program: the
-gradient, the moments and the averages are flat [n], the parameters are found through a table of
-addresses.
+adds the tiles in order, decides whether the step is sound, and writes the float64 coefficients of
+each parameter's step. ``_adam`` updates one chunk of one parameter per program: the gradient, the
+moments and the averages are flat [n]; a table of addresses locates the parameters.
 Clipping by the norm of each parameter takes one more launch: ``_chunk_norms`` uses the chunks of
 ``_adam`` in place of tiles, and ``_clips`` adds those of each parameter.
 Nothing is atomic. n is the number of elements of a flat tensor, P the number of parameters.
@@ -22,9 +21,9 @@ from bevatron.kernels.optim.fused_adam_ema import ALIGNMENT, AdamSettings, AdamT
 from bevatron.kernels.shared.launch import on_device
 
 TILE = 4096
-"""Numbers whose squares one program sums."""
+"""Elements whose squares one program sums."""
 CHUNK = 1024
-"""Numbers of one program of the update; none has those of two parameters."""
+"""Elements that one program updates; all belong to one parameter."""
 INTERPRETED_CHUNK = 8192
 
 
@@ -40,12 +39,12 @@ def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
         tensors.kept["aligned"] = all(p.data_ptr() % 16 == 0 for p in parameters)
     with on_device(tensors.gradient):
         _launch(tensors, settings, chunk)
-    # As torch's optimisers do: autograd must see that what it kept has changed.
+    # As torch's optimisers do, so that autograd notices changes to saved tensors.
     torch.autograd.graph.increment_version(parameters)
 
 
 def chunk_table(parameters: list[Tensor], chunk: int) -> Tensor:
-    """Return a row per program: address, place in the flat tensors, count, parameter. int64."""
+    """Return a row per program, int64: address, offset in the flat tensors, count, parameter."""
     rows = [
         (p.data_ptr() + at * p.element_size(), start + at, min(chunk, p.numel() - at), i)
         for i, (p, start) in enumerate(zip(parameters, starts_of(parameters), strict=False))
@@ -55,10 +54,10 @@ def chunk_table(parameters: list[Tensor], chunk: int) -> Tensor:
 
 
 def _launch(tensors: AdamTensors, settings: AdamSettings, chunk: int) -> None:
-    """Change everything in place.
+    """Update everything in place.
 
-    No custom operator: it is not differentiable, and a dispatcher takes milliseconds to look at
-    thousands of tensors.
+    This is no custom operator: it is not differentiable, and the dispatcher takes milliseconds to
+    inspect thousands of tensors.
     """
     gradient, steps, active = tensors.gradient, tensors.steps, tensors.active
     table, known_squares = tensors.kept["chunks"], tensors.squares
@@ -200,7 +199,7 @@ def _judge(
         sums += tl.load(squares + at, mask=at < num_tiles, other=0.0).to(tl.float64)  # [BLOCK]
     norm = tl.sqrt(tl.sum(sums))  # []
     value = tl.load(loss).to(tl.float64)  # []
-    # As isfinite: NaN compares false.
+    # Like isfinite: NaN compares false.
     sound = (norm < float("inf")) & (tl.abs(value) < float("inf"))
     fine = sound & (value <= tl.load(controls + 1)) & (tl.load(verdict) < 0.5)  # []
     tl.store(verdict, tl.where(fine, 0.0, 1.0))

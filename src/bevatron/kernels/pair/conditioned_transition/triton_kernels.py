@@ -41,7 +41,7 @@ def adapt_kernel(
     at_row, col = row + tl.arange(0, BLOCK), column + tl.arange(0, BLOCK_C)
     inside = (at_row < count)[:, None]
     at = at_row.to(tl.int64)[:, None] * C + col[None, :]
-    # Issued early: it arrives during the matmuls.
+    # Issued early, so that the load completes during the matmuls.
     x_at = X + (at_row.to(tl.int64) * x_N)[:, None] + (col * x_C)[None, :]
     x = tl.load(x_at, mask=inside, other=0.0)  # [BLOCK, BLOCK_C]
     scale = tl.zeros([BLOCK, BLOCK_C], tl.float32)

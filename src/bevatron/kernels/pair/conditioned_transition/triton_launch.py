@@ -18,12 +18,12 @@ from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_part
 
 TILES = Tiles(128, 64, 8, 3, depth=64, shared_memory=97 * 1024)
 ELEMENTS = 2048
-"""Of a block of whole rows: few, for occupancy."""
+"""Elements of a block of whole rows: few, for occupancy."""
 PROGRAMS_PER_SM = 4
 
 
 def adapt_fits(condition: Tensor, weight: Tensor) -> bool:
-    """Whether `adapt` takes conditions [n, D] and weights [2 C, D] like these."""
+    """Whether `adapt` supports these conditions [n, D] and weights [2 C, D]."""
     return len(weight) // 2 % TILES.columns == 0 and TILES.fits(condition, weight)
 
 
@@ -81,7 +81,7 @@ def adapt(
 
 
 def output_gradients(dy: Tensor, y: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the narrow rows, write that of ``out`` over it; return its sum."""
+    """Return the gradient of the narrow rows and the sum of ``out``'s, which overwrites ``out``."""
     width, width_pad, block = _block(dy)
     dnarrow, shares = torch.empty_like(dy), _shares(dy, block)
     launch(
@@ -99,7 +99,7 @@ def output_gradients(dy: Tensor, y: Tensor, out: Tensor) -> tuple[Tensor, Tensor
 def adapted_backward(
     x: Tensor, scale: Tensor, mean: Tensor, rstd: Tensor, dx: Tensor, dadapted: Tensor
 ) -> Tensor:
-    """Write dx, and the scale's gradient before the shift's; return the former's sum over rows."""
+    """Write dx and, in front of dshift, dscale; return the sum of dscale over rows."""
     width, width_pad, block = _block(x)
     shares = _shares(x, block)
     launch(
@@ -115,7 +115,7 @@ def adapted_backward(
 
 
 def _block(x: Tensor) -> tuple[int, int, int]:
-    """Return a row's width, the width rounded up to a power of two, and rows of a block."""
+    """Return the width of a row, the width padded to a power of two, and the rows of a block."""
     width = x.shape[1]
     width_pad = 1 << (width - 1).bit_length()
     return width, width_pad, max(1, ELEMENTS // width_pad)
@@ -127,7 +127,7 @@ def _shares(x: Tensor, block: int) -> Tensor:
 
 
 def _sum(shares: Tensor) -> Tensor:
-    """Add the first rows of all shares [programs, 2, C] in their order."""
+    """Add the first rows of all partial sums [programs, 2, C] in order."""
     total = shares.new_empty(shares.shape[2])
     sum_weight_and_bias_partials(shares, total, None, total, shares.new_empty(0))
     return total

@@ -130,8 +130,7 @@ def _atom_rules() -> Mapping[str, Rule]:
     chem = require("rdkit.Chem", "molecules")
     return {
         "chiral_tag": Rule(
-            lambda _, atoms: [int(a.GetChiralTag()) for a in atoms],
-            _capped("chiral_tag"),
+            lambda _, atoms: [int(a.GetChiralTag()) for a in atoms], _capped("chiral_tag")
         ),
         "degree": Rule(lambda _, atoms: [a.GetTotalDegree() for a in atoms], _capped("degree")),
         "formal_charge": Rule(

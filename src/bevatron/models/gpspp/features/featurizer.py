@@ -78,9 +78,7 @@ def featurize(
 @overload
 def featurize(smiles: Any, feature_set: str = ..., positions: Any = ...) -> dict[str, Array]: ...
 def featurize(
-    smiles: Any,
-    feature_set: str = "set1",
-    positions: Any = None,
+    smiles: Any, feature_set: str = "set1", positions: Any = None
 ) -> dict[str, Array] | list[dict[str, Array]]:
     """Turn a molecule, or several, into the input arrays of GPS++.
 

@@ -16,12 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bevatron.data.samples.molecules import (
-    MAX_DISTANCE,
-    NUM_LAPLACIAN,
-    NUM_WALKS,
-    UNREACHABLE,
-)
+from bevatron.data.samples.molecules import MAX_DISTANCE, NUM_LAPLACIAN, NUM_WALKS, UNREACHABLE
 from bevatron.typing import Array, BoolArray, FloatArray, IntArray
 
 _DENSE_LIMIT = 64

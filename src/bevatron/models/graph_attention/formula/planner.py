@@ -11,11 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bevatron.errors import ConfigError
-from bevatron.models.graph_attention.formula.expression import (
-    Expression,
-    Kind,
-    walk,
-)
+from bevatron.models.graph_attention.formula.expression import Expression, Kind, walk
 from bevatron.models.graph_attention.formula.forms import (
     AdditiveForm,
     ComposedForm,
