@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from test_mace import make_run
 
+from bevatron.data.packing.draws import Draws, Source
 from bevatron.errors import ConfigError, DivergenceError
 from bevatron.models.mace import MACE, LossConfig, MaceTask
 from bevatron.models.mace.losses import StageTwo
@@ -22,6 +23,8 @@ from bevatron.train.capture.prediction import CapturedPrediction
 from bevatron.train.capture.step import CapturedStep, obstacle
 from bevatron.train.logger import read_journal
 from bevatron.train.loop import begin_state, fit
+from bevatron.train.run import BesideGraphs, Stage
+from bevatron.train.settings import StageConfig
 from bevatron.train.step import train_step
 
 MESH = Mesh()
@@ -420,6 +423,33 @@ def test_a_pool_that_has_grown_through_graphs_since_dropped_is_given_back(graphs
         pools.add(made._pool)
         assert made._pool.grown <= 5 * 2**30
     assert len(pools) >= 4
+
+
+def test_what_is_launched_beside_graphs_is_set_up_to_spare_memory(graphs, monkeypatch):
+    class Warming(Growing):
+        def capture(self, work, warm_up=None):
+            if warm_up is not None:
+                warm_up()
+            return super().capture(work, warm_up)
+
+    made, step = graphs(limit=9)
+    monkeypatch.setattr(made, "_pool", Warming(MESH.device))
+    policies, now = [], ["usual"]
+    monkeypatch.setattr(made, "_gradients", lambda _: policies.append(*now))
+
+    def set_up(policy):
+        return lambda model: now.__setitem__(0, policy)
+
+    draws = Draws([Source("some", range(3))], seed=0)
+    beside = BesideGraphs(set_up("spare"), graph_bytes=2**30)
+    made._stages = [Stage("first", StageConfig(9, 1), draws, {}, set_up("usual"), beside)]
+    a, b = LENGTHS[:2]
+    for length in (a, a, a, b, b):
+        step(length)
+    # A launch, a warm-up and two replays; a launch, a warm-up, and no room for a second graph.
+    assert policies == ["spare", "spare", "usual", "usual", "spare", "spare", "spare"]
+    assert now == ["usual"]
+    assert "hold 1.0 GiB" in graphs.lines[0]
 
 
 def test_a_captured_prediction_is_of_the_model_that_is_asked():

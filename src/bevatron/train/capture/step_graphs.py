@@ -1,7 +1,8 @@
 """The CUDA graphs of a captured step: one per shape of a batch, and one for the update.
 
 They share one pool of memory: a graph grows it by what it needs beyond the others. Together they
-hold at most a share of the GPU's memory (`memory_limit`). Beyond it a graph that is no longer used
+hold at most a share of the GPU's memory (`memory_limit`), or as much as the stage of the run says
+(`bevatron.train.run.BesideGraphs`). Beyond it a graph that is no longer used
 makes room, and the next finds room where that was; while all are used, none is captured any more:
 to capture a step takes as long as to launch it many times.
 """
@@ -24,7 +25,7 @@ from bevatron.train.capture.gradients import GradientBuckets
 from bevatron.train.capture.transfers import BatchFeed, Feed, NumberFeed, Reading, StandingFeed
 from bevatron.train.optim import FusedAdamEMA
 from bevatron.train.precision import autocast_context, dtype_of
-from bevatron.train.run import Run
+from bevatron.train.run import Run, Stage
 from bevatron.train.state import TrainState
 
 Figures = tuple[list[float], float, dict[str, float], float, bool]
@@ -65,13 +66,15 @@ class _Graph:
     Attributes
     ----------
     work, warm_up : as `GraphPool.capture` takes them
-    run : the work, or what replays it
+    launched : the work, in as little memory as it takes beside graphs
+    run : what is launched, or replays the work
     size : bytes by which it has grown the pool; None = it is not captured
     last : number of the batch that it was last used for
     """
 
     work: Work
     warm_up: Work
+    launched: Work
     run: Work
     size: int | None = None
     last: int = 0
@@ -113,7 +116,7 @@ class StepGraphs:
         self._pool = GraphPool(mesh.device)
         self._inputs: dict[Key, Feed] = {}
         self._graphs: OrderedDict[tuple[Key, Choice], _Graph] = OrderedDict()
-        self._limit, self._num_fed = memory_limit(mesh.device), 0
+        self._stages, self._state, self._num_fed = run.stages, state, 0
         self._is_full = self._told = False
         self._say: Callable[[str], None] = lambda _: None
         self._patience, self._seen = patience, Counter[tuple[Key, Choice]]()
@@ -232,7 +235,36 @@ class StepGraphs:
             self._update.warm_up()
 
         work, warm_up = (step, warm_up) if self.whole_steps else (gradients, gradients)
-        self._inputs[key], self._graphs[key, choice] = inputs, _Graph(work, warm_up, work)
+        launched = self._sparing(work)
+        graph = _Graph(work, self._sparing(warm_up), launched, launched)
+        self._inputs[key], self._graphs[key, choice] = inputs, graph
+
+    def _sparing(self, work: Work) -> Work:
+        """Set up the model for work that is launched beside graphs, while that runs."""
+
+        def call() -> None:
+            stage, model = self._stage, self._model
+            if stage is None or stage.beside is None or stage.set_up is None:
+                work()
+                return
+            stage.beside.set_up(model)
+            try:
+                work()
+            finally:
+                stage.set_up(model)
+
+        return call
+
+    @property
+    def _stage(self) -> Stage | None:
+        return self._stages[self._state.progress.stage] if self._stages else None
+
+    @property
+    def _limit(self) -> int:
+        stage = self._stage
+        if stage is None or stage.beside is None:
+            return memory_limit(self._device)
+        return stage.beside.graph_bytes
 
     def _capture(self, key: Key, choice: Choice) -> None:
         """Capture what was made, if need be in place of others; the gradients stay as they are."""
@@ -279,7 +311,7 @@ class StepGraphs:
             self._drop(*unused)
         if held > self._limit:
             graph = self._graphs[key, choice]
-            graph.run, graph.size = graph.work, None
+            graph.run, graph.size = graph.launched, None
 
     def _unused(self) -> tuple[Key, Choice] | None:
         """Return the least recently used captured graph, if that was long ago."""
