@@ -99,7 +99,7 @@ class TriangleAttention(nn.Module):
         """Return own columns and their update around the ending node, laid out as rows."""
         coming = turned(z)
         bias = gathered(self._bias(z).mT, -1, z.shape[-2])
-        # Copied once, not by every operator that reads it.
+        # Copied once here instead of by every operator that reads it.
         columns = coming.wait().contiguous()
         return columns, self._attend(columns, bias, None if mask is None else mask.mT)
 

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
-"""Å; the score of a pair is the share of these that the error of its distance is below."""
+"""Å; the score of a pair is the fraction of these that exceed the error of its distance."""
 
 RADIUS = 15.0
 RADIUS_NUCLEIC = 30.0
