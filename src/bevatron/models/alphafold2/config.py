@@ -25,7 +25,7 @@ class _Sizes:
 
 @dataclass(frozen=True)
 class TriangleConfig(_Sizes):
-    """Sizes of what updates a pair representation from itself.
+    """Sizes of the updates of a pair representation from itself.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class StructureConfig(_Sizes):
 
 
 EXTRA_MSA = EvoformerConfig(num_blocks=4, head_width=8)
-"""The published stack of the extra alignment: heads of 8, otherwise as the Evoformer."""
+"""The published stack of the extra alignment: heads of 8, otherwise like the Evoformer."""
 
 
 @dataclass(frozen=True)
@@ -213,5 +213,5 @@ FINE_TUNING_SIZES = ChainSizes(residues=384, msa_rows=508, extra_rows=5120)
 
 
 def whole_chains(longest: int) -> ChainSizes:
-    """Return the sizes of predictions: nothing is cropped, rows are as many as in fine-tuning."""
+    """Return the sizes of predictions: no crop, and as many rows as in fine-tuning."""
     return replace(FINE_TUNING_SIZES, residues=longest, best_templates=True)
