@@ -120,6 +120,7 @@ class StepGraphs:
         self._is_full = self._told = False
         self._say: Callable[[str], None] = lambda _: None
         self._patience, self._seen = patience, Counter[tuple[Key, Choice]]()
+        self._complete: dict[Choice, Sequence[BatchShape]] = {}
         self.num_launched = self.num_replayed = 0
         self._seconds = 0.0
 
@@ -181,6 +182,8 @@ class StepGraphs:
 
         The largest first: smaller ones then find room in the memory that it has left.
         """
+        if self._complete.get(choice) is shapes:
+            return
         missing = [shape for shape in {*shapes} if (shape, choice) not in self._seen]
         if missing:
             batch = some_batch()
@@ -189,6 +192,7 @@ class StepGraphs:
                 self._make(shape, choice, batch)
                 if not self._is_full:
                     self._capture(shape, choice)
+        self._complete[choice] = shapes
 
     def feed(self, batch: Batch, key: Key, choice: Choice) -> None:
         """Hand a batch to its graph; capture it once enough of its kind were seen."""
@@ -275,12 +279,15 @@ class StepGraphs:
             self._begin_again(key, choice)  # what was dropped has left gaps that nothing fits in
         grown = self._pool.grown
         group = sample_group()
+        fits = False
         try:
             graph.run = self._pool.capture(graph.work, graph.warm_up)
+            fits = True
         except torch.OutOfMemoryError:
             # The others of a group wait for the collectives of this capture, not of another.
             if len(self._graphs) == 1 or group.size > 1:
                 raise
+        if not fits:  # not in the clause: while the error lives, so do the activations it met
             self._begin_again(key, choice)
             grown = 0
             graph.run = self._pool.capture(graph.work, graph.warm_up)

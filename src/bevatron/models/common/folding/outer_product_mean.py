@@ -32,9 +32,7 @@ class OuterProductMean(nn.Module):
         self.out = Linear(hidden * hidden, width_pair, init="final")
 
     def forward(
-        self,
-        m: Float[Tensor, "*batch R N C"],
-        mask: Bool[Tensor, "*batch S N"] | None = None,
+        self, m: Float[Tensor, "*batch R N C"], mask: Bool[Tensor, "*batch S N"] | None = None
     ) -> Float[Tensor, "*batch _ N Z"]:
         """Compute the update of the pair's own rows from the entries that the mask keeps.
 

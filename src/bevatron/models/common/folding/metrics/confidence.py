@@ -41,9 +41,7 @@ def _centres(logits: Tensor, end: float) -> Tensor:
 
 
 def ptm(
-    logits: Float[Tensor, "N N bins"],
-    has_frame: Bool[Tensor, "N"],
-    counts: Bool[Tensor, "N"],
+    logits: Float[Tensor, "N N bins"], has_frame: Bool[Tensor, "N"], counts: Bool[Tensor, "N"]
 ) -> Float[Tensor, ""]:
     r"""Compute pTM: the TM-score expected from the predicted aligned errors.
 
@@ -85,9 +83,7 @@ def _best_frame(logits: Tensor, frames: Tensor, pairs: Tensor, counts: Tensor) -
 
 
 def has_clash(
-    positions: Float[Tensor, "A 3"],
-    chain: Int[Tensor, "A"],
-    is_polymer: Bool[Tensor, "A"],
+    positions: Float[Tensor, "A 3"], chain: Int[Tensor, "A"], is_polymer: Bool[Tensor, "A"]
 ) -> bool:
     """Whether two polymers run through each other: section 5.9.2 of the AlphaFold3 supplement.
 

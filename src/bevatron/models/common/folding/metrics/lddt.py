@@ -48,9 +48,7 @@ def lddt(
 
 
 def ca_lddt(
-    predicted: Float[Tensor, "L 3"],
-    truth: Float[Tensor, "L 3"],
-    resolved: Bool[Tensor, "L"],
+    predicted: Float[Tensor, "L 3"], truth: Float[Tensor, "L 3"], resolved: Bool[Tensor, "L"]
 ) -> Float[Tensor, ""]:
     """Compute the lDDT of C-alpha atoms, 0 to 1; 1 if no pair counts."""
     residue = torch.arange(len(truth), device=truth.device)
@@ -93,9 +91,7 @@ def lddt_by_kind(
         counts = (distance < radius) & resolved[tile, None] & resolved
         here = torch.arange(len(truth), device=truth.device)
         counts &= torch.where(
-            ligand[tile, None] & ligand,
-            here[tile, None] != here,
-            residue[tile, None] != residue,
+            ligand[tile, None] & ligand, here[tile, None] != here, residue[tile, None] != residue
         )
         same = chain[tile, None] == chain
         for i, of_chain in enumerate((same, ~same)):

@@ -25,9 +25,7 @@ def rmsd(
 
 
 def tm_score(
-    predicted: Float[Tensor, "L 3"],
-    truth: Float[Tensor, "L 3"],
-    resolved: Bool[Tensor, "L"],
+    predicted: Float[Tensor, "L 3"], truth: Float[Tensor, "L 3"], resolved: Bool[Tensor, "L"]
 ) -> Float[Tensor, ""]:
     r"""Compute the TM-score of two chains whose residues correspond, 0 to 1.
 
