@@ -339,6 +339,7 @@ def beside_twin(name: str, groups: dict[str, list[Result]]) -> list[dict[str, An
                 "samples made slow %": 100 * slow,
                 "longest delay s": slow and twin["longest_delay"],
                 "overtaken": sum(run.get("overtaken", 0) for run in groups[other]),
+                "diverged": sum(bool(run.get("diverged")) for run in groups[other]),
                 "loss apart %": 100 * float(np.mean(apart)),
                 "spread of seeds %": spread and 100 * float(spread),
                 "on": groups[name][0]["hardware"],

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -423,6 +424,28 @@ def test_a_pool_that_has_grown_through_graphs_since_dropped_is_given_back(graphs
         pools.add(made._pool)
         assert made._pool.grown <= 5 * 2**30
     assert len(pools) >= 4
+
+
+def test_a_capture_that_lacks_memory_is_tried_again_without_the_activations_of_the_first(
+    graphs, monkeypatch
+):
+    made, step = graphs(limit=100)
+    step(LENGTHS[0]), step(LENGTHS[0])
+    captured, kept = Growing.capture, []
+
+    def lacking(pool, work, warm_up=None):
+        if kept:
+            assert kept[0]() is None
+            return captured(pool, work, warm_up)
+        activations = torch.zeros(3)
+        kept.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Growing, "capture", lacking)
+    step(LENGTHS[1]), step(LENGTHS[1])
+    assert len(kept) == 1
+    assert [key for key, _ in made._graphs] == [LENGTHS[1]]
+    assert made._graphs[LENGTHS[1], ()].size is not None
 
 
 def test_what_is_launched_beside_graphs_is_set_up_to_spare_memory(graphs, monkeypatch):

@@ -34,15 +34,10 @@ def tile_table(ptr: Tensor, num_rows: int, rows: int, scale: int = 1) -> Tensor:
     if num_tiles:
         block = 32 if ptr.is_cuda else triton.next_power_of_2(num_tiles)
         tile_table_kernel[(triton.cdiv(num_tiles, block),)](
-            table,
-            ptr,
-            num_tiles,
-            scale,
-            NUM_GROUPS=num_groups,
-            GROUPS=triton.next_power_of_2(num_groups),
-            ROWS=rows,
+            table, ptr, num_tiles, scale,
+            NUM_GROUPS=num_groups, GROUPS=triton.next_power_of_2(num_groups), ROWS=rows,
             BLOCK=block,
-        )
+        )  # fmt: skip
     return table
 
 
@@ -58,17 +53,11 @@ def sum_tiles(parts: Tensor, ptr: Tensor, rows: int, scale: int = 1) -> Tensor:
     size = out[0].numel()
     block = 256 if parts.is_cuda else triton.next_power_of_2(size)
     sum_tiles_kernel[num_groups, triton.cdiv(size, block)](
-        out,
-        parts,
-        ptr,
-        scale,
-        SIZE=size,
-        NUM_GROUPS=num_groups,
-        GROUPS=triton.next_power_of_2(num_groups),
-        ROWS=rows,
+        out, parts, ptr, scale,
+        SIZE=size, NUM_GROUPS=num_groups, GROUPS=triton.next_power_of_2(num_groups), ROWS=rows,
         BLOCK=block,
         num_warps=4,
-    )
+    )  # fmt: skip
     return out
 
 
@@ -76,15 +65,9 @@ def sum_tiles(parts: Tensor, ptr: Tensor, rows: int, scale: int = 1) -> Tensor:
 @triton.jit(do_not_specialize=["num_tiles", "scale"])
 @no_type_check
 def tile_table_kernel(
-    table_ptr,
-    ptr_ptr,
-    num_tiles,
-    scale,
-    NUM_GROUPS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    table_ptr, ptr_ptr, num_tiles, scale,
+    NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Find the group of each tile as the number of groups whose last tile comes before it."""
     groups = tl.arange(0, GROUPS)
     valid = groups < NUM_GROUPS
@@ -109,16 +92,10 @@ def tile_table_kernel(
 @triton.jit
 @no_type_check
 def sum_tiles_kernel(
-    out_ptr,
-    parts_ptr,
-    ptr_ptr,
-    scale,
-    SIZE: tl.constexpr,
-    NUM_GROUPS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    ROWS: tl.constexpr,
+    out_ptr, parts_ptr, ptr_ptr, scale,
+    SIZE: tl.constexpr, NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Add the tiles of one group in order: out[group] = sum of parts[tile]."""
     group = tl.program_id(0)
     groups = tl.arange(0, GROUPS)

@@ -352,10 +352,7 @@ def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _recorded(
-    name: str,
-    function: Callable[..., Any],
-    save: Callable[..., None],
-    formula: Callable[..., Any],
+    name: str, function: Callable[..., Any], save: Callable[..., None], formula: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return the function that autograd records if the dispatcher is bypassed."""
 

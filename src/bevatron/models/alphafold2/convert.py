@@ -1,4 +1,4 @@
-"""Weights of OpenFold, MLPerf HPC and DeepMind, taken over and given back."""
+"""Conversion of weights from and to OpenFold, MLPerf HPC and DeepMind."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -50,7 +50,7 @@ def from_mlperf(
     ----------
     checkpoint
         ``alphafold_state_dict`` and ``optimizer_state_dict``, whose state is numbered in the order
-        of the former; merged layers of attention are taken apart.
+        of the former; merged layers of attention are split.
     config : sizes of the model
 
     Returns
@@ -78,9 +78,9 @@ def to_mlperf(
 
     Parameters
     ----------
-    moments : Adam's, as `from_mlperf` returns them
-    iteration : number of steps that were trained
-    merged : as for `in_mlperf_layout`
+    moments : Adam's moments, see `from_mlperf`
+    iteration : number of training steps
+    merged : see `in_mlperf_layout`
     """
 
     def theirs(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -118,7 +118,7 @@ def from_deepmind(
     Parameters
     ----------
     arrays : by their names in the file
-    config, dtype : as for `from_openfold`
+    config, dtype : see `from_openfold`
     """
     model = AlphaFold2(config, dtype)
     found: dict[str, Tensor] = {}

@@ -24,7 +24,7 @@ class RunningSums:
 
 
 class Means(RunningSums):
-    """Weighted means of named values; one that never was a number is left out.
+    """Weighted means of named values; values that are always NaN are left out.
 
     Examples
     --------
@@ -40,7 +40,7 @@ class Means(RunningSums):
         self._sums = torch.zeros(len(self.names), 2, dtype=torch.float64)
 
     def add(self, found: Mapping[str, Tensor | tuple[Tensor, Tensor]], weight: Tensor) -> None:
-        """Add values, or (sum, count) of several, of a sample by name, times its weight."""
+        """Add a sample's values, or (sum, count) pairs, by name, times its weight."""
         self._sums = self._sums.to(weight.device)
         for name, value in found.items():
             total, count = value if isinstance(value, tuple) else (value, torch.ones_like(value))
@@ -57,8 +57,8 @@ class Means(RunningSums):
 class ErrorSums(RunningSums):
     """Mean absolute and root mean square errors of several quantities, in several groups.
 
-    For every group and quantity three sums are kept: number of values compared, sum of absolute
-    errors and sum of squared errors. Sums of different batches or ranks just add up.
+    Every group and quantity has three sums: number of values compared, sum of absolute errors and
+    sum of squared errors. Sums of different batches or ranks simply add up.
 
     Parameters
     ----------

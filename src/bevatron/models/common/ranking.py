@@ -1,7 +1,7 @@
 """Ranking quality of scores: ROC curve and average precision.
 
-Ranking measures need all scores: a process alone keeps them and computes exactly; several add up
-counts in fine bins of the score.
+Ranking measures need all scores. A single process keeps them and computes exact values; several
+processes add up counts in fine bins of the score.
 """
 
 import numpy as np
@@ -16,9 +16,9 @@ from bevatron.typing import FloatArray
 def ranking(negatives: npt.ArrayLike, positives: npt.ArrayLike) -> tuple[float, float] | None:
     """Compute (area under the ROC curve, average precision) from counts by ascending score.
 
-    The area is the chance that a positive scores above a negative, the precision's average is over
-    the recall that is won. Equal scores count half for the area, and together for the precision, as
-    in scikit-learn.
+    The area is the probability that a positive scores above a negative; the precision is averaged
+    over the gain in recall. Equal scores count half for the area, and together for the precision,
+    as in scikit-learn.
 
     Returns
     -------
@@ -109,7 +109,7 @@ class RankingSums:
     def load_sums(self, sums: Tensor, num_processes: int) -> None:
         """Replace the running sums by those of several processes.
 
-        All ranks must decide alike, also the one that happens to have all labels.
+        All ranks must decide alike, even one that happens to have all labels.
         """
         if num_processes != 1:
             self._scores = None

@@ -1,4 +1,4 @@
-"""Errors of predictions in the user's units, as sums that add up over batches and ranks."""
+"""Errors of predictions in the user's units, as sums over batches and ranks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +23,7 @@ class PropertyMetrics(RankedSums):
     Names, with ``gap`` for the target's: ``gap_mae``, ``gap_rmse`` (in the target's unit) and
     ``gap_r2``; ``gap_auroc``, ``gap_ap`` and ``gap_accuracy`` of a binary target;
     ``gap_accuracy`` of one with several classes; ``loss``, the mean of all targets' losses in
-    normalised units. What has no label is left out.
+    normalised units. Metrics without any label are left out.
 
     Parameters
     ----------

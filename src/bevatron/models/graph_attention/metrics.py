@@ -1,4 +1,4 @@
-"""Accuracy, area under the ROC curve and average precision, added up over batches and ranks.
+"""Accuracy, area under the ROC curve and average precision over batches and ranks.
 
 Ranks exchange one vector of sums. Ranking measures are exact on one process; on several they are
 computed from bins of the score (off by less than 1e-4 for smooth scores).

@@ -22,11 +22,11 @@ E0Choice = Literal["auto", "least_squares", "isolated"] | Mapping[int, float] | 
 """Source of E0: isolated atoms, least squares, the first of these that works, or given values."""
 
 BLOCK = 2048
-"""Samples per block where a data set has no flat columns."""
+"""Samples per block if a data set has no flat columns."""
 
 
 class Samples(Protocol):
-    """Samples by index; `bevatron.data.dataset.Dataset` is more than that."""
+    """Samples by index; `bevatron.data.dataset.Dataset` is one."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Arrays: ...
@@ -79,7 +79,7 @@ def statistics(
     e0: E0Choice | Mapping[str, E0Choice] = "auto",
     elements: Sequence[int] | None = None,
 ) -> Statistics:
-    """Compute what depends on the training data.
+    """Compute the statistics of the training data.
 
     Raises DataError if there are no samples, a head has no energies at all, or E0 of an element is
     missing.
@@ -93,7 +93,7 @@ def statistics(
         Energies of isolated atoms: ``auto`` (isolated atoms in the data if every element has one,
         else least squares), one of both, or element -> eV, also as `AtomicEnergies` with an origin
         for the log; or one of these for each head by name.
-    elements : the model's elements if they are more than the data hold
+    elements : the model's elements if it has more than the data
     """
     sums = _Sums(len(heads))
     for block in _blocks(dataset, indices):
@@ -153,8 +153,8 @@ class _Sums:
         self.element_counts = np.zeros(119, dtype=np.int64)
         self.isolated: list[dict[int, list[float]]] = [{} for _ in range(num_heads)]
         self.isolated_indices: list[int] = []
-        # Compositions and energies of a head as the triangular factor of a QR decomposition: the
-        # least squares problem of any number of structures in 120 x 120 numbers.
+        # Compositions and energies of a head as the triangular factor of a QR decomposition, which
+        # holds the least-squares problem of any number of structures in 120 x 120 numbers.
         self._factor = [np.zeros((0, 120)) for _ in range(num_heads)]
         self._per_atom = np.zeros((num_heads, 120))
         self.num_energies = np.zeros(num_heads, dtype=np.int64)
@@ -285,7 +285,7 @@ def _least_squares(sums: _Sums, head: int, numbers: tuple[int, ...]) -> AtomicEn
 
 
 def _blocks(dataset: Any, indices: Sequence[int] | IntArray | None) -> Iterator[_Block]:
-    """Read a data set in blocks, from flat columns where it has them."""
+    """Read a data set in blocks, from flat columns if it has them."""
     if indices is None and hasattr(dataset, "flat"):
         yield from _flat_blocks(dataset)
         return

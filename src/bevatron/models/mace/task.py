@@ -76,7 +76,7 @@ class MaceTask:
         return Loss(total=total, terms=terms)
 
     def predict(self, model: torch.nn.Module, batch: StructureBatch) -> dict[str, Tensor]:
-        """Compute energies and forces, and stress and virials where a structure has a cell."""
+        """Compute energies and forces, and stress and virials of structures with a cell."""
         compute = ["energy", "forces"]
         if bool(batch.pbc.all(dim=1).any()) or bool(batch.has_stress.any()):
             compute += ["stress", "virials"]
@@ -89,7 +89,7 @@ class MaceTask:
 
 
 class MaceMetrics(ErrorSums):
-    """Mean absolute and root mean square errors, per head where there are several.
+    """Mean absolute and root mean square errors, per head if there are several.
 
     Names are ``energy_per_atom_mae``, ``forces_rmse``, ...; see `QUANTITIES` for units.
     """

@@ -275,12 +275,15 @@ class StepGraphs:
             self._begin_again(key, choice)  # what was dropped has left gaps that nothing fits in
         grown = self._pool.grown
         group = sample_group()
+        fits = False
         try:
             graph.run = self._pool.capture(graph.work, graph.warm_up)
+            fits = True
         except torch.OutOfMemoryError:
             # The others of a group wait for the collectives of this capture, not of another.
             if len(self._graphs) == 1 or group.size > 1:
                 raise
+        if not fits:  # not in the clause: while the error lives, so do the activations it met
             self._begin_again(key, choice)
             grown = 0
             graph.run = self._pool.capture(graph.work, graph.warm_up)

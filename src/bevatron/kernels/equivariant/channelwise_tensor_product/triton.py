@@ -76,10 +76,7 @@ def _results(
     )
 
 
-@_forward.backward(
-    "x harmonics weights",
-    fake=_results,
-)
+@_forward.backward("x harmonics weights", fake=_results)
 def _backward(
     g: Tensor,
     x: Tensor,

@@ -173,17 +173,9 @@ def _to_senders(rows: Tensor, out: Tensor, index: Index, chunk: Chunk) -> None:
 
 @triton.jit(do_not_specialize=["runs", "run", "first"])
 def _sum_by_sender(
-    rows_ptr,
-    permutation_ptr,
-    ptr_ptr,
-    out_ptr,
-    runs,
-    run,
-    first,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
+    rows_ptr, permutation_ptr, ptr_ptr, out_ptr, runs, run, first,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
     """Add the rows of one chunk's edges to the rows of their senders."""
     pid = tl.program_id(0).to(tl.int64)
     blocks = (DIM + BLOCK - 1) // BLOCK

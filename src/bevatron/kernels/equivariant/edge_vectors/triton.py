@@ -59,21 +59,15 @@ def difference(
         shifted = shifts is not None and cells is not None and structures is not None
         given = (shifts, cells, structures) if shifted else (positions, positions, edges)
         edge_difference[(triton.cdiv(count, block),)](
-            positions,
-            edges,
-            *(tensor.contiguous() for tensor in given if tensor is not None),
-            vectors,
-            count,
-            SHIFTED=shifted,
-            WIDE=accumulator(positions),
-            BLOCK=block,
-        )
+            positions, edges, *(tensor.contiguous() for tensor in given if tensor is not None),
+            vectors, count,
+            SHIFTED=shifted, WIDE=accumulator(positions), BLOCK=block,
+        )  # fmt: skip
     return vectors
 
 
 @difference.backward(
-    "positions",
-    fake=lambda vectors, receiver_ptr: vectors.new_empty(receiver_ptr.shape[0] - 1, 3),
+    "positions", fake=lambda vectors, receiver_ptr: vectors.new_empty(receiver_ptr.shape[0] - 1, 3)
 )
 def totals(
     vectors: Tensor,
@@ -90,17 +84,11 @@ def totals(
     sums = vectors.new_zeros(num_nodes, 3)
     if len(vectors):
         edge_totals[(num_nodes,)](
-            vectors,
-            receiver_ptr,
-            by_sender if permutation is None else permutation,
-            by_sender,
-            sender_ptr,
-            sums,
-            PERMUTED=permutation is not None,
-            WIDE=accumulator(vectors),
-            LANES=LANES,
+            vectors, receiver_ptr, by_sender if permutation is None else permutation, by_sender,
+            sender_ptr, sums,
+            PERMUTED=permutation is not None, WIDE=accumulator(vectors), LANES=LANES,
             num_warps=1,
-        )
+        )  # fmt: skip
     return sums
 
 

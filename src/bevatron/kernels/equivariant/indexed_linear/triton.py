@@ -51,23 +51,10 @@ def mix(x: Tensor, weights: Tensor, order: Tensor, ptr: Tensor, scale: float) ->
     grid = (len(table), triton.cdiv(num_out, COLUMNS))
     if 0 not in grid:
         mix_kernel[grid](
-            y,
-            x,
-            weights,
-            order,
-            table,
-            *y.stride(),
-            *x.stride(),
-            *weights.stride(),
-            K=num_in,
-            J=num_out,
-            M=num_components,
-            SCALE=scale,
-            ROWS=ROWS,
-            COLUMNS=COLUMNS,
-            DEPTH=DEPTH if x.is_cuda else triton.next_power_of_2(num_in),
-            **_precision(x),
-        )
+            y, x, weights, order, table, *y.stride(), *x.stride(), *weights.stride(),
+            K=num_in, J=num_out, M=num_components, SCALE=scale, ROWS=ROWS, COLUMNS=COLUMNS,
+            DEPTH=DEPTH if x.is_cuda else triton.next_power_of_2(num_in), **_precision(x),
+        )  # fmt: skip
     return y
 
 
@@ -84,22 +71,10 @@ def outer(x: Tensor, g: Tensor, order: Tensor, ptr: Tensor, scale: float) -> Ten
     grid = (len(table), triton.cdiv(num_in, ROWS), triton.cdiv(num_out, COLUMNS))
     if 0 not in grid:
         outer_kernel[grid](
-            parts,
-            x,
-            g,
-            order,
-            table,
-            *x.stride(),
-            *g.stride(),
-            K=num_in,
-            J=num_out,
-            M=num_components,
-            SCALE=scale,
-            ROWS=ROWS,
-            COLUMNS=COLUMNS,
-            DEPTH=DEPTH if x.is_cuda else SUMMED_ROWS,
-            **_precision(x),
-        )
+            parts, x, g, order, table, *x.stride(), *g.stride(),
+            K=num_in, J=num_out, M=num_components, SCALE=scale, ROWS=ROWS, COLUMNS=COLUMNS,
+            DEPTH=DEPTH if x.is_cuda else SUMMED_ROWS, **_precision(x),
+        )  # fmt: skip
     return sum_tiles(parts, ptr, SUMMED_ROWS, num_components).to(x.dtype)
 
 
@@ -150,10 +125,7 @@ def _laid_out_as(g: Tensor, x: Tensor) -> Tensor:
 
 def _precision(x: Tensor) -> dict[str, Any]:
     tf32 = x.dtype != torch.float64 and allows_tf32()
-    return {
-        "ACC": accumulator(x),
-        "PRECISION": "tf32" if tf32 else "ieee",
-    }
+    return {"ACC": accumulator(x), "PRECISION": "tf32" if tf32 else "ieee"}
 
 
 # SCALE is compiled in: as an argument it would be rounded to float32.
@@ -161,30 +133,10 @@ def _precision(x: Tensor) -> dict[str, Any]:
 @triton.jit
 @no_type_check
 def mix_kernel(
-    y_ptr,
-    x_ptr,
-    w_ptr,
-    order_ptr,
-    table_ptr,
-    y_n,
-    y_j,
-    y_m,
-    x_n,
-    x_k,
-    x_m,
-    w_z,
-    w_k,
-    w_j,
-    K: tl.constexpr,
-    J: tl.constexpr,
-    M: tl.constexpr,
-    SCALE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    ACC: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    y_ptr, x_ptr, w_ptr, order_ptr, table_ptr, y_n, y_j, y_m, x_n, x_k, x_m, w_z, w_k, w_j,
+    K: tl.constexpr, J: tl.constexpr, M: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Multiply the rows of one tile by COLUMNS columns of their element's matrix."""
     tile = tl.program_id(0)
     group = tl.load(table_ptr + tile * 3).to(tl.int64)  # []
@@ -217,27 +169,10 @@ def mix_kernel(
 @triton.jit
 @no_type_check
 def outer_kernel(
-    part_ptr,
-    x_ptr,
-    g_ptr,
-    order_ptr,
-    table_ptr,
-    x_n,
-    x_k,
-    x_m,
-    g_n,
-    g_j,
-    g_m,
-    K: tl.constexpr,
-    J: tl.constexpr,
-    M: tl.constexpr,
-    SCALE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    ACC: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    part_ptr, x_ptr, g_ptr, order_ptr, table_ptr, x_n, x_k, x_m, g_n, g_j, g_m,
+    K: tl.constexpr, J: tl.constexpr, M: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Sum x^T g over the rows of one tile, for one block of the matrix."""
     tile = tl.program_id(0)
     start = tl.load(table_ptr + tile * 3 + 1)  # []

@@ -127,10 +127,7 @@ def _results(
     )
 
 
-@_forward.backward(
-    "x harmonics hidden last_weight",
-    fake=_results,
-)
+@_forward.backward("x harmonics hidden last_weight", fake=_results)
 def _backward(
     g: Tensor,
     x: Tensor,

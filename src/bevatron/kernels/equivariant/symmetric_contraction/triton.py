@@ -109,10 +109,7 @@ def _empty_coefficients(a: Tensor, ptr: Tensor, key: str) -> Tensor:
     return a.new_empty(ptr.shape[0] - 1, num_terms, a.shape[1], dtype=wide_type(a))
 
 
-@custom_op(
-    "symmetric_contraction_weights",
-    fake=_empty_coefficients,
-)
+@custom_op("symmetric_contraction_weights", fake=_empty_coefficients)
 def weights(g: Tensor, a: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tensor:
     """Gradient with respect to C."""
     return _summed("weights", (g, a), order, ptr, key)
@@ -131,10 +128,7 @@ def double_backward(
     return u, h
 
 
-@custom_op(
-    "symmetric_contraction_weights_along",
-    fake=_empty_coefficients,
-)
+@custom_op("symmetric_contraction_weights_along", fake=_empty_coefficients)
 def weights_along(v: Tensor, g: Tensor, a: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tensor:
     """Gradient of C from that of `backward`'s result, v."""
     return _summed("weights_along", (v, g, a), order, ptr, key)
@@ -210,17 +204,12 @@ def _launch(
         return
     component_major = _is_component_major(a)
     _kernel(key, kind, chunk, a.is_cuda)[grid](
-        *pointers,
-        order,
-        table,
-        K=num_channels,
-        STRIDE_K=1 if component_major else size,
-        STRIDE_S=num_channels if component_major else 1,
-        ROWS=_rows(kind, a),
-        LANES=lanes,
+        *pointers, order, table,
+        K=num_channels, STRIDE_K=1 if component_major else size,
+        STRIDE_S=num_channels if component_major else 1, ROWS=_rows(kind, a), LANES=lanes,
         ACC=tl.float32 if dtype == torch.float32 else tl.float64,
         num_warps=max(1, lanes // 32),
-    )
+    )  # fmt: skip
 
 
 def _rows(kind: str, a: Tensor) -> int:

@@ -39,8 +39,6 @@ def add_shares(cut_row: Tensor, cut_ptr: Tensor, share: Tensor, out: Tensor) -> 
     block = min(WIDTH, 1 << (width - 1).bit_length())
     add_shares_kernel[(len(cut_row), -(-width // block))](
         *(cut_row, cut_ptr, share, out),
-        W=width,
-        BLOCK_W=block,
-        E=MERGED_AT_ONCE,
+        W=width, BLOCK_W=block, E=MERGED_AT_ONCE,
         num_warps=1,
-    )
+    )  # fmt: skip

@@ -76,11 +76,7 @@ def _outputs(
     return z, first, second
 
 
-@custom_op(
-    "dot_attention",
-    outputs="z lse total",
-    fake=_outputs,
-)
+@custom_op("dot_attention", outputs="z lse total", fake=_outputs)
 def attend(
     query: Tensor | None,
     key: Tensor,

@@ -97,20 +97,16 @@ def launch_forward(
             forward_kernel[launch.grid](
                 *(index, *parts, bucket.first, bucket.count, key if values is None else values),
                 *(*problem.arguments(), *outputs, share_stats, share_z, num_slots),
-                **options,
-                **launch.shape,
-                PARTIAL=partial,
-                HAS_VALUES=values is not None,
+                **options, **launch.shape, PARTIAL=partial, HAS_VALUES=values is not None,
                 CUT=num_slots > 0,
-            )
+            )  # fmt: skip
         if num_slots:
             merge_kernel[(len(cut_row), heads)](
                 *(cut_row, cut_ptr, *outputs, share_stats, share_z, num_slots),
                 **{name: options[name] for name in ("D", "BLOCK_D", "H", "SOFTMAX", "ACC")},
-                E=MERGED_AT_ONCE,
-                PARTIAL=partial,
+                E=MERGED_AT_ONCE, PARTIAL=partial,
                 num_warps=1,
-            )
+            )  # fmt: skip
 
 
 def launch_rows(
@@ -142,12 +138,9 @@ def launch_rows(
                 *(index, *parts, bucket.first, bucket.count, key if values is None else values),
                 *(*problem.arguments(), grad.contiguous(), lse, delta, *outputs),
                 *(key if dvalues is None else dvalues, *shares),
-                **options,
-                **launch.shape,
-                WANT_VALUES=dvalues is not None,
-                HAS_VALUES=values is not None,
-                CUT=num_slots > 0,
-            )
+                **options, **launch.shape, WANT_VALUES=dvalues is not None,
+                HAS_VALUES=values is not None, CUT=num_slots > 0,
+            )  # fmt: skip
         _add_all(cut_row, cut_ptr, shares, outputs)
 
 
@@ -180,12 +173,9 @@ def launch_columns(
             columns_kernel[launch.grid](
                 *(index, *parts, bucket.first, bucket.count, key if values is None else values),
                 *(*problem.arguments(), grad.contiguous(), lse, delta, *outputs, *shares),
-                **options,
-                **launch.shape,
-                SYMMETRIC=symmetric,
-                HAS_VALUES=values is not None,
+                **options, **launch.shape, SYMMETRIC=symmetric, HAS_VALUES=values is not None,
                 CUT=num_slots > 0,
-            )
+            )  # fmt: skip
         _add_all(cut_row, cut_ptr, shares, outputs)
 
 

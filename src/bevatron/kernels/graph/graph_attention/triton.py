@@ -126,11 +126,7 @@ def _outputs(x: Tensor, num_rows: int, mode: int) -> tuple[Tensor, Tensor, Tenso
     return z, largest, total, positive, x.new_empty(whole if kept else 0, dtype=dtype)
 
 
-@custom_op(
-    "graph_attention",
-    outputs="z lse share unused side",
-    fake=_outputs,
-)
+@custom_op("graph_attention", outputs="z lse share unused side", fake=_outputs)
 def attend(
     x: Tensor,
     row_score: Tensor,
@@ -172,23 +168,16 @@ def attend(
             *(index, *parts, bucket.first, bucket.count, x if values is None else values),
             *(x, row_score, col_score, *mask.arguments(x)),
             *(*outputs, share_stats, share_z, num_slots),
-            **sizes,
-            R=bucket.rows,
-            E=bucket.entries,
-            DEAL=bucket.dealt,
-            FILLED=bucket.filled,
-            HAS_VALUES=values is not None,
-            CUT=num_slots > 0,
-            **mask.options(),
+            **sizes, R=bucket.rows, E=bucket.entries, DEAL=bucket.dealt, FILLED=bucket.filled,
+            HAS_VALUES=values is not None, CUT=num_slots > 0, **mask.options(),
             num_warps=tile.num_warps,
-        )
+        )  # fmt: skip
     if num_slots:
         merge_kernel[(len(cut_row), num_heads * shares)](
             *(cut_row, cut_ptr, *outputs, share_stats, share_z, num_slots),
-            **sizes,
-            E=MERGED_AT_ONCE,
+            **sizes, E=MERGED_AT_ONCE,
             num_warps=1,
-        )
+        )  # fmt: skip
     return outputs
 
 
@@ -225,12 +214,8 @@ def attend_backward(
         prepare_kernel[(-(-num_rows // block),)](
             *(grad.contiguous(), z, side, lse, share, row_score.contiguous(), info, row_grad),
             num_rows,
-            C=channels,
-            BLOCK_C=width,
-            BLOCK_N=block,
-            ACC=accumulator(info),
-            SLOPE=slope,
-        )
+            C=channels, BLOCK_C=width, BLOCK_N=block, ACC=accumulator(info), SLOPE=slope,
+        )  # fmt: skip
     dx, dscore = x.new_empty(x.shape), col_score.new_empty(col_score.shape)
     _launch_columns(
         *(x, col_score, grad, info, values_by_column, columns, column_numbers),
@@ -266,15 +251,10 @@ def attend_backward_values(
         values_kernel[(bucket.programs,)](
             *(index, *parts, bucket.first, bucket.count, x, grad, info, col_score),
             *(*mask.arguments(x), dvalues),
-            C=channels,
-            H=num_heads,
-            BLOCK_C=width,
-            R=bucket.rows,
-            E=bucket.entries,
-            ACC=accumulator(x),
-            **mask.options(),
+            C=channels, H=num_heads, BLOCK_C=width, R=bucket.rows, E=bucket.entries,
+            ACC=accumulator(x), **mask.options(),
             num_warps=tile.num_warps,
-        )
+        )  # fmt: skip
     return dvalues
 
 
@@ -351,23 +331,16 @@ def _launch_columns(
                 *(index, *parts, bucket.first, bucket.count, x if values is None else values),
                 *(x, grad, info, col_score, *mask.arguments(x)),
                 *(dx, along, share_stats, share_z, num_slots, num_columns),
-                **sizes,
-                R=bucket.rows,
-                E=bucket.entries,
-                DEAL=bucket.dealt,
-                FILLED=bucket.filled,
-                HAS_VALUES=values is not None,
-                CUT=num_slots > 0,
-                PACKED=info.dtype == torch.float32,
-                **mask.options(),
+                **sizes, R=bucket.rows, E=bucket.entries, DEAL=bucket.dealt, FILLED=bucket.filled,
+                HAS_VALUES=values is not None, CUT=num_slots > 0,
+                PACKED=info.dtype == torch.float32, **mask.options(),
                 num_warps=tile.num_warps,
-            )
+            )  # fmt: skip
         if num_slots:
             backward_merge_kernel[(len(cut_row), num_heads * shares)](
                 *(cut_row, cut_ptr, x, dx, along, share_stats, share_z, num_slots, num_columns),
-                **sizes,
-                E=MERGED_AT_ONCE,
+                **sizes, E=MERGED_AT_ONCE,
                 num_warps=1,
-            )
+            )  # fmt: skip
     if shares > 1:
         dscore.copy_(along.sum(0))

@@ -75,11 +75,7 @@ def _new_extremes(x: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int32)
 
 
-@custom_op(
-    "spmm_extreme",
-    outputs="out arg",
-    fake=_new_extremes,
-)
+@custom_op("spmm_extreme", outputs="out arg", fake=_new_extremes)
 def extreme(
     x: Tensor,
     values: Tensor | None,
@@ -181,10 +177,9 @@ def launch_sum(
             sum_kernel[(bucket.programs, shares)](
                 *(index, *parts, bucket.first, bucket.count, x if values is None else values),
                 *(x, out, share),
-                HAS_VALUES=values is not None,
-                CUT=numbers[0] > 0,
+                HAS_VALUES=values is not None, CUT=numbers[0] > 0,
                 **_sizes(x, width, bucket, tile),
-            )
+            )  # fmt: skip
         if numbers[0]:
             add_shares(cut_row, cut_ptr, share, out)
 
@@ -211,20 +206,15 @@ def launch_extreme(
             extreme_kernel[(bucket.programs, shares)](
                 *(index, *parts, bucket.first, bucket.count, x if values is None else values),
                 *(x, out, arg, share, arg_share),
-                HAS_VALUES=values is not None,
-                CUT=num_slots > 0,
-                SIGN=float(sign),
+                HAS_VALUES=values is not None, CUT=num_slots > 0, SIGN=float(sign),
                 **_sizes(x, width, bucket, tile),
-            )
+            )  # fmt: skip
         if num_slots:
             extreme_merge_kernel[(len(cut_row), shares)](
                 *(cut_row, cut_ptr, out, arg, share, arg_share),
-                C=x.shape[2],
-                BLOCK_C=width,
-                ACC=accumulator(x),
-                SIGN=float(sign),
+                C=x.shape[2], BLOCK_C=width, ACC=accumulator(x), SIGN=float(sign),
                 num_warps=1,
-            )
+            )  # fmt: skip
 
 
 def launch_extreme_backward(
@@ -241,9 +231,8 @@ def launch_extreme_backward(
         for bucket in buckets(numbers, width, tile):
             extreme_backward_kernel[(bucket.programs, shares)](
                 *(index, *parts, bucket.first, bucket.count, grad, arg, dx, share),
-                CUT=numbers[0] > 0,
-                **_sizes(dx, width, bucket, tile),
-            )
+                CUT=numbers[0] > 0, **_sizes(dx, width, bucket, tile),
+            )  # fmt: skip
         if numbers[0]:
             add_shares(cut_row, cut_ptr, share, dx)
 
@@ -270,9 +259,8 @@ def launch_entries(
             entries_kernel[(bucket.programs,)](
                 *(index, *parts, bucket.first, bucket.count, grad, x),
                 *(x if arg is None else arg, dvalues),
-                EXTREME=arg is not None,
-                **_sizes(x, width, bucket, tile),
-            )
+                EXTREME=arg is not None, **_sizes(x, width, bucket, tile),
+            )  # fmt: skip
 
 
 def _sizes(x: Tensor, width: int, bucket: Any, tile: Tile) -> dict[str, Any]:

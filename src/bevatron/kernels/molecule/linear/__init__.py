@@ -14,9 +14,7 @@ __getattr__ = old_names(__name__, linear_beside="linear_with_input")
 
 
 def linear(
-    x: Float[Tensor, "M K"],
-    weight: Float[Tensor, "O K"],
-    bias: Float[Tensor, " O"] | None = None,
+    x: Float[Tensor, "M K"], weight: Float[Tensor, "O K"], bias: Float[Tensor, " O"] | None = None
 ) -> Float[Tensor, "M O"]:
     r"""Compute :math:`y = x W^\top + b`, in autocast's type under autocast.
 
@@ -47,9 +45,7 @@ def linear(
 
 
 def linear_with_input(
-    x: Float[Tensor, "M K"],
-    weight: Float[Tensor, "O K"],
-    bias: Float[Tensor, " O"] | None = None,
+    x: Float[Tensor, "M K"], weight: Float[Tensor, "O K"], bias: Float[Tensor, " O"] | None = None
 ) -> tuple[Float[Tensor, "M O"], Float[Tensor, "M K"]]:
     """Compute `linear` and return its input for one other consumer.
 

@@ -101,9 +101,8 @@ def attend(
             *(*pointers(graph_ptr, seed), out, lse),
             *(*_strides(queries, keys, values), *_pair_strides(bias)),
             *(num_atoms, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
-            **constants,
-            **launch,
-        )
+            **constants, **launch,
+        )  # fmt: skip
     return out, lse
 
 
@@ -154,15 +153,7 @@ def attend_backward(
     for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
         molecule_attention_backward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
             *(queries, keys, values, *pointers(q, bias), graph_ptr, pair_ptr),
-            *(
-                *pointers(graph_ptr, seed),
-                lse,
-                dout,
-                *pointers(q, more),
-                delta,
-                *parts,
-                grads[3],
-            ),
+            *(*pointers(graph_ptr, seed), lse, dout, *pointers(q, more), delta, *parts, grads[3]),
             *(*_strides(queries, keys, values), parts[0].stride(0)),
             *(*_pair_strides(bias), *_pair_strides(grads[3]), *_pair_strides(more)),
             *(num_atoms, num_pairs, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),

@@ -89,10 +89,7 @@ def _new_sums(
     return given.new_empty((incoming_ptr.shape[0] - 1, width))
 
 
-@custom_op(
-    "neighbour_sums",
-    fake=_new_sums,
-)
+@custom_op("neighbour_sums", fake=_new_sums)
 def gather(
     messages: Tensor | None,
     nodes: Tensor | None,
@@ -123,10 +120,7 @@ def _new_gradients(
     )
 
 
-@custom_op(
-    "neighbour_sums_backward",
-    fake=_new_gradients,
-)
+@custom_op("neighbour_sums_backward", fake=_new_gradients)
 def gather_backward(
     dout: Tensor,
     scale: Tensor | None,
@@ -150,18 +144,12 @@ def gather_backward(
         pad = triton.next_power_of_2(channels)
         block = max(1, ELEMENTS // 2 // pad)
         neighbour_sums_backward[(triton.cdiv(len(senders), block),)](
-            *(dout, *pointers(dout, scale, more_messages)),
-            *(senders, receivers, dmessages),
+            *(dout, *pointers(dout, scale, more_messages)), *(senders, receivers, dmessages),
             *(len(senders), dout.stride(0)),
-            C=channels,
-            C_PAD=pad,
-            BLOCK=block,
-            OUTGOING=outgoing,
-            SCALED=scale is not None,
-            MORE=more_messages is not None,
-            WIDE=accumulator(dout),
+            C=channels, C_PAD=pad, BLOCK=block, OUTGOING=outgoing, SCALED=scale is not None,
+            MORE=more_messages is not None, WIDE=accumulator(dout),
             num_warps=4,
-        )
+        )  # fmt: skip
     if node_channels:
         first = channels * (1 + outgoing)
         around = dout[:, first : first + node_channels]
@@ -203,21 +191,12 @@ def launch_gather(
         *pointers(out, messages, nodes, own, more, scale),
         *(senders, incoming, incoming_ptr, out, num_atoms),
         *(0 if nodes is None else nodes.stride(0), out.stride(0)),
-        C=channels,
-        C_PAD=pads[0],
-        D=node_channels,
-        D_PAD=pads[1],
-        BLOCK=block,
-        MESSAGES=messages is not None,
-        OUTGOING=outgoing,
-        NODES=nodes is not None,
-        COPY=copy and nodes is not None,
-        ADD=add is not None,
-        MORE=more is not None,
-        SCALED=scale is not None,
-        WIDE=accumulator(out),
+        C=channels, C_PAD=pads[0], D=node_channels, D_PAD=pads[1], BLOCK=block,
+        MESSAGES=messages is not None, OUTGOING=outgoing, NODES=nodes is not None,
+        COPY=copy and nodes is not None, ADD=add is not None, MORE=more is not None,
+        SCALED=scale is not None, WIDE=accumulator(out),
         num_warps=4,
-    )
+    )  # fmt: skip
 
 
 def _widths(messages: Tensor | None, nodes: Tensor | None) -> tuple[int, int]:

@@ -83,11 +83,10 @@ def normalise(
         pad, block, warps = shape_of_block(x.shape[1])
         given = (atoms, rows, linear_bias, weight, bias, receivers, senders, graph)
         norm_gelu_forward[(triton.cdiv(len(x), block),)](
-            *(x, *pointers(x, *given), y, mean, rstd),
-            *(len(x), eps),
+            *(x, *pointers(x, *given), y, mean, rstd), *(len(x), eps),
             **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
             num_warps=warps,
-        )
+        )  # fmt: skip
     return y, mean, rstd
 
 
@@ -158,11 +157,10 @@ def _launch_backward(
     programs = min(triton.cdiv(len(x), block), side_by_side * num_sms(x.device))
     parts = x.new_empty((programs, 3, width), dtype=wide_type(x))
     norm_gelu_backward[(programs,)](
-        *(dy, x, *pointers(x, *given), mean, rstd),
-        *(dz, parts, len(x)),
+        *(dy, x, *pointers(x, *given), mean, rstd), *(dz, parts, len(x)),
         **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
         num_warps=warps,
-    )
+    )  # fmt: skip
     sum_partials(parts, sums)
 
 

@@ -64,11 +64,10 @@ def merge(
         pad, block, warps = shape_of_block(x.shape[1], FORWARD_ELEMENTS)
         given = (branch_1, branch_2, scale_1, scale_2, weight_1, bias_1, weight_2, bias_2)
         residual_norm_forward[(triton.cdiv(len(x), block),)](
-            *(x, *pointers(x, *given), y, mean, rstd),
-            *(len(x), eps),
+            *(x, *pointers(x, *given), y, mean, rstd), *(len(x), eps),
             **_constants(x, branch_2, scale_1, scale_2, pad, block),
             num_warps=warps,
-        )
+        )  # fmt: skip
     return y, mean, rstd
 
 

@@ -35,15 +35,11 @@ def add(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, T
     narrow = _second(stream, update)
     if stream.numel():
         scaled_residual_forward[(triton.cdiv(stream.numel(), BLOCK),)](
-            *(stream, update, update if scale is None else scale, wide, narrow),
-            stream.numel(),
-            C=stream.shape[1],
-            BLOCK=BLOCK,
-            SCALED=scale is not None,
-            TWO=narrow.numel() > 0,
+            *(stream, update, update if scale is None else scale, wide, narrow), stream.numel(),
+            C=stream.shape[1], BLOCK=BLOCK, SCALED=scale is not None, TWO=narrow.numel() > 0,
             WIDE=accumulator(stream),
             num_warps=4,
-        )
+        )  # fmt: skip
     return wide, narrow
 
 
@@ -62,18 +58,12 @@ def add_backward(
     dstream, dupdate = like.new_empty(given.shape), other.new_empty(given.shape)
     if given.numel():
         scaled_residual_backward[(triton.cdiv(given.numel(), BLOCK),)](
-            given if dwide is None else dwide,
-            given if dnarrow is None else dnarrow,
-            *(given if scale is None else scale, dstream, dupdate),
-            given.numel(),
-            C=given.shape[1],
-            BLOCK=BLOCK,
-            SCALED=scale is not None,
-            HAS_WIDE=dwide is not None,
-            HAS_NARROW=dnarrow is not None,
-            WIDE=accumulator(dstream),
+            given if dwide is None else dwide, given if dnarrow is None else dnarrow,
+            *(given if scale is None else scale, dstream, dupdate), given.numel(),
+            C=given.shape[1], BLOCK=BLOCK, SCALED=scale is not None, HAS_WIDE=dwide is not None,
+            HAS_NARROW=dnarrow is not None, WIDE=accumulator(dstream),
             num_warps=4,
-        )
+        )  # fmt: skip
     return dstream, dupdate
 
 

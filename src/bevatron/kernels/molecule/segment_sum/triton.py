@@ -65,8 +65,7 @@ def add_segments(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
 
 
 @custom_op(
-    "segment_sum_backward",
-    fake=lambda dsums, num_rows: dsums.new_empty((num_rows, dsums.shape[1])),
+    "segment_sum_backward", fake=lambda dsums, num_rows: dsums.new_empty((num_rows, dsums.shape[1]))
 )
 def spread_segments(
     dsums: Tensor, ptr: Tensor, scale: Tensor | None, more: Tensor | None, num_rows: int
@@ -111,13 +110,9 @@ def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor, scale: Tensor | None =
     segment_sum_kernel[(sums.shape[0], triton.cdiv(sums.shape[1], block))](
         *(values, ptr, values if scale is None else scale, sums, len(values)),
         *(values.stride(0), values.stride(1)),
-        C=sums.shape[1],
-        BLOCK=BLOCK_M,
-        BLOCK_C=block,
-        SCALED=scale is not None,
-        WIDE=wide,
+        C=sums.shape[1], BLOCK=BLOCK_M, BLOCK_C=block, SCALED=scale is not None, WIDE=wide,
         num_warps=_warps(block),
-    )
+    )  # fmt: skip
 
 
 def _columns(width: int) -> int:

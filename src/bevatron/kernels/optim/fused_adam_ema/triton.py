@@ -79,53 +79,26 @@ def _launch(tensors: AdamTensors, settings: AdamSettings, chunk: int) -> None:
     elif known_squares is None:
         _norms[(num_tiles,)](gradient, squares, gradient.numel(), TILE=TILE)
     _judge[(1,)](
-        squares,
-        num_tiles,
-        steps,
-        tensors.lr_scale,
-        tensors.weight_decay,
-        tensors.lr_scale if active is None else active,
-        len(steps),
-        tensors.controls,
-        tensors.loss,
-        tensors.verdict,
-        rates,
-        LOG_BETA1=log(beta1) if beta1 > 0 else -inf,
-        LOG_BETA2=log(beta2) if beta2 > 0 else -inf,
-        CLIP=clip,
-        DECOUPLED=settings.decoupled,
-        PER_TENSOR=per_tensor,
-        SOME_IDLE=active is not None,
-        BLOCK=4096,
+        squares, num_tiles, steps, tensors.lr_scale, tensors.weight_decay,
+        tensors.lr_scale if active is None else active, len(steps), tensors.controls,
+        tensors.loss, tensors.verdict, rates,
+        LOG_BETA1=log(beta1) if beta1 > 0 else -inf, LOG_BETA2=log(beta2) if beta2 > 0 else -inf,
+        CLIP=clip, DECOUPLED=settings.decoupled, PER_TENSOR=per_tensor,
+        SOME_IDLE=active is not None, BLOCK=4096,
         num_warps=16,
-    )
+    )  # fmt: skip
     _adam[(len(table),)](
-        table,
-        gradient,
-        tensors.first,
-        tensors.second,
+        table, gradient, tensors.first, tensors.second,
         *(gradient if t is None else t for t in (tensors.largest, tensors.averages, tensors.copy)),
-        rates,
-        tensors.lr_scale if active is None else active,
-        len(steps),
-        gradient.numel(),
-        tensors.controls,
-        tensors.verdict,
-        BETA1=beta1,
-        BETA2=beta2,
-        EPS=eps,
-        AMSGRAD=tensors.largest is not None,
+        rates, tensors.lr_scale if active is None else active, len(steps), gradient.numel(),
+        tensors.controls, tensors.verdict,
+        BETA1=beta1, BETA2=beta2, EPS=eps, AMSGRAD=tensors.largest is not None,
         AVERAGES=0 if tensors.averages is None else len(tensors.averages),
-        DECOUPLED=settings.decoupled,
-        PER_TENSOR=per_tensor,
-        SOME_IDLE=active is not None,
-        COPIED=tensors.copy is not None,
-        ALIGNED=tensors.kept["aligned"],
-        ACCUMULATOR=tl.float64 if wide else tl.float32,
-        CHUNK=chunk,
-        ALIGNMENT=ALIGNMENT,
+        DECOUPLED=settings.decoupled, PER_TENSOR=per_tensor, SOME_IDLE=active is not None,
+        COPIED=tensors.copy is not None, ALIGNED=tensors.kept["aligned"],
+        ACCUMULATOR=tl.float64 if wide else tl.float32, CHUNK=chunk, ALIGNMENT=ALIGNMENT,
         num_warps=4,
-    )
+    )  # fmt: skip
 
 
 @triton.jit
@@ -167,25 +140,11 @@ def _clips(squares, first_chunks, rates, num_parameters, CLIP: tl.constexpr, BLO
 @triton.jit
 @no_type_check
 def _judge(
-    squares,
-    num_tiles,
-    steps,
-    lr_scale,
-    weight_decay,
-    active,
-    num_parameters,
-    controls,
-    loss,
-    verdict,
-    rates,
-    LOG_BETA1: tl.constexpr,
-    LOG_BETA2: tl.constexpr,
-    CLIP: tl.constexpr,
-    DECOUPLED: tl.constexpr,
-    PER_TENSOR: tl.constexpr,
-    SOME_IDLE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    squares, num_tiles, steps, lr_scale, weight_decay, active, num_parameters, controls, loss,
+    verdict, rates,
+    LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, CLIP: tl.constexpr, DECOUPLED: tl.constexpr,
+    PER_TENSOR: tl.constexpr, SOME_IDLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Write the verdict, increment the step counters, and write each parameter's coefficients.
 
     ``rates`` holds [P] learning rates over the first moment's bias correction, [P] square roots of
@@ -231,33 +190,13 @@ def _judge(
 @triton.jit
 @no_type_check
 def _adam(
-    table,
-    gradient,
-    first,
-    second,
-    largest,
-    averages,
-    copy,
-    rates,
-    active,
-    num_parameters,
-    numel,
-    controls,
-    verdict,
-    BETA1: tl.constexpr,
-    BETA2: tl.constexpr,
-    EPS: tl.constexpr,
-    AMSGRAD: tl.constexpr,
-    AVERAGES: tl.constexpr,
-    DECOUPLED: tl.constexpr,
-    PER_TENSOR: tl.constexpr,
-    SOME_IDLE: tl.constexpr,
-    COPIED: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    ACCUMULATOR: tl.constexpr,
-    CHUNK: tl.constexpr,
-    ALIGNMENT: tl.constexpr,
-):
+    table, gradient, first, second, largest, averages, copy, rates, active, num_parameters, numel,
+    controls, verdict,
+    BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr, AMSGRAD: tl.constexpr,
+    AVERAGES: tl.constexpr, DECOUPLED: tl.constexpr, PER_TENSOR: tl.constexpr,
+    SOME_IDLE: tl.constexpr, COPIED: tl.constexpr, ALIGNED: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, CHUNK: tl.constexpr, ALIGNMENT: tl.constexpr,
+):  # fmt: skip
     """Update one chunk of one parameter."""
     row = table + 4 * tl.program_id(0).to(tl.int64)
     # []

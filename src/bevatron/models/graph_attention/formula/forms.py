@@ -2,7 +2,7 @@
 
 A formula is compared by its factors, so ``A * (H @ H.T) / outer(norm(H), norm(H))``,
 ``A * (normalize(H) @ normalize(H).T)`` and ``0.5 * A.pattern * (H @ H.T)`` are all recognised as
-dot products. Any other formula is left to the composed form.
+dot products. Any other formula runs in its composed form.
 """
 
 from dataclasses import dataclass, replace
@@ -88,7 +88,7 @@ class FixedForm:
 
 @dataclass(frozen=True)
 class ComposedForm:
-    """Any other Psi that lives on the edges."""
+    """Any other Psi with values on the edges."""
 
     psi: Expression
 
