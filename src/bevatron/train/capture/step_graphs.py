@@ -124,6 +124,7 @@ class StepGraphs:
         self._is_full = self._told = False
         self._say: Callable[[str], None] = lambda _: None
         self._patience, self._seen = patience, Counter[tuple[Key, Choice]]()
+        self._complete: dict[Choice, Sequence[BatchShape]] = {}
         self.num_launched = self.num_replayed = 0
         self._seconds = 0.0
 
@@ -183,6 +184,8 @@ class StepGraphs:
 
         The largest first: smaller ones then find room in the memory that it has left.
         """
+        if self._complete.get(choice) is shapes:
+            return
         missing = [shape for shape in {*shapes} if (shape, choice) not in self._seen]
         if missing:
             batch = some_batch()
@@ -191,6 +194,7 @@ class StepGraphs:
                 self._make(shape, choice, batch)
                 if not self._is_full:
                     self._capture(shape, choice)
+        self._complete[choice] = shapes
 
     def feed(self, batch: Batch, key: Key, choice: Choice) -> None:
         """Hand a batch to its graph; capture it once enough of its kind were seen."""
