@@ -98,7 +98,8 @@ def to_mlperf(
         )
         for moment in ("exp_avg", "exp_avg_sq")
     }
-    step = next(value for name, value in moments.items() if name.endswith("/step"))
+    steps = (value for name, value in moments.items() if name.endswith("/step"))
+    step = next(steps, torch.zeros(()))
     state = {
         number: {"step": step.clone(), **{moment: part[name] for moment, part in parts.items()}}
         for number, name in enumerate(weights)
