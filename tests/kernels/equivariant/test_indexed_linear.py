@@ -77,7 +77,7 @@ def test_more_rows_of_an_element_than_are_summed_at_once(implementation):
     check_op(scaled, equation, inputs, ran=("indexed_linear", implementation))
 
 
-def test_features_with_channels_last_in_memory_stay_so():
+def test_channels_last_features_stay_channels_last():
     pytest.importorskip("triton")
     inputs = make(4, 4, 3)
     x = inputs["x"].transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
@@ -143,7 +143,7 @@ def test_a_wrong_shape_is_named(change, message):
         inspect.unwrap(indexed_linear)(**inputs)
 
 
-def test_operators_are_registered_as_torch_wants_them():
+def test_operators_pass_opcheck():
     pytest.importorskip("triton")
     from bevatron.kernels.equivariant.indexed_linear import triton as ours
 
