@@ -480,7 +480,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--activations", choices=[*ACTIVATIONS], help="default: as the recipe")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
-    parser.add_argument("--note", default="", help="more to say under a collected table")
     given = parser.parse_args(argv)
     if given.collect is not None:
         collect(given.collect, given.results, given.note)

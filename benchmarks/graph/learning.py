@@ -557,7 +557,6 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true", help="features and matmuls in bfloat16")
     parser.add_argument("--layers", type=int, help="of the residual stacks")
     parser.add_argument("--evaluate-every", type=int, default=5, help="steps, residual stacks")
-    parser.add_argument("--note", default="", help="more to say under a collected table")
     parser.add_argument("--eager", action="store_true", help="do not capture epochs on a GPU")
     options = parser.parse_args()
     if options.collect is not None:

@@ -357,7 +357,7 @@ def graphs(tmp_path, monkeypatch):
         made = step_graphs.StepGraphs(run, state, MESH, optimizer, 2, patience=1)
         batch = tiny.batch_of(run, [0, 1])
         made.begin(None, batch, run.task.normalisers(batch), lines.append)
-        monkeypatch.setattr(made, "_gradients", lambda _: None)  # which graph runs is what counts
+        monkeypatch.setattr(made, "_gradients", lambda *_: None)  # which graph runs is what counts
 
         def step(length):
             made.feed(batch, length, ())
@@ -458,7 +458,7 @@ def test_what_is_launched_beside_graphs_is_set_up_to_spare_memory(graphs, monkey
     made, step = graphs(limit=9)
     monkeypatch.setattr(made, "_pool", Warming(MESH.device))
     policies, now = [], ["usual"]
-    monkeypatch.setattr(made, "_gradients", lambda _: policies.append(*now))
+    monkeypatch.setattr(made, "_gradients", lambda *_: policies.append(*now))
 
     def set_up(policy):
         return lambda model: now.__setitem__(0, policy)
@@ -473,6 +473,25 @@ def test_what_is_launched_beside_graphs_is_set_up_to_spare_memory(graphs, monkey
     assert policies == ["spare", "spare", "usual", "usual", "spare", "spare", "spare"]
     assert now == ["usual"]
     assert "hold 1.0 GiB" in graphs.lines[0]
+
+
+def test_terms_of_the_loss_may_differ_from_choice_to_choice(tmp_path, monkeypatch):
+    run, state = prepared(tmp_path)
+    captured, batch = CapturedStep(run, state, MESH), tiny.batch_of(run, [0, 1])
+    loss = run.task.loss
+
+    def fewer(*given):
+        found = loss(*given)
+        return dataclasses.replace(found, terms={"energy": found.terms["energy"]})
+
+    def step(choice):
+        monkeypatch.setattr(run.task, "loss", loss if choice == "all" else fewer)
+        return captured([batch], lr=0.0, choice=choice).result().terms
+
+    first, few, again = step("all"), step("few"), step("all")
+    assert set(first) > {"energy"} == set(few)
+    assert first == again
+    assert few["energy"] == first["energy"]
 
 
 def test_a_captured_prediction_is_of_the_model_that_is_asked():
