@@ -45,7 +45,7 @@ def exchanges(own: Tensor, side: int, group: Group) -> dict[str, Callable[[], Te
     return {
         "gather": lambda: gather(own, 0, side, group).wait(),
         "transpose": lambda: transpose(own, side, group).wait(),
-        "pass_on": lambda: group.pass_on(flat, torch.empty_like(flat)).wait(),
+        "pass_on": lambda: group.pass_on(flat, torch.empty_like(flat), flat.nbytes).wait(),
         "all_reduce": lambda: group.all_reduce(flat.clone()).wait(),
     }
 

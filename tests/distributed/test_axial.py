@@ -22,6 +22,7 @@ from bevatron.models.alphafold3.config_trunk import MsaConfig, PairConfig, Pairf
 from bevatron.models.alphafold3.msa import MsaBlock
 from bevatron.models.alphafold3.pairformer import PairformerBlock, pairs_of
 from bevatron.models.common.folding import Checkpointing
+from bevatron.parallel import windows
 from bevatron.parallel.axial import Coming, all_rows, data_mesh, own, own_rows, shared
 from bevatron.parallel.axial.collectives import gather, lengths, transpose
 from bevatron.parallel.groups import Pending
@@ -260,6 +261,35 @@ def test_loss_every_gradient_and_bytes_equal_those_of_one_process_and_the_plan(
     tmp_path, expected, size, types
 ):
     check(tmp_path, expected, size, types)
+
+
+class SharedFiles:
+    """Windows in files that every process maps, in place of GPUs that read each other's memory."""
+
+    def __init__(self, group, folder):
+        self.group, self.index = group.process_group, group.index
+        size, made = 2 * windows.WINDOW, [folder / f"window{rank}" for rank in group.ranks]
+        self.memory = [torch.from_file(str(p), True, size, dtype=torch.uint8) for p in made]
+
+    def barrier(self):
+        torch.distributed.barrier(self.group)
+
+    def get_buffer(self, rank, shape, dtype, at):
+        size = dtype.itemsize
+        place = self.memory[rank][at * size : (at + torch.Size(shape).numel()) * size]
+        return place.view(dtype).view(shape)
+
+
+@pytest.mark.parametrize(("size", "captured"), [(2, True), (3, False)])
+def test_processes_that_read_each_others_memory_equal_one(
+    tmp_path, expected, monkeypatch, size, captured
+):
+    monkeypatch.setattr(windows, "WINDOW", 2**14)  # what is larger goes the usual way
+    monkeypatch.setattr(windows, "capturing", lambda: captured)
+    monkeypatch.setattr(
+        windows, "opened", lambda group, _: windows.WindowGroup(group, SharedFiles(group, tmp_path))
+    )
+    check(tmp_path, expected, size, (torch.float64,))
 
 
 @pytest.mark.slow
