@@ -21,9 +21,9 @@ from bevatron.models.alphafold2.msa_attention import MSAColumnAttention
 from bevatron.models.alphafold3.config_trunk import MsaConfig, PairConfig, PairformerConfig
 from bevatron.models.alphafold3.msa import MsaBlock
 from bevatron.models.alphafold3.pairformer import PairformerBlock, pairs_of
-from bevatron.models.common.folding import Checkpointing
+from bevatron.models.common.folding import Checkpointing, OuterProductMean
 from bevatron.parallel import windows
-from bevatron.parallel.axial import Coming, all_rows, data_mesh, own, own_rows, shared
+from bevatron.parallel.axial import Coming, all_rows, data_mesh, one_of, own, own_rows, shared
 from bevatron.parallel.axial.collectives import gather, lengths, transpose
 from bevatron.parallel.groups import Pending
 from bevatron.parallel.mesh import Mesh
@@ -326,6 +326,17 @@ def test_rows_are_divided_evenly_and_processes_into_whole_groups():
     assert [data_mesh(Mesh(rank=r, world=6), 3).rank for r in range(6)] == [0, 0, 0, 1, 1, 1]
     with pytest.raises(ConfigError, match=r"parallel\.axial: 6 processes .* groups of 4; start"):
         data_mesh(Mesh(rank=0, world=6), 4)
+
+
+def test_rows_of_an_alignment_are_counted_in_32_bits(monkeypatch):
+    counts = []
+    name = "bevatron.parallel.axial.outer_product.layer_of_products"
+    monkeypatch.setattr(name, lambda a, b, count, *_: counts.append(count) or a.new_zeros(2, 4, C))
+    operator = OuterProductMean(M, 2, C)
+    mask = torch.ones(1001, 4, dtype=torch.bool)
+    with one_of(2), torch.autocast("cpu", torch.bfloat16):
+        operator(own_rows(torch.randn(1001, 4, M)), mask)
+    assert torch.equal(counts[0], torch.full((2, 4), 1001.001))
 
 
 def test_on_one_process_nothing_is_copied():
