@@ -339,6 +339,7 @@ def beside_twin(name: str, groups: dict[str, list[Result]]) -> list[dict[str, An
                 "samples made slow %": 100 * slow,
                 "longest delay s": slow and twin["longest_delay"],
                 "overtaken": sum(run.get("overtaken", 0) for run in groups[other]),
+                "diverged": sum(bool(run.get("diverged")) for run in groups[other]),
                 "loss apart %": 100 * float(np.mean(apart)),
                 "spread of seeds %": spread and 100 * float(spread),
                 "on": groups[name][0]["hardware"],
@@ -479,7 +480,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--activations", choices=[*ACTIVATIONS], help="default: as the recipe")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
-    parser.add_argument("--note", default="", help="more to say under a collected table")
     given = parser.parse_args(argv)
     if given.collect is not None:
         collect(given.collect, given.results, given.note)

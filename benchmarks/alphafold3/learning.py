@@ -313,7 +313,7 @@ def keep(measured: Mapping[str, Any], folder: Path) -> None:
     write_text_atomically(folder / f"learning-{measured['name']}.json", json.dumps(measured))
 
 
-def collect(folder: Path, results: Path, page: str) -> None:
+def collect(folder: Path, results: Path, page: str, note: str) -> None:
     """Join the runs: what was found after training, and on a page of their own curves."""
     runs = read_all(folder, "learning-*.json")
     judged_runs = [run for run in runs if run["found"]]
@@ -321,15 +321,21 @@ def collect(folder: Path, results: Path, page: str) -> None:
     curves = [run for run in compared if not run["options"]["without"]]
     common = min((len(run["curve"]) for run in curves), default=0)
     curves = [{**run, "curve": run["curve"][:common]} for run in curves]
+    text = curve_notes(curves[0]["options"]) if curves else ""
     for name, of, rows, notes in (
         ("alphafold3/learning", judged_runs, found_rows(judged_runs), NOTES),
-        (f"alphafold3/{page}", curves, curve_rows(curves), CURVE_NOTES),
+        (f"alphafold3/{page}", curves, curve_rows(curves), text),
     ):
         if not of:
             continue
         kept = [{**run, "curve": thinned(run["curve"])} for run in of]
         path = write_result(
-            name, rows, notes, folder=results, measured_on=of[-1], extra={"runs": kept}
+            name,
+            rows,
+            f"{notes} {note}".strip(),
+            folder=results,
+            measured_on=of[-1],
+            extra={"runs": kept},
         )
         add_picture(picture(of), path)
 
@@ -417,26 +423,23 @@ def picture(runs: Sequence[Mapping[str, Any]]) -> Any:
 
 NOTES = (
     "The model has 24 million weights (8 Pairformer blocks, 8 of the diffusion); by heart it has "
-    "2 Pairformer blocks and no alignment (21 million), by-heart-crop in the sizes of the preset "
-    "small (0.8 million). One pass through the trunk, no confidences, one crop a step, weights "
-    "averaged with 0.99, rate 1e-3, falling to zero over the last third. Held out: 268 complexes "
-    "of the Protein Data Bank, the docking benchmark and the protein-DNA benchmark are trained "
-    "on, none with a chain of 30 % identity or more to those predicted, in crops of 128 tokens, "
-    "16 copies, 64 rows of at most 112 of each alignment, 165 s of training with up to eleven "
-    "other runs on the same GPU; 77 others are predicted, 20 steps of sampling, one structure "
-    "each, equal chains exchanged to fit best; `with` is predicted with alignments and without; "
-    "lDDT is over pairs of atoms of all of them; deviation: of three seeds. These runs and those "
-    "of the page of precisions took 305 s of one H200. In so few steps alignments bring nothing "
-    "that exceeds the spread of the seeds. By heart, a day before: "
-    "1pfe whole (156 tokens, 486 atoms of DNA, peptides and ligands, 48 copies; alone on the GPU,"
-    " 84 s with its capture), the crop 32 tokens of 1pfe (114 atoms, 8 copies, poses that stay, "
-    "on a CPU in float32); rmsd: all resolved atoms, Å, mean of the samples (3 of 1pfe)."
+    "2 Pairformer blocks and no alignment (21 million). One pass through the trunk, no "
+    "confidences, one crop a step, weights averaged with 0.99, rate 1e-3, falling to zero over the "
+    "last third. Held out: one structure each, equal chains exchanged to fit best; `with` is "
+    "predicted with alignments and without; lDDT is over pairs of atoms of all of them; deviation: "
+    "over seeds. rmsd: all resolved atoms, Å, mean of the samples."
 )
-CURVE_NOTES = (
-    "The same crops, noise and dropout for all arms of one seed; crops of 128 tokens, 64 rows, 16 "
-    f"copies, rate 1e-3 after 100 steps; loss: mean of {CHUNK} steps. Where fused kernels in "
-    "float32 stand beside plain operators in bfloat16, their distance has both in it."
-)
+
+
+def curve_notes(options: Mapping[str, Any]) -> str:
+    """Say how the runs of a page of curves were trained."""
+    return (
+        "The same crops, noise and dropout for all arms of one seed; crops of "
+        f"{options['tokens']} tokens, {options['rows']} rows, {options['copies']} copies, rate "
+        f"{options['lr']:g} after {options['warmup']} steps; loss: mean of {CHUNK} steps. Where "
+        "fused kernels in float32 stand beside plain operators in bfloat16, their distance has "
+        "both in it."
+    )
 
 
 def main() -> None:
@@ -474,7 +477,7 @@ def main() -> None:
     add_rows(parser, "alphafold3-learning-rows")
     given = parser.parse_args()
     if given.collect:
-        collect(given.collect, given.results, given.curves)
+        collect(given.collect, given.results, given.curves, given.note)
         return
     found = measure(given)
     print(given.name, found["steps"], found["seconds"], json.dumps(found["found"]), flush=True)

@@ -41,8 +41,8 @@ PARTS = {
     "diffusion": "diffusion",
     "confidence": "confidence",
 }
-REST, ROLLOUT, BACKWARD, OPTIMISER, LOADER = (
-    "rest of the forward pass", "rollout", "backward pass", "optimiser", "waiting for the loader"
+REST, ROLLOUT, BACKWARD, OPTIMISER, END, LOADER = (
+    "rest of the forward pass", "rollout", "backward pass", "optimiser", "end", "loader",
 )  # fmt: skip
 WORDS, WIDTH, LAYERS, HEADS, CONTEXT = 250_880, 1024, 24, 16, 2048
 """Of the language model: the published sizes of the smallest BLOOM."""
@@ -73,13 +73,14 @@ def timeline(training: Training) -> dict[str, float]:
         if torch.is_grad_enabled():
             mark(REST)
 
-    hooks = [training.state.optimizer.register_step_pre_hook(lambda *_: mark(OPTIMISER))]
+    optimiser = training.state.optimizer
+    hooks = [optimiser.register_step_pre_hook(lambda *_: mark(OPTIMISER))]
+    hooks += [optimiser.register_step_post_hook(lambda *_: mark(END))]
     for path, name in PARTS.items():
         hooks += [modules[path].register_forward_pre_hook(begin(name))]
         hooks += [modules[path].register_forward_hook(end)]
     run.task.loss = marked_loss
     steps = training.steps([0, 1])
-    mark("end")
     torch.cuda.synchronize()
     run.task.loss = loss
     for hook in hooks:
@@ -152,7 +153,7 @@ def measure_language(given: argparse.Namespace) -> None:
     (given.out / "language.json").write_text(json.dumps(found))
 
 
-def collect(folder: Path, results: Path) -> None:
+def collect(folder: Path, results: Path, note: str) -> None:
     """Write the result from what every call has left."""
     profiles = read_all(folder, "profile.json")
     rows = [row for found in profiles for row in rows_of_profile(found)]
@@ -165,7 +166,7 @@ def collect(folder: Path, results: Path) -> None:
     device = "cuda" if first["on_gpu"] else "cpu"
     hardware = first["device"].lower().replace(" ", "-") if first["on_gpu"] else "cpu"
     write_result(
-        "alphafold3/profile", rows, NOTES, device=device, folder=results,
+        "alphafold3/profile", rows, f"{NOTES} {note}".strip(), device=device, folder=results,
         measured_on={"hardware": hardware, "versions": first["versions"]},
     )  # fmt: skip
 
@@ -208,7 +209,8 @@ NOTES = (
     "step, mean of the traced steps; step, untraced: of as many before. memory: averages are the "
     "averaged weights; activations: kept for the backward pass of a batch, by module below; "
     "temporary: what the peak has beyond all of these. timeline: between marks on the device in a "
-    "launched step, waiting for the host included. language model: a step of "
+    "launched step, waiting for the host included; loader: the host's waiting. language model: "
+    "a step of "
     f"{LAYERS} layers {WIDTH} wide on {CONTEXT:,} words, bfloat16 by autocast, Adam, eager PyTorch."
 )
 
@@ -231,7 +233,7 @@ def main() -> None:
     add_rows(parser, "alphafold3-profile")
     given = parser.parse_args()
     if given.collect:
-        collect(given.collect, given.results)
+        collect(given.collect, given.results, given.note)
     else:
         measure_language(given) if given.language else measure(given)
 

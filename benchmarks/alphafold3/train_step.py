@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     add_rows(parser, "alphafold3-rows")
     given = parser.parse_args()
-    collect(given.collect, given.results) if given.collect else measure_all(given)
+    collect(given.collect, given.results, given.note) if given.collect else measure_all(given)
 
 
 def measure_all(given: argparse.Namespace) -> None:
@@ -196,7 +196,7 @@ def measure_all(given: argparse.Namespace) -> None:
             (given.out / f"step-{name}.json").write_text(json.dumps(found))
 
 
-def collect(folder: Path, results: Path) -> None:
+def collect(folder: Path, results: Path, note: str = "") -> None:
     """Join the rows and write the result, and that of the kernels of traced steps."""
     found = read_all(folder, "step-*.json")
     first = found[0]
@@ -211,7 +211,7 @@ def collect(folder: Path, results: Path) -> None:
             name, rows, notes, device=device, folder=results, measured_on=measured_on, extra=extra
         )
 
-    write("alphafold3/train_step", compared(rows), first["notes"], seconds=each)
+    write("alphafold3/train_step", compared(rows), f"{first['notes']} {note}".strip(), seconds=each)
     traced = [{"N": N, "arm": arm, **one} for (N, arm), of in kernels.items() for one in of]
     if traced:
         traced.sort(key=lambda row: (row["N"], [*ARMS, *LADDER].index(row["arm"])))

@@ -71,7 +71,7 @@ def test_the_context_restores_after_an_error():
     assert kernels.current().default == "auto"
 
 
-def test_a_name_that_does_not_exist_is_refused():
+def test_an_unknown_name_is_refused():
     with pytest.raises(ConfigError, match="'default' is 'cuda', expected one of auto"):
         kernels.use("cuda")
     with pytest.raises(ConfigError, match=r"no operator 'scater_sum' \(known: .*scatter_sum"):
@@ -87,7 +87,7 @@ def test_a_configuration_is_read_written_and_used():
         assert kernels.current() == config
 
 
-def test_triton_asked_for_that_cannot_run_is_an_error_that_says_why(monkeypatch):
+def test_requested_triton_that_cannot_run_is_an_error_with_the_reason(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with (
         kernels.use("triton"),
@@ -179,7 +179,7 @@ class OutOfResources(Exception):
     required, limit, name = 131072, 101376, "shared memory"
 
 
-def test_a_kernel_too_large_for_a_gpu_is_told_in_one_sentence():
+def test_a_kernel_too_large_for_a_gpu_is_reported_in_one_sentence():
     error = RuntimeError("in a captured step")
     error.__cause__ = OutOfResources()
     said = registry.too_large_for_this_gpu(error)

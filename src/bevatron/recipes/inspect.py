@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from bevatron.data.packing import CostModel
 from bevatron.data.store.store import Store
 from bevatron.data.summary import inspect
-from bevatron.output import print_table
+from bevatron.output import number, print_table
 from bevatron.recipes.dispatch import of_samples
 from bevatron.train.report import plots
-from bevatron.train.report.page import Report, number
+from bevatron.train.report.page import Report
 from bevatron.typing import IntArray
 
 

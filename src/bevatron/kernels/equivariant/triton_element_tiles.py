@@ -11,14 +11,18 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_tables = WeakTensorKeyDictionary()
+"""Tables by where groups begin; a step cuts the same groups two dozen times, in few ways."""
 
 
 def tile_table(ptr: Tensor, num_rows: int, rows: int, scale: int = 1) -> Tensor:
-    """Cut the rows of each group into tiles of at most ``rows``.
+    """Cut the rows of each group into tiles of at most ``rows``; once for a ``ptr``.
 
     Parameters
     ----------
-    ptr : [Z+1], offsets of the groups, on the device
+    ptr : [Z+1], offsets of the groups, on the device; never written to afterwards
     num_rows : rows in total, including those of no group
     scale : rows per unit of ``ptr``
 
@@ -28,6 +32,14 @@ def tile_table(ptr: Tensor, num_rows: int, rows: int, scale: int = 1) -> Tensor:
         int32 [tiles, 3]: group, first row, end of the tile's rows. There are as many tiles as
         groups of any sizes can need; surplus tiles are empty.
     """
+    found: dict[tuple[int, int, int], Tensor] = _tables.setdefault(ptr, {})
+    key = num_rows, rows, scale
+    if key not in found:
+        found[key] = _make_table(ptr, *key)
+    return found[key]
+
+
+def _make_table(ptr: Tensor, num_rows: int, rows: int, scale: int) -> Tensor:
     num_groups = ptr.shape[0] - 1
     num_tiles = num_rows // rows + min(num_groups, num_rows)
     table = torch.empty(num_tiles, 3, dtype=torch.int32, device=ptr.device)

@@ -197,6 +197,14 @@ class Linear:
         """Multiply rows [n, C] to [n, sum of K]."""
         return linear(x, self._matrix, self.bias, out)
 
+    def rectified(self, x: Tensor) -> Tensor:
+        """Return ``relu`` of the product; with a bias, cuBLAS computes it before it rounds."""
+        if self.bias is None:
+            return self(x).relu_()
+        x = indexable_by_32_bits(x)
+        found: Tensor = torch._addmm_activation(self.bias, x, self._matrix.t())  # noqa: SLF001
+        return found
+
     def backward(self, dy: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
         """Return the gradient of the rows; ``add`` adds it to what ``out`` holds."""
         dy = indexable_by_32_bits(dy)

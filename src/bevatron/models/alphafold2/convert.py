@@ -88,12 +88,18 @@ def to_mlperf(
         return in_mlperf_layout(named, merged=merged)
 
     weights = theirs(model.state_dict())
-    names = [name for name, _ in model.named_parameters()]
+    # A weight that no loss has reached has no moments.
     parts = {
-        moment: theirs({name: moments[f"{name}/{moment}"] for name in names})
+        moment: theirs(
+            {
+                name: moments.get(f"{name}/{moment}", torch.zeros_like(value))
+                for name, value in model.state_dict().items()
+            }
+        )
         for moment in ("exp_avg", "exp_avg_sq")
     }
-    step = moments[f"{names[0]}/step"]
+    steps = (value for name, value in moments.items() if name.endswith("/step"))
+    step = next(steps, torch.zeros(()))
     state = {
         number: {"step": step.clone(), **{moment: part[name] for moment, part in parts.items()}}
         for number, name in enumerate(weights)

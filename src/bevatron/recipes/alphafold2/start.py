@@ -103,7 +103,7 @@ def to_openfold_file(model: Path, out: Path) -> str:
 def to_mlperf_file(run: Path, out: Path, *, merged: bool) -> str:
     """Write the newest checkpoint of a run as MLPerf HPC resumes it: weights and Adam's moments.
 
-    Raises CheckpointError if the run has none, or was trained with another optimiser.
+    Raises CheckpointError if the run has none.
     """
     checkpoints = list_checkpoints(RunFolder(run).checkpoints)
     if not checkpoints:

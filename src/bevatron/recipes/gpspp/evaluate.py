@@ -13,7 +13,7 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.models.common.ranking import ranking_of_scores
 from bevatron.models.gpspp import Target
-from bevatron.output import print_table
+from bevatron.output import number, print_table
 from bevatron.recipes.gpspp.predictor import MoleculePredictions, MoleculePredictor
 from bevatron.recipes.gpspp.targets import labels_of
 from bevatron.typing import FloatArray
@@ -137,4 +137,4 @@ def print_errors(table: Mapping[str, Mapping[str, Errors]], targets: Sequence[Ta
 def _cell(metrics: Errors, name: str) -> str:
     if name not in metrics:
         return ""
-    return f"{metrics[name]:,.0f}" if name in COUNTS else f"{metrics[name]:.4g}"
+    return f"{metrics[name]:,.0f}" if name in COUNTS else number(metrics[name])

@@ -10,13 +10,14 @@ import torch
 
 from bevatron.data.dataset import Dataset, Subset
 from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusTask, Mode, Target
+from bevatron.output import Cell
 from bevatron.recipes.gpspp.data import MoleculeData, molecule_sizes
 from bevatron.recipes.gpspp.evaluate import WRITTEN
 from bevatron.recipes.gpspp.finetune import trained_model
 from bevatron.recipes.gpspp.targets import labels_of
 from bevatron.train.evaluate import predict
 from bevatron.train.report import plots
-from bevatron.train.report.page import Cell, Report
+from bevatron.train.report.page import Report
 from bevatron.train.report.training import (
     History,
     Metric,

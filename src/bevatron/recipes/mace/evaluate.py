@@ -18,7 +18,7 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.models.common.metrics import ErrorSums, group_errors
 from bevatron.models.mace import MaceConfig, MaceTask, per_structure_errors
-from bevatron.output import print_table
+from bevatron.output import number, print_table
 from bevatron.recipes.devices import announce
 from bevatron.recipes.finite import check_finite
 from bevatron.recipes.mace.data import batch_sizes
@@ -219,7 +219,7 @@ def print_tables(evaluation: Evaluation, width: int | None = None) -> None:
         names, cells = error_table(rows)
         headers = [kind, *("\n".join(SHOWN[name]) for name in names)]
         lines = [
-            [label, *("" if value is None else f"{value:.4g}" for value in values)]
+            [label, *("" if value is None else number(value) for value in values)]
             for label, values in cells.items()
         ]
         print_table(headers, lines, f"by {kind}" if kind else "", width)

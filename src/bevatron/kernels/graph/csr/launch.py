@@ -140,7 +140,7 @@ def buckets(numbers: list[int], channels: int, tile: Tile) -> list[Bucket]:
     return _cut(numbers, most // 2, max(1, most // 8), shapes)
 
 
-def side_by_side(numbers: list[int], channels: int, tile: Tile, number_bytes: int) -> list[Bucket]:
+def lane_buckets(numbers: list[int], channels: int, tile: Tile, number_bytes: int) -> list[Bucket]:
     """Cut a list of parts into launches for kernels whose tiles are [entries, rows, channels].
 
     A long row has a warp to itself, whose lanes take its entries in turn, so that entries fetched

@@ -10,8 +10,8 @@ from bevatron.kernels.graph.csr.launch import (
     buckets,
     columns_of,
     ids_of,
+    lane_buckets,
     rows_of,
-    side_by_side,
     slices,
 )
 from bevatron.kernels.graph.graph_attention.triton_kernels import (
@@ -163,7 +163,7 @@ def attend(
     sizes = {"C": channels, "H": num_heads, "BLOCK_C": width, "SLICES": shares}
     sizes |= {"ACC": accumulator(x), "MODE": mode}
     index, *parts, cut_row, cut_ptr = rows
-    for bucket in side_by_side(row_numbers, width, tile, x.element_size()):
+    for bucket in lane_buckets(row_numbers, width, tile, x.element_size()):
         forward_kernel[(bucket.programs, num_heads * shares)](
             *(index, *parts, bucket.first, bucket.count, x if values is None else values),
             *(x, row_score, col_score, *mask.arguments(x)),
@@ -326,7 +326,7 @@ def _launch_columns(
     sizes["ACC"] = accumulator(x)
     index, *parts, cut_row, cut_ptr = columns
     with on_device(x):
-        for bucket in side_by_side(numbers, width, tile, grad.element_size()):
+        for bucket in lane_buckets(numbers, width, tile, grad.element_size()):
             backward_kernel[(bucket.programs, num_heads * shares)](
                 *(index, *parts, bucket.first, bucket.count, x if values is None else values),
                 *(x, grad, info, col_score, *mask.arguments(x)),

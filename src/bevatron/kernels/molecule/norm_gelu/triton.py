@@ -153,8 +153,8 @@ def _launch_backward(
     atoms, rows, linear_bias, weight = given[:4]
     plain = weight is None
     pad, block, warps = shape_of_block(width, FEWER_ELEMENTS if plain else ELEMENTS_PER_WARP)
-    side_by_side = (MORE_WARPS if plain else WARPS_PER_SM) // warps
-    programs = min(triton.cdiv(len(x), block), side_by_side * num_sms(x.device))
+    resident = (MORE_WARPS if plain else WARPS_PER_SM) // warps
+    programs = min(triton.cdiv(len(x), block), resident * num_sms(x.device))
     parts = x.new_empty((programs, 3, width), dtype=wide_type(x))
     norm_gelu_backward[(programs,)](
         *(dy, x, *pointers(x, *given), mean, rstd), *(dz, parts, len(x)),

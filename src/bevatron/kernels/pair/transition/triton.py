@@ -113,10 +113,10 @@ def _forward_at_once(rows: NormedRows, weights: Weights, y: Tensor) -> tuple[Ten
     """Return the normalised rows, and gates and values (without a gate the hidden rows)."""
     layer, narrow = _layers(weights, y.dtype)
     normed = rows.make()
-    wide = hidden = layer(normed)
     if weights.gate is None:
-        hidden.relu_()
+        wide = hidden = layer.rectified(normed)
     else:
+        wide = layer(normed)
         gates, values = gate_and_value(wide)
         hidden = normed.new_empty(gates.shape)
         launch_forward(gates, values, hidden)
@@ -129,7 +129,7 @@ def _forward_in_chunks(rows: NormedRows, weights: Weights, y: Tensor) -> None:
     for part in chunks(len(y), _bytes_per_row(rows, weights), times=LARGE):
         normed = rows.make(part)
         if weights.gate is None:
-            hidden = wide(normed).relu_()
+            hidden = wide.rectified(normed)
         else:
             hidden = hidden_rows(normed, wide.matrix, wide.bias)
         narrow(hidden, out=y[part])
@@ -149,7 +149,7 @@ def _backward_in_chunks(
         normed = rows.make(part) if kept is None else kept[0]
         dhidden = narrow.backward(dy[part])
         if weights.gate is None:
-            hidden = wide(normed).relu_() if kept is None else kept[1]
+            hidden = wide.rectified(normed) if kept is None else kept[1]
             dwider = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
         elif kept is not None:
             hidden, dwider = dhidden, torch.empty_like(kept[1])
