@@ -33,7 +33,7 @@ SPARING: dict[Kind, Kind] = {"none": "all", "pair": "all"}
 it, bit for bit."""
 GROWTH = 0.1
 """Share of a captured step's activations by which graphs of other shapes may add to the memory that
-all share. In simulated pools of AlphaFold3 it was 0.03."""
+all share. In simulated pools of AlphaFold3 it was 0.03 to 0.08."""
 
 
 def gpu_memory(config: TrainConfig) -> int | None:
