@@ -15,6 +15,8 @@ CHUNK_BYTES = 128 * 2**20
 """Size of all buffers of one chunk together."""
 LARGE = 3
 """Multiple of `CHUNK_BYTES` where matmuls of few rows would leave much of the device idle."""
+MANY_ROWS = 4096
+"""From here on one matmul for several layers, and copies of what it gives, take less time."""
 CHUNK_MULTIPLE = 1024
 """Rows of a chunk are a multiple of this: matmuls of whole tiles."""
 
@@ -209,11 +211,15 @@ class Linear:
     ) -> None:
         """Add a chunk to the gradients of weights and biases.
 
-        ``first_sum`` is that of the first layer's part of ``dy`` over rows, where it is known. The
-        ``only`` chunk, of few rows, takes less time by layers than copies of what it gives.
+        ``first_sum`` is that of the first layer's part of ``dy`` over rows, where it is known. What
+        the ``only`` chunk gives is not added to anything, and rounded by the matmul.
         """
         parts = torch.split(dy, self._sizes, dim=1)
-        if only:
+        if only and len(dy) >= MANY_ROWS and len(parts) > 1 and self._is_rounded_once(x):
+            whole = weight_gradient(dy, x, self._weights[0])
+            # Copies: what an operator returns must not lie in one piece of memory.
+            self._whole = [part.clone() for part in torch.split(whole, self._sizes)]
+        elif only:
             both = zip(parts, self._weights, strict=True)
             self._whole = [weight_gradient(part, x, weight) for part, weight in both]
         else:
@@ -225,6 +231,10 @@ class Linear:
         pairs = list(zip(self._dbiases, parts, strict=True))
         for bias, part in pairs[first_sum is not None :]:
             bias.add(part)
+
+    def _is_rounded_once(self, x: Tensor) -> bool:
+        """Whether all gradients have the type of the matmuls."""
+        return all(weight.dtype == x.dtype for weight in self._weights)
 
     def gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return those of weights and biases, in their types; without a bias, no elements."""

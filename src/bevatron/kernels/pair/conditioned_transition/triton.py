@@ -93,9 +93,10 @@ def condition_backward(
         t.view(-1, t.shape[-1]) for t in (dy.contiguous(), y.contiguous(), dx, ds)
     )
     dnorm = torch.zeros_like(norm_weight, dtype=torch.float32)
-    for part in chunks(len(dy_rows), layers.bytes_per_row(rows), times=LARGE):
+    parts = list(chunks(len(dy_rows), layers.bytes_per_row(rows), times=LARGE))
+    for part in parts:
         outside = (dy_rows[part], y_rows[part], dx_rows[part], ds_rows[part])
-        dnorm += _chunk_backward(rows.part(part), layers, *outside)
+        dnorm += _chunk_backward(rows.part(part), layers, *outside, only=len(parts) == 1)
     return dx, ds, dnorm.to(norm_weight.dtype), *layers.gradients()
 
 
@@ -190,7 +191,7 @@ class Rows:
     def adapt(self, layers: Layers, condition: Tensor) -> Tensor:
         """Return the normalised rows; write their statistics."""
         numbers = self.statistics
-        if launch.adapt_fits(condition, layers.adapt.matrix):
+        if launch.fits("adapt", self.x, condition, layers.adapt.matrix):
             launch.statistics(self.x, numbers[0], numbers[1], self.eps)
             return layers.adapt_rows(condition, self, None)
         normed, _ = self._adapted(layers, condition)
@@ -203,7 +204,7 @@ class Rows:
 
         ``buffer`` [n, C] may take the scales.
         """
-        if launch.adapt_fits(condition, layers.adapt.matrix):
+        if launch.fits("adapt", self.x, condition, layers.adapt.matrix):
             return layers.adapt_rows(condition, self, buffer), buffer, None
         normed, adapted = self._adapted(layers, condition)
         return normed, gate_and_value(adapted)[0], adapted
@@ -220,28 +221,38 @@ class Rows:
 
 
 def _chunk_backward(
-    rows: Rows, layers: Layers, dy: Tensor, y: Tensor, dx: Tensor, ds: Tensor
+    rows: Rows, layers: Layers, dy: Tensor, y: Tensor, dx: Tensor, ds: Tensor, *, only: bool
 ) -> Tensor:
     """Write gradients of a chunk's rows, keep those of the layers; return the norm's weight's."""
-    dout = layers.out(rows.s)
-    dnarrow, dout_sum = launch.output_gradients(dy, y, dout)
-    layers.out.keep(dout, rows.s, dout_sum)
+    dnarrow, dout, dout_sum = _output_gradients(rows.s, layers.out, dy, y)
+    layers.out.keep(dout, rows.s, dout_sum, only=only)
     condition, mean, rstd = rows.conditions.make(), rows.statistics[0], rows.statistics[1]
     # Scales lie where the gradient of x will.
     normed, scale, dadapted = rows.adapt_again(layers, condition, dx)
     hidden = layers.narrow.backward(dnarrow)
     both = hidden_gradients(normed, layers.wide.matrix, hidden)
-    layers.narrow.keep(dnarrow, hidden)
+    layers.narrow.keep(dnarrow, hidden, only=only)
     del hidden, dnarrow
-    layers.wide.keep(both, normed)
+    layers.wide.keep(both, normed, only=only)
     if dadapted is None:
         dadapted = dy.new_empty((len(dy), 2 * dy.shape[1]))
     layers.wide.backward(both, out=gate_and_value(dadapted)[1])
     del both, normed
     dscale_sum = launch.adapted_backward(rows.x, scale, mean, rstd, dx, dadapted)
-    layers.adapt.keep(dadapted, condition, dscale_sum)
+    layers.adapt.keep(dadapted, condition, dscale_sum, only=only)
     layers.adapt.backward(dadapted, out=condition)
     dnorm = torch.empty_like(rows.norm_weight, dtype=torch.float32)
     rows.conditions.backward(condition, ds, dnorm, dy.new_empty(0))
     layers.out.backward(dout, out=ds, add=True)
     return dnorm
+
+
+def _output_gradients(
+    s: Tensor, layer: Linear, dy: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return gradients of the narrow rows and of the output's layer, and the latter's sum."""
+    if layer.bias is not None and launch.fits("output", dy, y, s, layer.matrix):
+        return launch.output_product(s, layer.matrix, layer.bias, dy, y)
+    dout = layer(s)
+    dnarrow, total = launch.output_gradients(dy, y, dout)
+    return dnarrow, dout, total

@@ -47,18 +47,25 @@ def round_kernel(
 
 @triton.jit
 def load_normalised(
-    X, Mean, Rstd, first, N, N_pad, plane,
-    C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
+    X, Mean, Rstd, first, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
+    C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, AXES: tl.constexpr,
+    FROM_CHANNELS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Load columns of a channel-first tensor and normalise them, zero outside."""
+    """Load columns of a channel-first tensor, or rows of the pair, and normalise them."""
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
     mean = tl.load(Mean + row, mask=inside, other=0.0)  # [BLOCK]
     rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
-    # [C_PAD, BLOCK]
-    x = load_channels(X, 0, C, col, plane, C_PAD, C == C_PAD).to(tl.float32)
-    if PADDED:
-        x = tl.where(inside[None, :], x, 0.0)
-    return (x - mean[None, :]) * rstd[None, :]  # [C_PAD, BLOCK]
+    if FROM_CHANNELS:
+        # [C_PAD, BLOCK]
+        x = load_channels(X, 0, C, col, plane, C_PAD, C == C_PAD).to(tl.float32)
+        if PADDED:
+            x = tl.where(inside[None, :], x, 0.0)
+        xhat = tl.trans((x - mean[None, :]) * rstd[None, :])
+    else:
+        # [BLOCK, C_PAD]
+        x = load_rows(X, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
+        xhat = normalise(x, mean, rstd, C, C_PAD)
+    return xhat  # [BLOCK, C_PAD]
 
 
 @triton.jit
@@ -75,32 +82,30 @@ def weigh(
     FROM_CHANNELS (the contraction), otherwise it has rows (the pair); so is D unless D_ROWS. Parts
     is [parts, channels C + channels]: the matmul, then the sums.
 
-    Some channels of the contraction hardly differ from their mean, so rounding xhat would shift all
-    rows alike: its mean over the first block is subtracted before the matmul and added afterwards.
+    Some channels hardly differ from their mean, so rounding xhat would shift all rows alike: its
+    mean over the first block is subtracted before the matmul and added afterwards.
     """
     start = tl.program_id(1).to(tl.int64) * columns_per_part
     last = tl.minimum(start + columns_per_part, plane)
-    if FROM_CHANNELS:
-        # [C_PAD, BLOCK]
-        x = load_normalised(X, Mean, Rstd, start, N, N_pad, plane, C, C_PAD, BLOCK, PADDED)
-        centre = tl.sum(x, 1) / BLOCK  # [C_PAD]
+    # [BLOCK, C_PAD]
+    first_rows = load_normalised(
+        X, Mean, Rstd, start, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
+        C, C_PAD, BLOCK, AXES, FROM_CHANNELS, PADDED,
+    )  # fmt: skip
+    centre = tl.sum(first_rows, 0) / BLOCK  # [C_PAD]
     total = tl.zeros([BLOCK_H, C_PAD], tl.float32)
     sums = tl.zeros([BLOCK_H, SUMS], tl.float32)
     ones = tl.full([BLOCK, SUMS], 1.0, D.dtype.element_ty)
     for first in tl.range(start, last, BLOCK, num_stages=STAGES):
         # d is 0 in the padding.
-        if FROM_CHANNELS:
-            # [C_PAD, BLOCK]
-            x = load_normalised(X, Mean, Rstd, first, N, N_pad, plane, C, C_PAD, BLOCK, PADDED)
-            xhat = tl.trans((x - centre[:, None]).to(X.dtype.element_ty))  # [BLOCK, C_PAD]
-        else:
-            _, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
-            mean = tl.load(Mean + row, mask=inside, other=0.0)  # [BLOCK]
-            rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
-            # [BLOCK, C_PAD]
-            x = load_rows(X, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
-            xhat = normalise(x, mean, rstd, C, C_PAD).to(X.dtype.element_ty)
+        # [BLOCK, C_PAD]
+        xhat = load_normalised(
+            X, Mean, Rstd, first, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
+            C, C_PAD, BLOCK, AXES, FROM_CHANNELS, PADDED,
+        )  # fmt: skip
+        xhat = (xhat - centre[None, :]).to(X.dtype.element_ty)
         if D_ROWS:
+            _, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
             d = tl.trans(load_cols(D, row, inside, h, C, BLOCK_H))  # [BLOCK_H, BLOCK]
         else:
             # [BLOCK_H, BLOCK]
@@ -108,8 +113,7 @@ def weigh(
         # A matmul, so that d goes from shared memory to the tensor cores only. Never in TF32.
         sums = tl.dot(d, ones, sums, input_precision="ieee")  # [BLOCK_H, SUMS]
         total = tl.dot(d, xhat, total, input_precision=PRECISION)  # [BLOCK_H, C_PAD]
-    if FROM_CHANNELS:
-        total += tl.max(sums, 1)[:, None] * centre[None, :]  # [BLOCK_H, C_PAD]
+    total += tl.max(sums, 1)[:, None] * centre[None, :]  # [BLOCK_H, C_PAD]
     i, out = h + tl.arange(0, BLOCK_H), tl.arange(0, C_PAD)
     part = Parts + tl.program_id(1).to(tl.int64) * channels * (C + 1)
     keep = (i < channels)[:, None]
