@@ -3,9 +3,9 @@
 A program of `weigh` owns BLOCK_H channels of a layer's output gradient D and a range of columns,
 and writes one float32 partial sum of D xhat^T [BLOCK_H, C] and of D; no atomics. `joint_kernel`
 does so for values and gates of a and b, `output_weights_kernel` for both layers behind the
-contraction; `finish_output_kernel` and `shared.triton_partial_sums.finish_layer_kernel` make
-gradients of these sums, and `sum_norms_kernel` those of both norms. `round_kernel` rounds and joins
-the weights, once for both passes. Columns as in `triton_project`.
+contraction; `finish_kernel` makes gradients of these sums, and `sum_norms_kernel` those of both
+norms. `round_kernel` rounds and joins the weights, once for both passes. Columns as in
+`triton_project`.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -163,26 +163,33 @@ def output_weights_kernel(
 
 
 @triton.jit
-def finish_output_kernel(
-    Parts, Weight, NormWeight, NormBias, DWeight, Shares,
-    GateParts, Gate, InWeight, InBias, DGate, InShares, DBias, parts,
+def finish_kernel(
+    OutParts, Out, OutNormWeight, OutNormBias, DOut, Shares, OutBias,
+    GateParts, Gate, DGate, JointParts, Joint, NormWeight, NormBias, DJoint, InShares, JointBias,
+    out_parts, joint_parts,
     C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_JOINT_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Finish BLOCK_C weights of a channel of the output's layer, or from channel C of its gate's.
+    """Finish BLOCK_C weights of a channel: of a and b and their gates, the output or its gate.
 
-    DBias is [2 C], of both layers.
+    OutBias is [2 C], of the output and its gate. Shares in the gradients of the pair's norm are
+    those of the gate, then those of a and b.
     """
     h = tl.program_id(0)
-    if h < C:
+    if h < 4 * H:
         finish_layer(
-            Parts, Weight, NormWeight, NormBias, DWeight, DBias, Shares, parts, h,
+            JointParts, Joint, NormWeight, NormBias, DJoint, JointBias, InShares + 2 * C * C,
+            joint_parts, h, 4 * H, C, BLOCK, BLOCK_C, True, True, HAS_JOINT_BIAS,
+        )  # fmt: skip
+    elif h < 4 * H + C:
+        finish_layer(
+            OutParts, Out, OutNormWeight, OutNormBias, DOut, OutBias, Shares, out_parts, h - 4 * H,
             C, H, BLOCK, BLOCK_C, True, True, HAS_BIAS,
         )  # fmt: skip
     else:
         finish_layer(
-            GateParts, Gate, InWeight, InBias, DGate, DBias + C, InShares, parts, h - C,
-            C, C, BLOCK, BLOCK_C, True, True, HAS_BIAS,
+            GateParts, Gate, NormWeight, NormBias, DGate, OutBias + C, InShares, out_parts,
+            h - 4 * H - C, C, C, BLOCK, BLOCK_C, True, True, HAS_BIAS,
         )  # fmt: skip
 
 
