@@ -174,7 +174,7 @@ class Rows:
     @classmethod
     def of(cls, x: Tensor, s: Tensor, statistics: Tensor, weight: Tensor, eps: float) -> "Rows":
         """Take tensors of any shape [..., C]."""
-        rows, conditions = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, s))
+        rows, conditions = (t.reshape(-1, t.shape[-1]).contiguous() for t in (x, s))
         return cls(rows, conditions, statistics.view(4, -1), weight, eps)
 
     def part(self, part: slice) -> "Rows":

@@ -22,13 +22,13 @@ from bevatron.kernels.shared.triton_math import (
 
 @triton.jit
 def statistics_kernel(
-    X, Mean, Rstd, count, x_N, x_C, eps, C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr
+    X, Mean, Rstd, count, eps, C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Write mean and 1/sigma of BLOCK rows in float32."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     col = tl.arange(0, C_PAD)
     inside = (row < count)[:, None] & (col < C)[None, :]
-    at = X + (row * x_N)[:, None] + (col * x_C)[None, :]
+    at = X + row[:, None] * C + col[None, :]
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)  # [BLOCK, C_PAD]
     _, mean, rstd = normalise(x, inside, eps, C)
     tl.store(Mean + row, mean, mask=row < count)
@@ -153,7 +153,7 @@ def output_gradients_kernel(
 
 @triton.jit
 def adapted_backward_kernel(
-    X, Scale, Mean, Rstd, DX, DAdapted, Parts, count, x_N, x_C, scale_N,
+    X, Scale, Mean, Rstd, DX, DAdapted, Parts, count, scale_N,
     C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute dscale and dx of the adaptive norm from the gradient of its result, dshift.
@@ -168,8 +168,7 @@ def adapted_backward_kernel(
         row = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = (row < count)[:, None] & (col < C)[None, :]
         at, twice = row[:, None] * C + col[None, :], row[:, None] * (2 * C) + col[None, :]
-        x_at = X + (row * x_N)[:, None] + (col * x_C)[None, :]
-        x = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)  # [BLOCK, C_PAD]
+        x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)  # [BLOCK, C_PAD]
         scale_at = Scale + (row * scale_N)[:, None] + col[None, :]
         # [BLOCK, C_PAD]
         s = logistic(tl.load(scale_at, mask=inside, other=0.0).to(tl.float32))

@@ -126,7 +126,7 @@ class Pair:
         return choose(kernel, max(pad(self.C), pad(self.H)), self.dtype.itemsize)
 
     def fullest(self, *kernels: str) -> str:
-        """Name the tiles whose last programs leave least of the device idle; of equals the first."""
+        """Name the tiles whose last programs leave least of a device idle; of equals the first."""
 
         def rows(kernel: str) -> int:
             tiles = self.tiles(kernel)
