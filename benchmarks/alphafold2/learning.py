@@ -28,7 +28,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 import yaml
-from benchmarks.alphafold2.train_step import FullChains
+from benchmarks.alphafold2.train_step import ACTIVATIONS, FullChains
 from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.report import add_picture, hardware, versions, write_result
 
@@ -36,6 +36,7 @@ from bevatron.data.dataset import column
 from bevatron.data.packing.draws import Draws
 from bevatron.data.proteins.chain_batch import ChainBatch, collate_chain
 from bevatron.data.proteins.chain_samples import ChainSizes
+from bevatron.errors import DivergenceError
 from bevatron.files import write_text_atomically
 from bevatron.models.alphafold2.task import AlphaFold2Task
 from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
@@ -134,7 +135,8 @@ class Watched(AlphaFold2Task):
 def reduced(run: Run, given: argparse.Namespace) -> Run:
     """Draw the same crops, all padded to the full size, and pass through the model less often."""
     assert isinstance(run.task, AlphaFold2Task)
-    task = Watched(given.passes, run.task.stages, run.task.activations)
+    activations = {None: run.task.activations, **ACTIVATIONS}[given.activations]
+    task = Watched(given.passes, run.task.stages, activations)
     draws = run.stages[0].train
     sources = []
     for source in draws.sources:
@@ -193,14 +195,18 @@ def measure(given: argparse.Namespace) -> Result:
         config = configuration(given, Path(scratch))
         run = reduced(build(config), given)
         parameters = sum(p.numel() for p in run.model.parameters())
-        built = time.perf_counter()
-        fit(run)
+        built, said = time.perf_counter(), ""
+        try:
+            fit(run)
+        except DivergenceError as error:
+            said = str(error)
+            print(said, flush=True)
         device = next(run.model.parameters()).device.type
         trained = time.perf_counter()
         records = [*read_journal(config.output / METRICS)]
         curves = curve(records)
         chains = []
-        if given.test:
+        if given.test and not said:
             predictor = ChainPredictor(config.output, given.device)
             predictor.task = AlphaFold2Task(given.passes, activations=predictor.task.activations)
             for path in given.test:
@@ -216,6 +222,7 @@ def measure(given: argparse.Namespace) -> Result:
         "parameters": parameters,
         "chains in training": len(run.train),
         "overtaken": run.task.overtaken,
+        "diverged": said,
         "seconds": spent(records, trained - built)
         | {"building": built - began, "testing": time.perf_counter() - trained},
         "curve": curves,
@@ -332,6 +339,7 @@ def beside_twin(name: str, groups: dict[str, list[Result]]) -> list[dict[str, An
                 "samples made slow %": 100 * slow,
                 "longest delay s": slow and twin["longest_delay"],
                 "overtaken": sum(run.get("overtaken", 0) for run in groups[other]),
+                "diverged": sum(bool(run.get("diverged")) for run in groups[other]),
                 "loss apart %": 100 * float(np.mean(apart)),
                 "spread of seeds %": spread and 100 * float(spread),
                 "on": groups[name][0]["hardware"],
@@ -470,8 +478,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--slow", type=float, default=0.0, help="share of samples that take longer")
     parser.add_argument("--longest-delay", type=float, default=1.0, help="of a slow one, seconds")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--activations", choices=[*ACTIVATIONS], help="default: as the recipe")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
-    parser.add_argument("--note", default="", help="more to say under a collected table")
     given = parser.parse_args(argv)
     if given.collect is not None:
         collect(given.collect, given.results, given.note)

@@ -24,6 +24,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
+from benchmarks.alphafold3.arms import TRIED, Crops
 from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.arms import Arm, Training
 from benchmarks.common.report import add_picture, hardware, versions, write_result
@@ -32,6 +33,7 @@ from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.complex_batch import collate_complex
 from bevatron.data.proteins.crop import CropSizes
 from bevatron.data.proteins.sample import SampleSizes
+from bevatron.files import write_text_atomically
 from bevatron.kernels import use
 from bevatron.maths.superposition import superposed
 from bevatron.models.alphafold3.config import TOKEN_FEATURES, AlphaFold3Config
@@ -60,7 +62,7 @@ from bevatron.train.report.plots import Curve, Panel
 from bevatron.train.run import Run, Stage
 
 CHUNK = 25
-"""Steps between two looks at the clock."""
+"""Steps between two looks at the clock, and of which a curve shows the mean."""
 FALLS_FROM = 2 / 3
 """Share of a run from which on the rate falls."""
 SPREAD = ("distogram", "contact_precision", "lddt")
@@ -125,7 +127,12 @@ class WithoutAlignments(ComplexDataset):
         return store, replace(sources, alignments=None)
 
 
-SIZES = {"reduced": reduced, "small": small}
+def published() -> AlphaFold3Config:
+    """Return the published sizes."""
+    return AlphaFold3Config.preset("alphafold3", cycles=1)
+
+
+SIZES = {"reduced": reduced, "small": small, "published": published}
 
 
 def entries_of(store: Path, *, alignments: bool, tokens: int, rows: int) -> ComplexDataset:
@@ -136,8 +143,13 @@ def entries_of(store: Path, *, alignments: bool, tokens: int, rows: int) -> Comp
     return (ComplexDataset if alignments else WithoutAlignments)(store, units, sizes)
 
 
-def drawn_crops(given: argparse.Namespace) -> ComplexDataset:
-    """Return what is trained on: the whole first complex, or crops of chains and interfaces."""
+def drawn_crops(given: argparse.Namespace) -> ComplexDataset | Crops:
+    """Return what is trained on: the whole first complex, or crops of chains and interfaces.
+
+    Published sizes are trained on crops of one padded shape, which is captured once.
+    """
+    if given.sizes == "published":
+        return Crops(given.store, given.tokens, rows=given.rows, different=TRIED)
     if given.by_heart:
         whole = entries_of(given.store, alignments=True, tokens=given.tokens, rows=given.rows)
         if given.crop is None:
@@ -153,7 +165,7 @@ def drawn_crops(given: argparse.Namespace) -> ComplexDataset:
 
 def weights_of(given: argparse.Namespace) -> Any:
     """Return how often each crop is drawn."""
-    if given.by_heart:
+    if given.by_heart or given.sizes == "published":
         return None
     store = open_complexes(given.store)
     return units_of(store, np.flatnonzero(store.lengths("restype")))[1]
@@ -179,24 +191,28 @@ def training_of(given: argparse.Namespace) -> Training:
     settings = AlphaFold3Run.from_values(values).settings
     settings = replace(settings, optim=replace(settings.optim, accumulate=1))
     run = Run(model, task, draws, sizes, Path("unused"), settings, stages=[stage])
-    captured = given.kernels == "auto" and device.type == "cuda"
-    arm = Arm("", given.kernels, "none", captured, precision=given.precision, workers=given.workers)
+    captured = device.type == "cuda" and (given.kernels == "auto" or given.sizes == "published")
+    arm = Arm(
+        "", given.kernels, given.policy, captured,
+        precision=given.precision, workers=given.workers,
+    )  # fmt: skip
     return Training(arm, run)
 
 
-def trained(training: Training, given: argparse.Namespace) -> list[dict[str, float]]:
-    """Train for so many steps or seconds; return loss and terms of every step.
+def trained(
+    training: Training, given: argparse.Namespace, curve: list[dict[str, float]]
+) -> Iterator[None]:
+    """Train for so many steps or seconds; add loss and terms of every step to the curve.
 
-    Seconds are those of steps: captures and pauses are left out.
+    Seconds are those of steps: captures and pauses are left out. Yields between chunks of steps.
     """
-    curve: list[dict[str, float]] = []
     chunks: list[float] = []
     share = 0.0
     while share < 1:
         done = len(curve)
         falling = 1.0 if given.constant else (1 - share) / (1 - FALLS_FROM)
-        training.lr = given.lr * min((done + CHUNK) / given.warmup, 1.0, falling)
-        steps = training.steps(range(done, done + CHUNK))
+        training.lr = given.lr * min((done + given.chunk) / given.warmup, 1.0, falling)
+        steps = training.steps(range(done, done + given.chunk))
         for result, seconds in zip(steps.results, steps.seconds, strict=True):
             terms = {"gradient norm": result.grad_norm, **result.terms}
             curve.append({"loss": result.loss, "seconds": seconds, **terms})
@@ -206,9 +222,9 @@ def trained(training: Training, given: argparse.Namespace) -> list[dict[str, flo
         else:
             longest = 3 * float(np.median(chunks))
             share = sum(min(chunk, longest) for chunk in chunks) / given.seconds
-        if done % 500 == 0:
+        if done % (20 * given.chunk) == 0:
             print(f"{given.name}: {len(curve)} steps, {100 * share:.0f} %", flush=True)
-    return curve
+        yield
 
 
 @torch.no_grad()
@@ -275,9 +291,11 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "versions": versions(),
     }
     with use(given.kernels):
-        curve = trained(training, given) if given.steps != 0 else []
-        measured |= {"steps": len(curve), "seconds": time.perf_counter() - began, "curve": curve}
-        keep(measured, given.out)
+        curve: list[dict[str, float]] = []
+        measured["curve"] = curve
+        for _ in trained(training, given, curve) if given.steps != 0 else [None]:
+            measured |= {"steps": len(curve), "seconds": time.perf_counter() - began}
+            keep(measured, given.out)
         model.eval()
         with averaged(model, training.state.ema if curve else None):
             if given.by_heart:
@@ -292,10 +310,10 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 def keep(measured: Mapping[str, Any], folder: Path) -> None:
     """Write what is known of a run."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"learning-{measured['name']}.json").write_text(json.dumps(measured))
+    write_text_atomically(folder / f"learning-{measured['name']}.json", json.dumps(measured))
 
 
-def collect(folder: Path, results: Path, page: str) -> None:
+def collect(folder: Path, results: Path, page: str, note: str) -> None:
     """Join the runs: what was found after training, and on a page of their own curves."""
     runs = read_all(folder, "learning-*.json")
     judged_runs = [run for run in runs if run["found"]]
@@ -303,15 +321,21 @@ def collect(folder: Path, results: Path, page: str) -> None:
     curves = [run for run in compared if not run["options"]["without"]]
     common = min((len(run["curve"]) for run in curves), default=0)
     curves = [{**run, "curve": run["curve"][:common]} for run in curves]
+    text = curve_notes(curves[0]["options"]) if curves else ""
     for name, of, rows, notes in (
         ("alphafold3/learning", judged_runs, found_rows(judged_runs), NOTES),
-        (f"alphafold3/{page}", curves, curve_rows(curves), CURVE_NOTES),
+        (f"alphafold3/{page}", curves, curve_rows(curves), text),
     ):
         if not of:
             continue
         kept = [{**run, "curve": thinned(run["curve"])} for run in of]
         path = write_result(
-            name, rows, notes, folder=results, measured_on=of[-1], extra={"runs": kept}
+            name,
+            rows,
+            f"{notes} {note}".strip(),
+            folder=results,
+            measured_on=of[-1],
+            extra={"runs": kept},
         )
         add_picture(picture(of), path)
 
@@ -399,26 +423,23 @@ def picture(runs: Sequence[Mapping[str, Any]]) -> Any:
 
 NOTES = (
     "The model has 24 million weights (8 Pairformer blocks, 8 of the diffusion); by heart it has "
-    "2 Pairformer blocks and no alignment (21 million), by-heart-crop in the sizes of the preset "
-    "small (0.8 million). One pass through the trunk, no confidences, one crop a step, weights "
-    "averaged with 0.99, rate 1e-3, falling to zero over the last third. Held out: 268 complexes "
-    "of the Protein Data Bank, the docking benchmark and the protein-DNA benchmark are trained "
-    "on, none with a chain of 30 % identity or more to those predicted, in crops of 128 tokens, "
-    "16 copies, 64 rows of at most 112 of each alignment, 165 s of training with up to eleven "
-    "other runs on the same GPU; 77 others are predicted, 20 steps of sampling, one structure "
-    "each, equal chains exchanged to fit best; `with` is predicted with alignments and without; "
-    "lDDT is over pairs of atoms of all of them; deviation: of three seeds. These runs and those "
-    "of the page of precisions took 305 s of one H200. In so few steps alignments bring nothing "
-    "that exceeds the spread of the seeds. By heart, a day before: "
-    "1pfe whole (156 tokens, 486 atoms of DNA, peptides and ligands, 48 copies; alone on the GPU,"
-    " 84 s with its capture), the crop 32 tokens of 1pfe (114 atoms, 8 copies, poses that stay, "
-    "on a CPU in float32); rmsd: all resolved atoms, Å, mean of the samples (3 of 1pfe)."
+    "2 Pairformer blocks and no alignment (21 million). One pass through the trunk, no "
+    "confidences, one crop a step, weights averaged with 0.99, rate 1e-3, falling to zero over the "
+    "last third. Held out: one structure each, equal chains exchanged to fit best; `with` is "
+    "predicted with alignments and without; lDDT is over pairs of atoms of all of them; deviation: "
+    "over seeds. rmsd: all resolved atoms, Å, mean of the samples."
 )
-CURVE_NOTES = (
-    "The same crops, noise and dropout for all arms of one seed; crops of 128 tokens, 64 rows, 16 "
-    f"copies, rate 1e-3 after 100 steps; loss: mean of {CHUNK} steps. Where fused kernels in "
-    "float32 stand beside plain operators in bfloat16, their distance has both in it."
-)
+
+
+def curve_notes(options: Mapping[str, Any]) -> str:
+    """Say how the runs of a page of curves were trained."""
+    return (
+        "The same crops, noise and dropout for all arms of one seed; crops of "
+        f"{options['tokens']} tokens, {options['rows']} rows, {options['copies']} copies, rate "
+        f"{options['lr']:g} after {options['warmup']} steps; loss: mean of {CHUNK} steps. Where "
+        "fused kernels in float32 stand beside plain operators in bfloat16, their distance has "
+        "both in it."
+    )
 
 
 def main() -> None:
@@ -436,6 +457,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of training")
     parser.add_argument("--steps", type=int, help="instead of seconds")
     parser.add_argument("--constant", action="store_true", help="the rate does not fall")
+    parser.add_argument("--chunk", type=int, default=CHUNK, help="steps between two savings")
+    parser.add_argument("--policy", default="none", help="what the backward pass computes again")
     parser.add_argument("--tokens", type=int, default=128, help="of a crop")
     parser.add_argument("--rows", type=int, default=64, help="of the alignment")
     parser.add_argument("--copies", type=int, default=16)
@@ -454,7 +477,7 @@ def main() -> None:
     add_rows(parser, "alphafold3-learning-rows")
     given = parser.parse_args()
     if given.collect:
-        collect(given.collect, given.results, given.curves)
+        collect(given.collect, given.results, given.curves, given.note)
         return
     found = measure(given)
     print(given.name, found["steps"], found["seconds"], json.dumps(found["found"]), flush=True)

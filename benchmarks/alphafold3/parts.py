@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--after", type=Path, help="measure once this file exists")
     add_rows(parser, "alphafold3-parts-rows")
     given = parser.parse_args()
-    collect(given.collect, given.results) if given.collect else measure_all(given)
+    collect(given.collect, given.results, given.note) if given.collect else measure_all(given)
 
 
 def measure_all(given: argparse.Namespace) -> None:
@@ -296,7 +296,7 @@ def measure(
     (given.out / f"parts-{N:04d}-{name}.json").write_text(json.dumps(kept))
 
 
-def collect(folder: Path, results: Path) -> None:
+def collect(folder: Path, results: Path, note: str) -> None:
     """Join the rows and write the result."""
     found = read_all(folder, "parts-*.json")
     rows = [row for one in found for row in one["rows"]]
@@ -309,7 +309,12 @@ def collect(folder: Path, results: Path) -> None:
             if isinstance(row.get(key), float) and isinstance(same.get(key), float):
                 row[f"x our {key.split()[0]}"] = row[key] / same[key]
     write_result(
-        "alphafold3/parts", rows, NOTES, device="cuda", folder=results, measured_on=found[0]
+        "alphafold3/parts",
+        rows,
+        f"{NOTES} {note}".strip(),
+        device="cuda",
+        folder=results,
+        measured_on=found[0],
     )
 
 

@@ -69,6 +69,12 @@ LADDER = {
     )
 }
 """What each fused operator brings: a step without it."""
+PROTENIX = {
+    "Protenix": ("torch", "torch"),
+    "Protenix, its own attention": ("torch", "triattention"),
+    "Protenix, cuEquivariance": ("cuequivariance", "cuequivariance"),
+}
+"""What multiplies and what attends in its triangles, see `benchmarks.alphafold3.protenix`."""
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -133,14 +139,14 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     How far loss and gradient are from those of eager PyTorch, time over that of our fastest arm,
     memory over that of ours with the same policy.
     """
-    order = [*ARMS, *LADDER]
+    order = [*ARMS, *PROTENIX, *LADDER]
     rows = sorted(rows, key=lambda row: (row["N"], order.index(row["arm"])))
     for row in rows:
         here = [other for other in rows if other["N"] == row["N"]]
         of = {other["arm"]: other for other in here}
         eager, same = of.get(f"{EAGER}, all", {}), of.get(f"{OURS}, all", {})
         for name, key in (("loss off by", "loss"), ("gradient off by", "gradient norm")):
-            if key in row and key in eager and row is not eager:
+            if key in row and key in eager and row is not eager and row["arm"] not in PROTENIX:
                 row[name] = abs(row[key] - eager[key]) / abs(eager[key])
         timed = [r["s/step"] for r in here if r["arm"].startswith(OURS) and "steps" in r]
         if timed and "steps" in row:
@@ -170,7 +176,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     add_rows(parser, "alphafold3-rows")
     given = parser.parse_args()
-    collect(given.collect, given.results) if given.collect else measure_all(given)
+    collect(given.collect, given.results, given.note) if given.collect else measure_all(given)
 
 
 def measure_all(given: argparse.Namespace) -> None:
@@ -190,7 +196,7 @@ def measure_all(given: argparse.Namespace) -> None:
             (given.out / f"step-{name}.json").write_text(json.dumps(found))
 
 
-def collect(folder: Path, results: Path) -> None:
+def collect(folder: Path, results: Path, note: str = "") -> None:
     """Join the rows and write the result, and that of the kernels of traced steps."""
     found = read_all(folder, "step-*.json")
     first = found[0]
@@ -205,7 +211,7 @@ def collect(folder: Path, results: Path) -> None:
             name, rows, notes, device=device, folder=results, measured_on=measured_on, extra=extra
         )
 
-    write("alphafold3/train_step", compared(rows), first["notes"], seconds=each)
+    write("alphafold3/train_step", compared(rows), f"{first['notes']} {note}".strip(), seconds=each)
     traced = [{"N": N, "arm": arm, **one} for (N, arm), of in kernels.items() for one in of]
     if traced:
         traced.sort(key=lambda row: (row["N"], [*ARMS, *LADDER].index(row["arm"])))

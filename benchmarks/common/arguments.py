@@ -9,10 +9,11 @@ from benchmarks.common.report import RESULTS
 
 
 def add_rows(parser: argparse.ArgumentParser, folder: str) -> None:
-    """Add ``--out`` for the rows of a call, and ``--collect`` and ``--results`` to join them."""
+    """Add ``--out`` for the rows of a call, and what joins them: ``--collect`` and its options."""
     parser.add_argument("--out", type=Path, default=Path(folder), help="folder for the rows")
     parser.add_argument("--collect", type=Path, metavar="FOLDER", help="join the rows in it")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where --collect writes")
+    parser.add_argument("--note", default="", help="more to say under a collected table")
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Writes the result of a benchmark as JSON and as a Markdown page, stamped with what it ran on.
+"""Writes the result of a benchmark as JSON and as a Markdown page, with date, hardware, versions.
 
 The newest result is ``results/<area>/<name>.json``, with a page and pictures next to it; hardware
 and date are inside. The result it replaces moves to
@@ -75,10 +75,10 @@ def write_result(
     rows : one mapping per row of the table; columns in the order of first appearance
     notes : text under the table: what is compared, how it was timed, what to keep in mind
     device : ``cpu`` or ``cuda``, for the hardware's name
-    extra : more plain values for the JSON alone (raw timings, configuration)
-    folder : where the files go
+    extra : additional plain values for the JSON alone (raw timings, configuration)
+    folder : destination of the files
     measured_on
-        ``hardware`` and ``versions`` of the runs, where they are joined on another machine.
+        ``hardware`` and ``versions`` of the runs, if they are collected on another machine.
 
     Returns
     -------

@@ -269,7 +269,6 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write the trained model")
     parser.add_argument("--start-from", type=Path, metavar="FOLDER", help="a model to fine-tune")
-    parser.add_argument("--note", default="", help="more to say under a collected table")
     parser.add_argument("--name", default="gpspp/learning", help="of a collected result")
     arguments = parser.parse_args()
     if arguments.collect is not None:

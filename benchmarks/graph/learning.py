@@ -8,11 +8,10 @@ Planetoid (public split): GAT with the recipe of its paper and its authors' prog
 ELU, dropout 0.6 of inputs, coefficients and projected features, Adam, row-normalised features,
 no end but a patience of 100 epochs) and AGNN with that of its own. Tolokers and minesweeper: the
 residual stack of heterophilous-graphs, one seed per split, ROC-AUC, 1000 steps at a constant rate.
-The test value is that of the epoch that was best in validation: by the rule of GAT's program
-(accuracy and loss), and, of the same training, by the loss alone, which is what
-``bevatron train graph`` goes by. The peer is PyTorch Geometric's layers in the same stack, with the
-same dropout, optimiser, epochs and rule of stopping. On a GPU an epoch is captured once as a CUDA
-graph and replayed.
+The test value is taken at the best validation epoch: by the rule of GAT's code (accuracy and
+loss) and, in the same training, by the loss alone, the rule of ``bevatron train graph``. The
+peer is PyTorch Geometric's layers in the same stack, with the same dropout, optimiser, epochs and
+stopping rule. On a GPU an epoch is captured once as a CUDA graph and replayed.
 """
 
 import argparse
@@ -41,9 +40,9 @@ from bevatron.train.capture.cuda_graphs import GraphPool, NotCapturableError
 from bevatron.train.report.plots.style import PALETTE, new_axes
 
 BETWEEN = 50
-"""Epochs between two looks at the figures, which wait for the device."""
+"""Epochs between two reads of the metrics, which wait for the device."""
 TELL = 200
-"""Epochs after which is said how far it is."""
+"""Epochs between two progress messages."""
 
 
 def load(folder: Path, recipe: Recipe, split: int) -> WholeGraph:
@@ -135,7 +134,7 @@ class Peer(nn.Module):
                 layer.register_propagate_forward_pre_hook(self._drop_values)
 
     def _drop_values(self, layer: nn.Module, inputs: tuple[Any, Any, dict[str, Any]]) -> Any:
-        """Drop projected features once scores are made: PyTorch Geometric's layer does not."""
+        """Drop projected features after the scores, which PyTorch Geometric's layer does not do."""
         edges, size, given = inputs
         source, receiver = given["x"]
         source = F.dropout(source, self.config.value_dropout, layer.training)
@@ -172,11 +171,11 @@ def _dense(graph: Any) -> Tensor:
 
 
 class Training:
-    """A model in training on one graph: an epoch is a step and a look at all parts.
+    """A model in training on one graph; an epoch is a step and an evaluation of all parts.
 
     Parameters
     ----------
-    model, task, graph, recipe, options : what, by which rule and where
+    model, task, graph, recipe, options : model, its loss, data, schedule and command line
 
     Attributes
     ----------
@@ -208,13 +207,13 @@ class Training:
         self.run = self._step if recipe.heterophilous else self._epoch
 
     def logits(self) -> dict[str, Tensor]:
-        """Compute what the model says, without dropout."""
+        """Evaluate the model without dropout."""
         self.model.eval()
         with self._products():
             return self.task.predict(self.model, self.parts["valid"])
 
     def begin_again(self, weights: Mapping[str, Tensor]) -> None:
-        """Go back to some weights and the state of before the first epoch."""
+        """Restore given weights and the state before the first epoch."""
         self.model.load_state_dict(weights)
         for state in self.optimizer.state.values():
             for value in state.values():
@@ -241,9 +240,9 @@ class Training:
 
 
 class Epochs:
-    """An epoch of every training, on a GPU captured as branches of one CUDA graph.
+    """One epoch of all trainings, captured on a GPU as branches of one CUDA graph.
 
-    The kernels of small graphs leave most of a GPU free, so that seeds train side by side.
+    The kernels of small graphs leave most of a GPU idle, so seeds train concurrently.
 
     Attributes
     ----------
@@ -328,7 +327,7 @@ def train(trainings: Sequence[Training], recipe: Recipe) -> list[dict[str, float
 
 
 def ranked(training: Training, task: NodeTask) -> dict[str, dict[str, float]]:
-    """Compute ROC-AUC and what else there is of validation and test."""
+    """Compute ROC-AUC and the other metrics of validation and test."""
     outputs, found = training.logits(), {}
     for name in ("valid", "test"):
         metrics = task.metrics()
@@ -346,8 +345,8 @@ class Stop:
     Attributes
     ----------
     best, by_loss
-        Values of validation and test at the epoch that is kept, and at that of the lowest loss.
-    over, seen : whether training ends, after how many epochs
+        Values of validation and test at the kept epoch, and at the epoch of the lowest loss.
+    over, seen : whether training has ended, and the number of epochs
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -358,7 +357,7 @@ class Stop:
         self.seen, self.over = 0, False
 
     def all(self, rows: Sequence[Sequence[float]]) -> None:
-        """Take note of epochs, the four numbers of `Training.history`, until the end."""
+        """Record epochs, the four values of `Training.history`, until training ends."""
         for row in rows:
             if not self.over:
                 valid, test = (dict(zip(("accuracy", "loss"), row[k : k + 2], strict=True))
@@ -366,7 +365,7 @@ class Stop:
                 self({"valid": valid, "test": test})
 
     def __call__(self, found: Mapping[str, Mapping[str, float]]) -> None:
-        """Take note of an epoch; `over` says whether it was the last."""
+        """Record an epoch; `over` says whether it was the last."""
         self.seen += 1
         valid, test = found["valid"], found["test"]
         if self.by_ranking:
@@ -391,7 +390,7 @@ class Stop:
 def measure(
     name: str, make: Callable[[GraphAttentionConfig], nn.Module], options: argparse.Namespace
 ) -> None:
-    """Train with every seed; what is known is written after each."""
+    """Train with every seed; results are written after each."""
     recipe = RUNS[name]
     whose = "bevatron" if make is NodeClassifier else "PyTorch Geometric"
     results: list[dict[str, float]] = []
@@ -422,7 +421,7 @@ def begin(
     make: Callable[[GraphAttentionConfig], nn.Module],
     options: argparse.Namespace,
 ) -> Training:
-    """Make a model for a graph, with weights of a seed; of several splits the seed's."""
+    """Make a model for a graph with the weights, and the split, of a seed."""
     graph = load(options.data, recipe, seed % 10)
     config = GraphAttentionConfig.preset(recipe.preset)
     if recipe.layers is not None:
@@ -468,7 +467,7 @@ def _columns(cells: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]
 
 
 def trained(folder: Path, page: Path | None) -> dict[str, list[dict[str, Any]]]:
-    """Read what was trained: a page's runs, and in place of those measured again the folder's."""
+    """Read results: a page's runs, replaced by those of the folder if measured again."""
     known: dict[tuple[str, str, bool], dict[str, Any]] = {}
     if page is not None:
         earlier = json.loads(page.read_text())
@@ -489,7 +488,7 @@ def trained(folder: Path, page: Path | None) -> dict[str, list[dict[str, Any]]]:
 
 
 def collect(folder: Path, page: Path | None, out: Path, note: str) -> None:
-    """Make a table and a picture of all runs in a folder, and of others on an earlier page."""
+    """Make a table and a picture of all runs in a folder, and those of an earlier page."""
     ordered = trained(folder, page)
     notes = (
         "Percent, mean ± standard deviation over seeds (of tolokers and minesweeper: over the "
@@ -512,7 +511,7 @@ def collect(folder: Path, page: Path | None, out: Path, note: str) -> None:
 
 
 def draw(by_run: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
-    """Draw every seed's test value next to what is published, a line for every run."""
+    """Plot every seed's test value beside the published one, a line per run."""
     styles = {"ours": ("o", PALETTE[0]), "ours bf16": ("s", PALETTE[1]), "PyG": ("^", PALETTE[2])}
     rules = {"test": ("", True), "test by loss": (", by loss", False)}
     names: dict[str, Any] = {}
@@ -544,7 +543,7 @@ def draw(by_run: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
 
 
 def main() -> None:
-    """Train, or join what was trained."""
+    """Train, or collect results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--data", type=Path)
     add_rows(parser, "graph-learning-rows")
@@ -558,7 +557,6 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true", help="features and matmuls in bfloat16")
     parser.add_argument("--layers", type=int, help="of the residual stacks")
     parser.add_argument("--evaluate-every", type=int, default=5, help="steps, residual stacks")
-    parser.add_argument("--note", default="", help="more to say under a collected table")
     parser.add_argument("--eager", action="store_true", help="do not capture epochs on a GPU")
     options = parser.parse_args()
     if options.collect is not None:

@@ -51,7 +51,7 @@ def paper(
 ) -> None:
     """Time three layers of VA, AGNN and GAT on the graphs of Figure 6, inference and training.
 
-    The largest graphs come last, and every configuration is saved as it is done.
+    The largest graphs come last, and every configuration is saved when done.
     """
     rows: list[Row] = []
     made: tuple[int, int] | None = None
@@ -85,13 +85,13 @@ def paper(
 
 
 def stored_bytes(csr: Csr) -> int:
-    """Bytes of both orders of a matrix, without the lists that share out its rows."""
+    """Bytes of both orders of a matrix, without its row schedules."""
     tensors = csr.row_ptr, csr.col, csr.col_ptr, csr.row_of
     return sum(tensor.nbytes for tensor in tensors)
 
 
 def compile_paper(names: list[str], models: list[str]) -> None:
-    """Fill the cache of kernels: every model and width in a process of its own."""
+    """Fill the kernel cache, each model and width in a separate process."""
     start = time.time()
     widths = sorted({PAPER[name][2] for name in names})
     command = [sys.executable, "-m", "benchmarks.graph.paper", "--compile"]

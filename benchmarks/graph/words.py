@@ -1,8 +1,8 @@
 """Words that ranks send for one layer of GAT, counted with gloo on p = 1 ... 16 processes.
 
 ``python -m benchmarks.graph.scaling --table words`` runs this. Every process is forked on this
-machine, cuts the graph, runs one layer forward and backward, reduces the gradients of a k x k
-projection and of the scores' vectors, and reports what it handed to torch.distributed.
+machine, partitions the graph, runs one layer forward and backward, reduces the gradients of a k x k
+projection and of the score vectors, and reports the tensors it passed to torch.distributed.
 """
 
 import json
@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "distributed"))
 from forks import end_of, fork
 
 LIMIT = 3600.0
-"""Seconds of a job at most."""
+"""Time limit of a job in seconds."""
 WORLDS = (1, 2, 3, 4, 6, 8, 9, 12, 16)
 K = 64
 N = 4096
 DEGREES = (1, 2, 3, 4, 6, 8, 16)
-"""Of uniform graphs next to those of given density, to see where the schemes cross."""
+"""Degrees of additional uniform graphs, to see where the schemes cross."""
 
 
 def graphs():
@@ -41,7 +41,7 @@ def graphs():
 
 
 def schemes(world: int) -> list[tuple[str, Grid | None]]:
-    """List what can be run on a number of ranks."""
+    """List the schemes that run on a number of ranks."""
     grid = plan(Workload(N, N, 1, K), world, schemes=["two_dimensional"]).chosen.grid
     found: list[tuple[str, Grid | None]] = [("two_dimensional", grid), ("rows", None)]
     found.append(("feature_parallel", None))
@@ -77,7 +77,7 @@ def measure(mesh: Mesh) -> dict[str, dict[str, dict[str, int]]]:
 
 
 def on_ranks(world: int) -> list[dict[str, dict[str, dict[str, int]]]]:
-    """Fork the ranks of one job and collect what they found."""
+    """Fork the ranks of one job and collect their results."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 
@@ -96,7 +96,7 @@ def on_ranks(world: int) -> list[dict[str, dict[str, dict[str, int]]]]:
 def rows_of(
     world: int, ranks: list[dict[str, dict[str, dict[str, int]]]]
 ) -> list[dict[str, object]]:
-    """One row of the table for each graph: thousands of words a rank sends."""
+    """One row of the table per graph: thousands of words that a rank sends."""
     rows = []
     for name, row in ranks[0].items():
         per_rank = {s: [rank[name][s]["words"] for rank in ranks] for s in row}
@@ -135,15 +135,15 @@ def rows_of(
 
 
 NOTES = f"""Thousands of words that the busiest rank sends for one layer of GAT (n = {N}, k = {K},
-one head), forward and backward, with the sum of the gradients of the k x k projection; counted from
-the tensors handed to torch.distributed (gloo), as the ring algorithms send them. At p = 1 nothing
-is sent. "of formula": measured over predicted for the 2-D scheme; below 1 it left out columns that
-nobody refers to. "paper's 1.5-D": the A-stationary scheme with redistribution (square p). "local
-rows": 1-D rows that fetch each vertex they refer to once. The bounds are those of the paper,
+one head), forward and backward, with the reduction of the gradients of the k x k projection,
+counted from the tensors passed to torch.distributed (gloo), as ring algorithms send them. At p = 1
+nothing is sent. "of formula": measured over predicted for the 2-D scheme; below 1 it skipped
+columns without references. "paper's 1.5-D": the A-stationary scheme with redistribution (square p).
+"local rows": 1-D rows that fetch each vertex they refer to once. The bounds are those of the paper,
 without constants: O(nk/sqrt(p) + k^2) for the global formulation, Omega(nkd/p + k^2) for the local
 one; they cross at d = sqrt(p). The 2-D scheme moves rows and columns, forward and backward, so
-what is measured crosses at about twice that degree, and in proportion to sqrt(p). A halo fetches no
-vertex twice, so the local rows never send more than 2nk(1 - 1/p), whatever the bound says.
+the measured curves cross at about twice that degree, also in proportion to sqrt(p). A halo fetches
+no vertex twice, so local rows never send more than 2nk(1 - 1/p), whatever the bound.
 "cheaper" compares what the local rows and the 2-D scheme sent (equal: within 1 %; at p = 2, 3 the
 grid is 1-D too): {{crossing}}"""
 

@@ -1,13 +1,13 @@
-"""What a pair operator must pass at a shape: exact on six kinds of input, fast, small, repeatable.
+"""Admission tests of pair operators: accuracy on six kinds of input, speed, memory, repeatability.
 
     python -m benchmarks.kernels.admission
     python -m benchmarks.kernels.admission --op triangle_multiply --repeats 0
 
-Forward and backward with all gradients, in bfloat16. Accuracy: of each kind of input, every tensor
-is compared with float64. It must be finite, and off by no more than `SHARE` times what plain
-PyTorch is off in bfloat16, or by less than rounding exact numbers is. Speed and memory: no replay
-slower and no peak higher than plain PyTorch's. Soak: a captured call is replayed over and over and
-each time compared with the first, bit for bit.
+Forward and backward with all gradients, in bfloat16. Accuracy: for each kind of input, every tensor
+is compared with float64. It must be finite, and its error at most `SHARE` times that of plain
+PyTorch in bfloat16, or below that of rounding exact values. Speed and memory: no replay slower and
+no peak higher than plain PyTorch's. Soak: a captured call is replayed many times, and every replay
+is compared with the first, bit for bit.
 """
 
 import argparse
@@ -37,13 +37,13 @@ CASES = {
 }
 """Operator -> cases; the smallest of each is soaked."""
 SHARE = 1.3
-"""Of plain PyTorch's error that ours may reach: single draws of few numbers vary."""
+"""Largest ratio of our error to plain PyTorch's; single draws of few elements vary."""
 LARGE, TINY, LATE = 30.0, 1e-4, 100.0
 Kind = Callable[[Inputs], Inputs]
 
 
 def scaled(factor: float) -> Kind:
-    """Scale what is no weight: logits grow with the square."""
+    """Scale all inputs but weights; logits grow with the square."""
 
     def change(inputs: Inputs) -> Inputs:
         return {
@@ -55,7 +55,7 @@ def scaled(factor: float) -> Kind:
 
 
 def masked(keep: int) -> Kind:
-    """Let only the first keys of each row exist."""
+    """Mask all but the first keys of each row."""
 
     def change(inputs: Inputs) -> Inputs:
         mask = torch.zeros_like(inputs["mask"])
@@ -66,7 +66,7 @@ def masked(keep: int) -> Kind:
 
 
 def late(inputs: Inputs) -> Inputs:
-    """Make the last key, or the last channel of rows, larger than all before."""
+    """Make the last key, or the last channel of rows, larger than all others."""
     name = next(name for name in ("z", "x", "bias") if name in inputs)
     value = inputs[name].clone()
     value[..., -1] += LATE
@@ -114,7 +114,7 @@ def accuracy(case: Case, kind: str) -> Row | None:
 
 
 def excess(error: float, theirs: float) -> float:
-    """Return an error over the largest that is admitted; half of the rounding always is."""
+    """Return an error over the largest admitted one; half a rounding error is always admitted."""
     if not math.isfinite(theirs):
         return 0.0
     return error / max(SHARE * theirs, ROUNDING / 2) if math.isfinite(error) else math.inf

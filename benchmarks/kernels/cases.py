@@ -1,4 +1,4 @@
-"""The registry of what `run` measures: operators, and of each the cases, sizes to time it at.
+"""The registry of what `run` measures: operators and, for each, its cases: sizes to time it at.
 
 An operator is registered by a function that returns its cases::
 
@@ -24,16 +24,16 @@ EXPONENTIALS = 16 * 132 * 1.75e9
 
 @dataclass(frozen=True)
 class Setup:
-    """What cases are made for.
+    """The setting for which cases are made.
 
     Attributes
     ----------
     dtype
-        Of the inputs.
+        Type of the inputs.
     device
-        Of the inputs.
+        Device of the inputs.
     tiny
-        Make sizes that the reference computes on a CPU in a moment, for dry runs and tests.
+        Use sizes that the reference computes quickly on a CPU, for dry runs and tests.
     """
 
     dtype: torch.dtype
@@ -42,29 +42,29 @@ class Setup:
 
 
 class Work(NamedTuple):
-    """Bytes, operations of matmuls and exponentials that a pass needs at least."""
+    """Minimum bytes, matmul operations and exponentials of a pass."""
 
     bytes: float = 0.0
     operations: float = 0.0
     exponentials: float = 0.0
 
     def floor_ms(self, copy_rate: float, matmul_rate: float) -> float:
-        """Return the time that the device needs at least."""
+        """Return the minimum time on the device."""
         times = (self.bytes / copy_rate, self.operations / matmul_rate)
         return 1e3 * max(*times, self.exponentials / EXPONENTIALS)
 
 
 class Step(NamedTuple):
-    """What is timed.
+    """A timed call.
 
     Attributes
     ----------
     run
-        A call as it is launched from Python; none of what is only captured.
+        The call as launched from Python; None if it is only captured.
     before
-        Precedes each of these calls, outside the time.
+        Runs before each of these calls, outside the timed region.
     capture
-        Captures the call, where `timing.captured` does not do.
+        Captures the call, if `timing.captured` does not suffice.
     launch_only
         Whether it is not captured.
     """
@@ -84,35 +84,35 @@ class Case:
     op, name
         Operator and size.
     draw
-        Draws the inputs, by name, from a seed; gradients are taken by every floating-point tensor.
+        Draws the inputs, by name, from a seed; all floating-point tensors get gradients.
     ours
         The operator.
     least
-        Pass of `PASSES` -> the least work for it.
+        Pass of `PASSES` -> minimum work.
     check
-        Compares with something exact and raises if it is off; returns what the row says of it.
+        Compares with an exact result and raises if it is off; returns columns for the row.
     plain
-        Plain PyTorch, the peer "eager" and, compiled, "compile"; without it the operator's own
-        reference is timed.
+        Plain PyTorch, the peer "eager" and, compiled, "compile"; by default the operator's own
+        reference.
     peers
         More peers by name.
     usual
-        Measured where no case is named.
+        Whether it is measured by default, if no case is named.
     groups
-        Names by which several cases are chosen at once.
+        Names that select several cases at once.
     tolerance
-        Of the comparison with the reference: of the result, and of derivatives. A sum over 120
-        thousand edges in another order differs more than one over a few.
+        Tolerance of the result and of derivatives. A sum over 120 thousand edges in another order
+        differs more than one over a few.
     inner
-        Inputs by which "training" takes the first derivatives, as forces are taken: all if none.
+        Inputs of the first derivatives of "training", like positions for forces; all by default.
     few
-        Axis and number of rows to which the check in float64 cuts the inputs.
+        Axis and number of rows to which the float64 check cuts the inputs.
     to_reach
         Target for the time in ms.
     labels
-        More columns of the row.
+        Additional columns of the row.
     floor
-        Measures the floor of a pass in ms, where no rate of the device gives it.
+        Measures the floor of a pass in ms, if it does not follow from a rate of the device.
     """
 
     op: str
@@ -133,40 +133,40 @@ class Case:
     floor: Callable[[str], float | None] | None = None
 
     def step(self, which: str, operator: Operator | None = None) -> Step:
-        """Make what is timed of a pass, by our operator or a peer."""
+        """Make the timed call of a pass, for our operator or a peer."""
         return PASSES[which](self, operator or self.ours, self.draw(0))
 
 
 @dataclass(frozen=True)
 class Family:
-    """Operators that are measured alike and share a result.
+    """Operators that are measured in the same way and share a result.
 
     Attributes
     ----------
     name
-        Of the family, an argument of ``--op``.
+        Name of the family, an argument of ``--op``.
     result
         Area and name of the result of all its operators.
     notes
-        Under the table; takes the type, TB/s of a copy and TFLOP/s of a matmul by name.
+        Text under the table; formatted with the type, TB/s of a copy and TFLOP/s of a matmul.
     dtype, matmul_dtype
-        Default type of the inputs, and that of the matmul whose rate gives the floor.
+        Default type of the inputs, and of the matmul whose rate defines the floor.
     by_operator
-        Whether some of the operators have a result of their own.
+        Whether some of the operators have their own results.
     flush
-        Overwrite the L2 cache before each call.
+        Flush the L2 cache before each call.
     capture_below_ms
-        Calls that take longer are not captured.
+        Longer calls are not captured.
     capture_peers
-        Whether peers are captured, too.
+        Whether peers are captured too.
     host
-        Measure the time until a call returns in place of peak memory.
+        Measure the time until a call returns instead of peak memory.
     reference
-        Time the operator's reference, too.
+        Time the operator's reference too.
     table
-        Makes the table's rows of those that were measured.
+        Turns measured rows into rows of the table.
     tiles
-        Sets the tile of all its operators, given as text, for ``--tiles``.
+        Sets the tile of all its operators from text, for ``--tiles``.
     """
 
     name: str
@@ -210,14 +210,14 @@ def cases(op: str, family: Family, *, default: bool = True) -> Callable[[Maker],
 
 
 def cases_of(op: str, setup: Setup, chosen: tuple[str, ...] = ()) -> Iterator[Case]:
-    """Yield the cases of an operator that are named, or are in a group that is, or the usual."""
+    """Yield the named cases of an operator, those of named groups, or by default the usual ones."""
     for case in OPERATORS[op].make(setup):
         if {case.name, *case.groups} & set(chosen) if chosen else case.usual:
             yield case
 
 
 def leaves_of(inputs: Inputs) -> dict[str, Tensor]:
-    """Return the inputs by which gradients are taken."""
+    """Return the inputs that get gradients."""
     return {
         name: value
         for name, value in inputs.items()
@@ -261,7 +261,7 @@ def _training(case: Case, operator: Operator, inputs: Inputs) -> Step:
 
     def run() -> Any:
         first = torch.autograd.grad(operator(**inputs), inner, g, create_graph=True)
-        # What is linear has no second derivative by its input.
+        # A linear operator has no second derivative with respect to its input.
         return torch.autograd.grad(first, [g, *wanted], along, allow_unused=True)
 
     return Step(run)
@@ -274,5 +274,5 @@ PASSES: Mapping[str, Callable[[Case, Operator, Inputs], Step]] = {
     "training": _training,
     "step": lambda _case, operator, inputs: operator(**inputs),
 }
-"""What is timed: the operator alone; with the gradients by all inputs; with the gradients of those,
-as a step on forces needs them; a step that the operator makes."""
+"""Timed passes: the operator alone; with the gradients of all inputs; with the gradients of these,
+as a step on forces needs them; a whole step of the operator."""

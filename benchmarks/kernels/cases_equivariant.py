@@ -1,8 +1,8 @@
 """Operators of potentials at the sizes of MACE's published configuration.
 
 Features are component after component as in MACE (``ir_mul``). "forward" is the operator alone,
-"backward" adds the gradients by all inputs, "training" adds the gradients of those: what a step on
-forces does.
+"backward" adds the gradients of all inputs, "training" adds the gradients of those, like a step on
+forces.
 """
 
 from collections.abc import Callable, Mapping
@@ -64,7 +64,7 @@ def crystals(setup: Setup) -> Crystals:
 
 
 def given(inputs: Inputs, _seed: int) -> Inputs:
-    """Return inputs that are drawn once."""
+    """Return inputs that ignore the seed."""
     return {name: value.detach() for name, value in inputs.items()}
 
 
@@ -134,7 +134,7 @@ def channelwise_cases(setup: Setup) -> list[Case]:
 
 @cases("radial_tensor_product", EQUIVARIANT)
 def radial_cases(setup: Setup) -> list[Case]:
-    """Return these and one of a large model with the last radial layer, from 64 hidden numbers."""
+    """Return the same with the last radial layer (64 hidden features), and a large model's."""
     crystal = crystals(setup)
     edges = EdgeOrder(crystal_edges(setup), crystal.atoms, by_receiver=True)
     found = []

@@ -1,4 +1,4 @@
-"""Attention over one huge graph, a layer at a time, compared with PyTorch Geometric and cuSPARSE.
+"""Attention over one huge graph, layer by layer, compared with PyTorch Geometric and cuSPARSE.
 
 Kronecker graphs are made on the device. Every operator is first compared with its float64 reference
 on a smaller graph of the same kind, forward and backward, and two runs must give the same bits.
@@ -30,10 +30,10 @@ GRAPHS = {
     "17-4M": (17, 2**22),
     "17-17M": (17, 2**24),
 }
-"""Name -> logarithm of the number of vertices, edges that are drawn."""
+"""Name -> log2 of the number of vertices, and number of edges drawn."""
 WIDTHS = (16, 128)
 MEMORY = {"17-4M": (64,), "17-17M": (64,)}
-"""Widths on graphs whose peak memory tells how it grows with the entries: group "memory"."""
+"""Widths on graphs that show how peak memory grows with the entries: group "memory"."""
 TO_REACH = {
     ("17-13M", 16): (0.45, 1.1),
     ("17-88M", 16): (2.4, 5.6),
@@ -185,7 +185,7 @@ def check(op: str, k: int, setup: Setup, _case: Case) -> dict[str, float]:
 
 @functools.cache
 def gather_rate(scale: int, k: int, device: str) -> float:
-    """Bytes a second of bare sums over a uniform graph with 64 entries in each row."""
+    """Bytes per second of bare sums over a uniform graph with 64 entries per row."""
     n = 2**scale
     generator = torch.Generator(device=device).manual_seed(1)
     keys = torch.arange(n, device=device)[:, None] * n

@@ -1,8 +1,8 @@
 """The part of a step after the gradients: clipping, optimiser and averaged weights.
 
-`FusedAdamEMA`, as users call it and as runs do, compared with torch's fused AdamW with
-`clip_grad_norm_` and `_foreach_lerp_`. It is checked against AdamW in float64 first. The floor
-counts every tensor once: weights, gradient, moments and averages read, all but the gradient
+`FusedAdamEMA`, called as users call it and as runs do, is compared with torch's fused AdamW with
+`clip_grad_norm_` and `_foreach_lerp_`, after a check against AdamW in float64. The floor counts
+every tensor once: weights, gradient, moments and averages read, all but the gradient
 written, and the gradient read once more for its norm.
 """
 
@@ -104,7 +104,7 @@ def fused_step(model: Many, copies: torch.dtype | None) -> Step:
 
 
 def torch_step(model: Many, copies: torch.dtype | None) -> Step:
-    """Make a step that does the same with what torch has; its gradients stay as they are."""
+    """Make an equivalent step of torch functions; its gradients are not zeroed."""
     parameters = list(model.parameters())
     model.backward()
     optimizer = torch.optim.AdamW(
@@ -125,7 +125,7 @@ def torch_step(model: Many, copies: torch.dtype | None) -> Step:
 
 
 def step_of_a_run(model: nn.Module) -> Step:
-    """Make what a run's step does after the gradients."""
+    """Make the part of a run's step after the gradients."""
     optimizer: Any = make_optimizer(model, OPTIM, AveragedWeights(model, 0.99))
     device = next(model.parameters()).device
 
@@ -137,7 +137,7 @@ def step_of_a_run(model: nn.Module) -> Step:
 
 
 def torch_step_of_a_run(model: nn.Module) -> Step:
-    """Make the same of what torch has."""
+    """Make the same from torch functions."""
     ema = AveragedWeights(model, 0.99)
     optimizer = torch.optim.Adam(model.parameters(), amsgrad=True, fused=True)
     parameters = list(model.parameters())

@@ -1,7 +1,8 @@
-"""Sizes at which the pair operators are timed, with what they must at least move and compute.
+"""Sizes at which the pair operators are timed, with their minimum bytes and operations.
 
-The group "other" has shapes that are not timed by default; "rows" has rows of a pair of N tokens,
-whole or as one of 2, 4 or 8 devices holds them (axial sharding), and rows of several widths.
+The group "other" has shapes that are not timed by default; "rows" has the rows of a pair of N
+tokens, all of them or those of one of 2, 4 or 8 devices (axial sharding), and rows of several
+widths.
 """
 
 from collections.abc import Callable, Mapping
@@ -177,7 +178,7 @@ def add_dropped(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
 
 @cases("add_dropped", PAIR)
 def dropped_cases(setup: Setup) -> list[Case]:
-    """Mask that the rows of a pair share."""
+    """Return a mask that the rows of a pair share."""
     functions, found = (add_dropped, peers.add_dropped), []
     for N, C in [(5, 8)] if setup.tiny else [(384, 128), (768, 128)]:
         shapes: dict[str, Shape] = dict.fromkeys(("x", "update"), (N, N, C))
@@ -220,7 +221,7 @@ def conditioned_cases(setup: Setup) -> list[Case]:
 
 
 def other(is_usual: bool) -> dict[str, Any]:
-    """Return what chooses a case by default, or in the group "other"."""
+    """Return the options that select a case by default, or in the group "other"."""
     return {"usual": is_usual, "groups": () if is_usual else ("other",)}
 
 

@@ -1,11 +1,11 @@
-"""Times small operators as they are launched from Python, where the host and not the GPU decides.
+"""Times small operators launched from Python, where the host is the bottleneck.
 
     python -m benchmarks.kernels.host_time
     python -m benchmarks.kernels.host_time --op transition --peers eager compile
 
-Forward and backward with all gradients, the host running ahead: of one operator at a time, of eight
-with gradients of all taken at once, as a model has them, and of one whose backward pass stays on
-the calling thread instead of going to autograd's.
+Forward and backward with all gradients while the host runs ahead: one operator at a time; eight
+whose gradients are computed together, as in a model; and one whose backward pass stays on
+the calling thread instead of autograd's.
 """
 
 import argparse
@@ -33,14 +33,14 @@ PEERS = ("eager",)
 IN_A_ROW = 8
 NOTES = (
     "bfloat16, forward and backward with all gradients, launched from Python without waiting for "
-    "the GPU; us of the best of {rounds} rounds of {calls} calls. Of {row} in a row: {row} "
-    "operators with inputs of their own, then the gradients of all, for each. One thread: autograd "
+    "the GPU; us of the best of {rounds} rounds of {calls} calls. {row} in a row: per operator, of "
+    "{row} with separate inputs followed by the gradients of all. One thread: autograd "
     "stays on the calling thread (torch.autograd.set_multithreading_enabled(False))."
 )
 
 
 def steps(case: Case, operator: Operator, count: int) -> Callable[[], Any]:
-    """Make a call of some operators with inputs of their own, and of their backward passes."""
+    """Make a call of several operators with separate inputs, and of their backward passes."""
     drawn = [case.draw(seed) for seed in range(count)]
     leaves = [leaf.requires_grad_() for inputs in drawn for leaf in leaves_of(inputs).values()]
     along = [direction(case, inputs) for inputs in drawn]

@@ -4,8 +4,8 @@
 
 A step is forward, backward with DDP's reduction over NCCL, and `FusedAdamEMA`. "buckets" takes the
 global norm from DDP's buckets (`clip_from_buckets`), "after" lets the optimiser read all gradients
-again. Both must give the same norms and weights as one device that sees all rows. From a trace:
-how much of the time that sums of squares take is before the last bucket's reduction ends.
+again. Both must give the same norms and weights as one device that sees all rows. A trace tells how
+much of the time of the sums of squares overlaps with the reduction of the buckets.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def rows_of(step: int, rank: int) -> torch.Tensor:
 
 
 def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Compute something to differentiate, its matmuls in bfloat16."""
+    """Compute a loss with matmuls in bfloat16."""
     with torch.autocast("cuda", torch.bfloat16):
         y = model(x)
     return (y.float() - x).square().mean()
@@ -86,7 +86,7 @@ def check() -> None:
         for norm, expected in zip(found, norms, strict=True):
             if not abs(norm - expected) < 1e-3 * expected:
                 raise SystemExit(f"{how}: norm {norm}, on one device {expected}")
-        # Adam's first steps are as long whatever the gradient: most weights must agree.
+        # Adam's first steps do not depend on the size of gradients, so most weights must agree.
         off = [
             ((a - b).abs() > 0.1 * moved).float().mean()
             for a, b in zip(weights, others, strict=True)
@@ -102,10 +102,10 @@ def step_ms(step: Callable[[int], None]) -> float:
 
 
 def overlap(step: Callable[[int], None]) -> dict[str, float]:
-    """Trace steps: milliseconds of reductions and of sums of squares, and of these how much hides.
+    """Trace steps: milliseconds of reductions and of sums of squares, and the overlapped part.
 
-    Sums of squares run in streams of their own; what ends before the last reduction of a step
-    overlaps with communication.
+    Sums of squares run in their own streams; those that end before the last reduction of a step
+    overlap with communication.
     """
     sums, reductions, hidden = 0.0, 0.0, 0.0
     for i in range(CHECKED_STEPS):
@@ -159,7 +159,7 @@ def main() -> None:
         rows.append(row)
         if distributed.get_rank() == 0:
             print(row, flush=True)
-    # Last: a profiler leaves launches slower behind it.
+    # Last, because launches stay slower after profiling.
     rows[-1] |= overlap(stepping("buckets"))
     if distributed.get_rank() == 0:
         parameters = LAYERS * WIDTH * (WIDTH + 1)

@@ -1,4 +1,4 @@
-"""Kernels, their references and peers: right first, then how fast and how far from the floor.
+"""Checks kernels, then times them beside their references, peers and floors.
 
     python -m benchmarks.kernels.run --list
     python -m benchmarks.kernels.run --op channelwise_tensor_product radial_tensor_product
@@ -8,10 +8,10 @@
     python -m benchmarks.kernels.run --op gat --cases "17-88M, k 16" --tiles 512x32x1 1024x32x1
 
 Operators and sizes are registered in `cases_equivariant`, `cases_pair`, `cases_graph` and
-`cases_optim`. Every case is checked at its very shape, type and device before it is timed. Times
-are medians of CUDA-graph replays, for peers, too; "eager ms" is of calls launched from Python. The
+`cases_optim`. Every case is checked at the same shape, type and device before it is timed. Times
+are medians of CUDA-graph replays, for peers too; "eager ms" is of calls launched from Python. The
 floor is the larger of bytes over the rate of a copy and operations over that of a matmul, both
-measured in the same run. ``--dry-run`` checks small cases by the reference, also on a CPU.
+measured in the same run. ``--dry-run`` checks small cases against the reference, also on a CPU.
 """
 
 import argparse
@@ -55,7 +55,7 @@ FAMILIES = {
 
 
 def operators(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the operators that are named, themselves or by their family, by family."""
+    """Return the operators that are named, directly or through their family, by family."""
     found: dict[str, list[str]] = {}
     for op, (family, _, default) in OPERATORS.items():
         if op in names or (family.name in names and default):
@@ -79,7 +79,7 @@ def peers_of(case: Case, names: Sequence[str] | None) -> Iterator[tuple[str, Ope
 
 
 def timed(case: Case, family: Family, which: str, who: str, operator: Operator) -> Row:
-    """Time one implementation of a pass and take its memory."""
+    """Measure time and memory of one implementation of a pass."""
     with kernels.use("reference" if who == "reference" else "triton"):
         step, row = case.step(which, operator), Row()
         short = who == "reference" or (operator is not case.ours and not family.capture_peers)
@@ -107,7 +107,7 @@ def launched(step: Step, family: Family, repeats: int) -> Row:
 
 
 def replayed(step: Step, family: Family, eager: float, *, capture: bool) -> Row:
-    """Time replays; where capturing fails or gains nothing, the calls count."""
+    """Time replays, or calls if capturing fails or gains nothing."""
     if step.launch_only:
         return Row()
     if not capture or eager >= family.capture_below_ms:
@@ -121,7 +121,7 @@ def replayed(step: Step, family: Family, eager: float, *, capture: bool) -> Row:
 
 
 def kept_mib(case: Case, operator: Operator) -> float:
-    """Memory that is kept between the passes, without inputs and result, in MiB."""
+    """Memory saved between the passes, without inputs and result, in MiB."""
     inputs = case.draw(0)
     for leaf in leaves_of(inputs).values():
         leaf.requires_grad_()
@@ -167,7 +167,7 @@ def measured(
 
 
 def checked(case: Case) -> Row:
-    """Check a case and return what its row says of that; raise if it fails."""
+    """Check a case and return the columns about it; raise if it fails."""
     with kernels.use("triton"):
         return Row(case.check(case))
 
@@ -175,8 +175,7 @@ def checked(case: Case) -> Row:
 def run_family(family: Family, ops: Sequence[str], options: argparse.Namespace) -> list[str]:
     """Check and time the operators of a family; return what failed.
 
-    What was measured is written after each operator, also where a case fails or the run is
-    interrupted.
+    Results are written after each operator, even if a case fails or the run is interrupted.
     """
     rates = Rates(timing.copy_rate(), timing.matmul_rate(family.matmul_dtype))
     rows: list[Row] = []
@@ -215,7 +214,7 @@ def run_family(family: Family, ops: Sequence[str], options: argparse.Namespace) 
 
 
 def failed_row(case: Case, why: str) -> Row:
-    """Return the row of a case that is not timed."""
+    """Return the row of a case that was not timed."""
     first = next(iter(case.least))
     row = Row(op=case.op, case=case.name, **{"pass": first}, who="bevatron", **case.labels)
     return row | {"note": why}
@@ -236,7 +235,7 @@ def result_name(
 
 
 def check_in_processes(ops: Sequence[str], options: argparse.Namespace) -> None:
-    """Check every operator in a process of its own, which fills the cache of kernels, too."""
+    """Check every operator in a separate process, which also fills the kernel cache."""
     start = time.time()
     more = [*(["--cases", *options.cases] if options.cases else [])]
     more += [*(["--dtype", *options.dtype] if options.dtype else [])]
@@ -264,7 +263,7 @@ def dry_run(ops: Sequence[str], options: argparse.Namespace) -> None:
 
 
 def listed(families: Mapping[str, Sequence[str]]) -> None:
-    """Print the operators and, of each, the usual cases and the groups of others."""
+    """Print the operators with their usual cases and the groups of others."""
     for name, ops in families.items():
         print(f"{name}: {FAMILIES[name].result}, {FAMILIES[name].dtype}")
         print(*(f"    {op}" for op in ops), sep="\n")

@@ -1,8 +1,8 @@
-"""Larger batches at equal wall time: force errors on held-out structures by capacity and rate.
+"""Larger batches at equal wall time: force errors on held-out structures by capacity and lr.
 
     python -m benchmarks.mace.batch_size --data bpa3_train.extxyz.gz --seconds 25
 
-Every run trains for as many seconds on a GPU, counted from the end of its first epoch, in which
+Every run trains for the same time on a GPU, counted from the end of its first epoch, in which
 kernels are compiled and steps captured; the runs of one setting, one per seed, share the GPU.
 ``x rate`` multiplies the learning rate of the smallest batch. The error is the force RMSE of the
 averaged weights over 100 held-out structures, the last one validated in time.
@@ -84,7 +84,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Train every setting, its seeds at the same time, and return a row for each."""
+    """Train every setting, its seeds concurrently, and return a row for each."""
     rows = []
     for capacity in arguments.capacities:
         grown = capacity / arguments.capacities[0]

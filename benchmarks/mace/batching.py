@@ -4,13 +4,14 @@
     python -m benchmarks.mace.batching --data ../data/*.extxyz.gz --out costs --steps 100
     python -m benchmarks.mace.batching --collect rows --costs costs
 
-Every file is a head of its own with its own E0. All runs of a seed begin with the same weights and
-see the same structures as often; what differs is which structures share a batch. Batches of a fixed
-count hold as many structures as fill the capacity on average. ``meV/A`` is the force RMSE over all
-validation structures after the last epoch; every run walks a whole cosine schedule. Rows of as many
-epochs compare at equal samples, rows of as many ``s`` at equal wall time. Runs may share a GPU:
+Every file is a separate head with its own E0. All runs of a seed start from the same weights and
+see the same structures equally often; they differ in which structures share a batch. Batches of a
+fixed count hold as many structures as fill the capacity on average. ``meV/A`` is the force RMSE
+over all validation structures after the last epoch; every run completes a cosine schedule. Rows
+with equal epochs compare at equal samples, rows with equal ``s`` at equal wall time. Runs may share
+a GPU:
 ``s`` is steps times the time of a step under ``--costs`` (``--steps``: captured steps over batches
-spread over an epoch), measured where the GPU did nothing else.
+spread over an epoch), measured on an otherwise idle GPU.
 """
 
 import argparse
@@ -97,7 +98,7 @@ def curve(config: MaceRun) -> tuple[list[dict[str, float]], list[int]]:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Train all runs of this process, and keep every curve as soon as it is there."""
+    """Train all runs of this process, saving every curve as soon as it is complete."""
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.runs or Path(scratch)
@@ -131,7 +132,7 @@ def measure_steps(arguments: argparse.Namespace) -> None:
 
 
 def step_seconds(run: Run, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the mean seconds of a step, how many an epoch has and what padding wastes."""
+    """Return the mean seconds of a step, the steps of an epoch and the waste of padding."""
     seed, lr = run.settings.train.seed, run.settings.optim.lr
     with open_mesh(run.settings.train.device) as mesh:
         step = CapturedStep(run, begin_state(run, mesh, None), mesh)
@@ -200,7 +201,7 @@ def collect(arguments: argparse.Namespace) -> None:
 def against_fixed_count(own: Sequence[Any], fixed: Sequence[Any]) -> str:
     """Compare seed by seed with fixed counts: mean and standard error of the relative difference.
 
-    Runs of a seed have weights, data and split in common, so this scatters less than the errors.
+    Runs of a seed share weights, data and split, so this scatters less than the errors.
     """
     errors = {run["seed"]: run["curve"][-1]["meV/A"] for run in fixed}
     pairs = [(run["curve"][-1]["meV/A"], errors.get(run["seed"])) for run in own]
@@ -212,9 +213,9 @@ def against_fixed_count(own: Sequence[Any], fixed: Sequence[Any]) -> str:
 
 
 def picture(grouped: Mapping[tuple[str, float, int], list[Any]]) -> Any:
-    """Draw the mean error over seeds by epoch, a panel for each learning rate.
+    """Plot the mean error over seeds by epoch, a panel per learning rate.
 
-    Where only the end was validated: the error of each seed.
+    If only the end was validated: the error of each seed.
     """
     points = (run["curve"] for runs in grouped.values() for run in runs)
     if not any(math.isfinite(point["meV/A"]) for curve in points for point in curve[:-1]):
@@ -244,7 +245,7 @@ def _ends(grouped: Mapping[tuple[str, float, int], list[Any]]) -> Any:
 
 
 def main() -> None:
-    """Train, or put together what was trained."""
+    """Train, or collect results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,12 +1,12 @@
-"""Side by side with mace-torch: speed, the first losses, and what is learned from real data.
+"""Comparison with mace-torch: speed, first losses, and accuracy on real data.
 
     .venv-parity/bin/python -m benchmarks.mace.mace_torch speed       about 3 minutes on 2 cores
     .venv-parity/bin/python -m benchmarks.mace.mace_torch learn --work FOLDER     30 on one core
 
-Both sides have the same data, split, batches, architecture, first weights, loss and optimiser
-(`mace_torch_plan.py`). mace-torch (`mace_torch_peer.py`) needs an environment of its own, which
+Both sides have the same data, split, batches, architecture, initial weights, loss and optimiser
+(`mace_torch_plan.py`). mace-torch (`mace_torch_peer.py`) needs a separate environment, which
 ``make parity`` creates; ours (`mace_torch_ours.py`) is the shipped trainer. ``learn`` keeps
-finished trainings in FOLDER and goes on where it stopped.
+finished trainings in FOLDER and continues where it stopped.
 """
 
 import argparse
@@ -40,7 +40,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 2e-3}
 
 
 def speed(plan: dict[str, Any], work: Path, dataset: str, repeats: int) -> None:
-    """Time training and inference, one side after the other, in turn."""
+    """Time training and inference, alternating between the sides."""
     batches = plan["batches"][0][0][:SPEED_BATCHES]
     warm_up, loads = batches[:WARM_UP_BATCHES], [os.getloadavg()]
     rows: list[dict[str, Any]] = []
@@ -106,7 +106,7 @@ def write_speed(
 
 
 def learn(plan: dict[str, Any], work: Path) -> None:
-    """Run what is missing of both sides' trainings, and compare."""
+    """Run the missing trainings of both sides, and compare."""
     torch.set_num_threads(1)
     results = [train_both(plan, work, name, seed) for name in DATASETS for seed in SEEDS]
     write_learning(results, plan)
@@ -199,7 +199,7 @@ def summary(results: list[dict[str, Any]], dataset: str) -> dict[str, Any]:
 
 
 def slim(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Keep of each run what fits into a file that people read."""
+    """Reduce each run to what fits into a readable file."""
 
     def short(run: dict[str, Any]) -> dict[str, Any]:
         return {**run, "losses": run["losses"][:NUM_LOSSES]}

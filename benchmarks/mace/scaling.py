@@ -14,8 +14,8 @@ fill the capacity on average. Strong: the same data on all numbers of GPUs (plai
 ``--thin-reference`` structures); ``weak:batching:kernels``: one copy of the data for each GPU, on
 one GPU the same as strong.
 
-The pictures show what Figures 6 (strong scaling), 7 (weak scaling) and 10 (what batching and
-kernels give, by themselves and together) of Firoz et al. (arXiv:2504.10700) show.
+The pictures correspond to Figures 6 (strong scaling), 7 (weak scaling) and 10 (batching and
+kernels, separately and together) of Firoz et al. (arXiv:2504.10700).
 """
 
 import argparse
@@ -67,7 +67,7 @@ STEPS = {
 
 
 def prepared_data(files: Sequence[Path], cutoff: float, folder: Path) -> tuple[Dataset, Any]:
-    """Prepare the structures, or open what is prepared; also the statistics that a model needs."""
+    """Prepare the structures, or open a prepared store, with the statistics that a model needs."""
     config = DataConfig(train=tuple(files), valid_fraction=0.0)
     train = load_structures(config, cutoff, folder).train
     return train, statistics(train)
@@ -160,7 +160,7 @@ def measured(run: Run, case: str, mesh: Mesh, arguments: argparse.Namespace) -> 
 
 
 def settled_steps(epochs: Sequence[int]) -> np.ndarray:
-    """Mask what is not among the first steps of its epoch; all, if that would leave nothing."""
+    """Select steps after the first ones of their epoch; all, if that would leave none."""
     place = np.array([i - epochs.index(epoch) for i, epoch in enumerate(epochs)])
     late = place >= WARM_UP
     return late if late.any() else ~late
@@ -172,7 +172,7 @@ def copies(train: Dataset, number: int) -> Dataset:
 
 
 def thinned(train: Dataset, every: int) -> Dataset:
-    """Keep one sample of each `every`, of all sizes alike."""
+    """Keep every `every`-th sample, of all sizes alike."""
     return Subset(train, np.arange(0, len(train), every))
 
 
@@ -327,7 +327,7 @@ def _scaling(rows: Rows, kind: str) -> Any:
 
 
 def main() -> None:
-    """Measure, or put together what was measured."""
+    """Measure, or collect results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""What each part of GPS++ is worth: the ablations of the paper, trained at equal batch size.
+"""The ablations of the GPS++ paper, trained at equal batch size.
 
 Rows follow Tables 3 (inputs, noisy nodes and edges), 4 (chemical features), 6 (parts of a block)
 and 7 (3D bias, 3D centrality and attention) of arXiv 2302.02947. All rows of a seed see the same
@@ -7,10 +7,10 @@ molecules; every run ends with its learning rate at zero.
     python -m benchmarks.paper.gpspp_ablation STORE... --out cells --epochs 10 --seeds 1
     python -m benchmarks.paper.gpspp_ablation --collect cells
 
-A store holds the features of one set, `bevatron prepare --feature-set`; rows without theirs are
-left out. Runs that are in the folder already are not run again, so that several commands, with
-other rows or seeds and CUDA_VISIBLE_DEVICES, can share it. Attention without any 3D input (bias or
-centrality) has half the learning rate.
+A store holds the features of one set, `bevatron prepare --feature-set`; rows whose set is missing
+are skipped. Runs that are already in the folder are not repeated, so several commands, with
+different rows or seeds and CUDA_VISIBLE_DEVICES, can share it. Attention without any 3D input (bias
+or centrality) has half the learning rate.
 """
 
 import argparse
@@ -124,16 +124,16 @@ Which line of Table 7 is which is read from its text.
 NOTES = (
     "Validation MAE of {target} in meV, mean ± standard deviation over seeds; {preset} on "
     "{train:,} molecules with 3D masked 1:3:1, {molecules} a step, {steps} steps. Minutes are of "
-    "training next to other work on the same GPU, validation, capture of the steps and, in the "
-    "first rows (the baseline), compilation of kernels included: they compare rows only roughly. "
+    "training beside other work on the same GPU, including validation, capture of the steps and, "
+    "in the first rows (the baseline), compilation of kernels: they compare rows only roughly. "
     "Change: of the 2D error against the baseline of the same seed, and its spread. Paper: 16 "
     "layers, 200 epochs on 3.4 million molecules (known values only); a change below the spread "
-    "says nothing."
+    "is not significant."
 )
 
 
 def chosen_rows(names: Sequence[str]) -> list[str]:
-    """Return the rows that are asked for, the baseline first, in the order of the tables.
+    """Return the requested rows, the baseline first, in the order of the tables.
 
     Examples
     --------
@@ -290,7 +290,7 @@ def collect(folder: Path, results: Path) -> None:
 def draw(runs: Sequence[dict[str, Any]], against: Against = "minutes") -> Any:
     """Draw the validation error of every row against training time, a panel for each table.
 
-    Runs that share a GPU are drawn against epochs: how long they took says nothing.
+    Runs that share a GPU are plotted against epochs, because their times are meaningless.
     """
     panels = []
     for table, title in (
@@ -345,7 +345,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train what is missing, or write the result of what was trained."""
+    """Train the missing runs, or collect results."""
     options = parser().parse_args(arguments)
     if options.collect is not None:
         collect(options.collect, options.results)

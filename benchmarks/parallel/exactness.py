@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 -m benchmarks.parallel.exactness COMPLEXES CHAINS [--out results]
 
 Small models in float32, dropout on. Every rank first computes the gradients of one process by
-itself; then all ranks share one sample, or have one each, and the summed gradients are read in
-front of the update: of a launched step, of its replay as a CUDA graph, and of a second replay.
+itself. Then all ranks share one sample, or have one each, and the summed gradients are read before
+the update: of a launched step, of its replay as a CUDA graph, and of a second replay.
 """
 
 import argparse
@@ -49,14 +49,14 @@ NOTES = (
 
 
 class Case:
-    """A small model of a system whose steps are taken in several ways."""
+    """A small model of a system whose steps run in several ways."""
 
     def __init__(self, system: str, given: argparse.Namespace, device: torch.device) -> None:
         self.system, self.given, self.device = system, given, device
         self.arm = Arm("float32", precision="float32", workers=0, captured=True)
 
     def training(self, mesh: Mesh, sharing: Sharing) -> Training:
-        """Make the training on so many ranks; weights are drawn anew, and are the same."""
+        """Make the training on these ranks, always with the same initial weights."""
         given, arm = self.given, self.arm
         if self.system == "alphafold2":
             chosen = argparse.Namespace(
@@ -143,7 +143,7 @@ def summed_gradients() -> Iterator[list[list[Tensor]]]:
 
 
 def without_rows(group: Group, device: torch.device) -> tuple[int, float]:
-    """Exchange fewer rows than there are processes; say how many were equal, and a block's error.
+    """Exchange fewer rows than processes; return how many were equal, and a block's error.
 
     Gradients are compared too.
     """

@@ -1,10 +1,10 @@
-"""Times what processes that share a sample send each other, by size, in captured CUDA graphs.
+"""Times the exchanges of processes that share a sample, by size, in captured CUDA graphs.
 
     torchrun --nproc-per-node 2 -m benchmarks.parallel.links [--out links]
     python -m benchmarks.parallel.links --collect links
 
-Each exchange is checked against what it means, launched and replayed, before it is timed. What NCCL
-is told by variables of the environment is named in the rows.
+Each exchange is checked, launched and replayed, before it is timed. The rows list the environment
+variables that configure NCCL.
 """
 
 import argparse
@@ -34,13 +34,13 @@ WIDTH = 64
 
 
 def nccl_settings() -> str:
-    """Name what NCCL is told by the environment."""
+    """Name the settings of NCCL in the environment."""
     told = sorted(one for one in os.environ.items() if one[0].startswith("NCCL_"))
     return " ".join(f"{name[5:]}={value}" for name, value in told if name not in USUAL) or "default"
 
 
 def exchanges(own: Tensor, side: int, group: Group) -> dict[str, Callable[[], Tensor]]:
-    """Every exchange of own rows of a square; each returns numbers that can be foretold."""
+    """Every exchange of own rows of a square; their results are known in advance."""
     flat = own.reshape(-1)
     return {
         "gather": lambda: gather(own, 0, side, group).wait(),
@@ -51,7 +51,7 @@ def exchanges(own: Tensor, side: int, group: Group) -> dict[str, Callable[[], Te
 
 
 def expected(whole: Tensor, group: Group) -> dict[str, Tensor]:
-    """Say what every exchange must give."""
+    """Return the expected result of every exchange."""
     parts = whole.chunk(group.size)
     after = parts[(group.index + 1) % group.size]
     columns = whole.transpose(0, 1).chunk(group.size)[group.index]
@@ -63,13 +63,13 @@ def expected(whole: Tensor, group: Group) -> dict[str, Tensor]:
 
 
 def measured(mesh: Mesh, group: Group, sizes: list[float], together: int) -> list[dict[str, Any]]:
-    """Check and time all exchanges of squares of which every process holds so many MiB."""
+    """Check and time all exchanges of squares, given the MiB that every process holds."""
     rows = []
     for size in sizes:
         side = max(int((size * MIB * group.size / (2 * WIDTH)) ** 0.5), 1)
         side -= side % (8 * group.size)
         make = torch.Generator(mesh.device).manual_seed(0)
-        # Small whole numbers add up exactly.
+        # Small integers add exactly.
         whole = torch.randint(-8, 8, (side, side, WIDTH), generator=make, device=mesh.device)
         whole = whole.to(torch.bfloat16)
         own, right = whole.chunk(group.size)[group.index].contiguous(), expected(whole, group)
@@ -128,9 +128,9 @@ def collect(folder: Path, results: Path) -> None:
     """Join the rows of all calls and write the result."""
     found = read_all(folder, "links-*.json")
     notes = (
-        f"bfloat16; NCCL: settings; own MiB: what every GPU holds; median of 7 times "
+        f"bfloat16; NCCL: settings; own MiB: held by every GPU; median of 7 times "
         f"{found[0]['together']} exchanges, one after another, in one CUDA graph (replayed) or "
-        "launched; copies that lay rows out are part of them. GB/s: sent by one GPU, replayed."
+        "launched, including copies that rearrange rows. GB/s: sent by one GPU, replayed."
     )
     on = found[0]["measured on"]
     device = "cpu" if on["hardware"].startswith("cpu") else "cuda"

@@ -1,10 +1,10 @@
-"""Plans the memory of AlphaFold3's steps on one of several GPUs a sample: the longest that fit.
+"""Plans the memory of AlphaFold3's steps on 1, 2, ... GPUs per sample, and the longest that fit.
 
     python -m benchmarks.parallel.memory STORE [--sizes 1 2 4] [--planned 139] [--out results]
 
-Nothing runs and no GPU is needed: a step is planned on fake tensors for the first of so many
-processes; plans are compared with steps on GPUs by `benchmarks.train.memory_plan`. Lengths are
-multiplied by the square root of the number of GPUs; what lies between them is halved.
+Nothing runs and no GPU is needed: a step is planned on fake tensors for the first of the
+processes; `benchmarks.train.memory_plan` compares plans with steps on GPUs. Lengths are multiplied
+by the square root of the number of GPUs, then refined by bisection.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Times parts of steps at the shapes of shards for 1, 2, 4, 8 GPUs on one GPU, nothing being sent.
+"""Times parts of steps at the shapes of shards for 1, 2, 4, 8 GPUs on one GPU, without exchanges.
 
     python -m benchmarks.parallel.shards [--tokens 384] [--complexes STORE] [--out results]
 
-What an exchange would bring is zeros, and writing them is all it takes: times are those of the
-operators alone. The bytes are those that a member of such a group would send. Blocks are timed, the
-structure module and, of a store of complexes, what follows the trunk of AlphaFold3 (for two GPUs).
+Exchanges only write zeros for the received data, so times are those of the operators alone. Bytes
+are those that a member of such a group would send. Blocks are timed, the structure module and,
+given a store of complexes, the part of AlphaFold3 after the trunk (for two GPUs).
 """
 
 import argparse
@@ -51,7 +51,7 @@ def call_of(
 ) -> Call:
     """Return a block's forward and backward pass over own rows of its state.
 
-    ``shared`` says which tensors of the state are divided by rows.
+    ``shared``: which tensors of the state are sharded by rows.
     """
     drawn(block)
     given = [
@@ -69,7 +69,7 @@ def call_of(
 
 
 def blocks(given: argparse.Namespace, dtype: torch.dtype) -> dict[str, Callable[[], Call]]:
-    """Name what is timed; each is made anew for a number of processes."""
+    """Return the timed blocks by name; each is built for a number of processes."""
     two, three = AlphaFold2Config.preset(given.two), AlphaFold3Config.preset(given.three)
     widths, N, R = three.widths, given.tokens, given.residues
 
@@ -125,7 +125,7 @@ def blocks(given: argparse.Namespace, dtype: torch.dtype) -> dict[str, Callable[
 def after_the_trunk(
     given: argparse.Namespace, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Callable[[], Call]]:
-    """Name what follows the trunk of AlphaFold3, on a crop of a store."""
+    """Return the parts of AlphaFold3 after the trunk by name, on a crop of a store."""
     model, widths = built(given.three, device), AlphaFold3Config.preset(given.three).widths
     set_policy(model, "none")
     crops = Crops(given.complexes, given.tokens, rows=given.rows)

@@ -33,16 +33,16 @@ from benchmarks.parallel.traffic import Collective
 from bevatron.train.report import plots
 
 Sends = Callable[[str, float], float]
-"""Seconds of an exchange of a kind in which a GPU sends so many bytes."""
+"""Seconds of an exchange of a kind, given the bytes that a GPU sends."""
 GPUS = (1, 2, 4, 8, 64, 128, 256, 512, 1024, 2048)
 WORD = 2
 LINK = {"gather": "gather", "sum": "gather", "transpose": "transpose", "ring": "pass_on"}
-"""How the links' exchange is called that each is like."""
+"""Name of the corresponding exchange in the links' measurements."""
 
 
 @dataclass(frozen=True)
 class System:
-    """What a step of a model is made of.
+    """The parts of a step of a model.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class System:
     samples: int = 256
 
     def exchanges(self) -> Iterator[tuple[float, Collective]]:
-        """Yield all exchanges, forward and backward, and how often each takes place."""
+        """Yield all exchanges, forward and backward, with their counts."""
         for one in self.blocks:
             yield from ((self.passes, one), (1.0, one.backward()))
 
@@ -114,7 +114,7 @@ def links(rows: Iterable[dict[str, Any]]) -> Sends:
 
 
 def exchanged(system: System, size: int, sends: Sends) -> float:
-    """Add up the seconds of all exchanges of a step on so many GPUs."""
+    """Sum the seconds of all exchanges of a step on a number of GPUs."""
     if size == 1:
         return 0.0
     total = 0.0
@@ -152,7 +152,7 @@ def simulated(
 
 
 def planned_mib(system: System) -> float:
-    """Return what one of two GPUs sends in the blocks of a step, MiB."""
+    """Return the MiB that one of two GPUs sends in the blocks of a step."""
     sent = sum(times * one.sent(0, 2) for times, one in system.exchanges())
     return WORD * sent / 2**20
 
@@ -185,7 +185,7 @@ def main() -> None:
 
 
 def picture(rows: list[dict[str, Any]]) -> Any:
-    """Draw the time of a sample by the GPUs that share it, and the efficiency of steps."""
+    """Plot the time of a sample by the GPUs that share it, and the efficiency of steps."""
     times, efficiency = [], []
     for system in dict.fromkeys(row["system"] for row in rows):
         own = [row for row in rows if row["system"] == system]

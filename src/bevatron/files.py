@@ -6,13 +6,14 @@ fsynced. A reader therefore never meets a half-written file under its final name
 operating system refuses (full disk, read-only folder, missing folder) becomes one sentence.
 """
 
+import csv
 import errno
 import io
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -157,6 +158,15 @@ def write_json_atomically(
     """Write plain values as indented JSON with `atomic_write`; NaN and infinity are refused."""
     text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
     write_text_atomically(path, text + "\n", error)
+
+
+def write_csv_atomically(
+    path: Path, rows: Iterable[Iterable[object]], error: type[BevatronError] = BevatronError
+) -> None:
+    """Write rows as CSV with `atomic_write`, quoted only where necessary."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_text_atomically(path, text.getvalue(), error)
 
 
 def checksum(data: bytes) -> str:

@@ -47,6 +47,9 @@ class Result:
         return json.dumps(_plain(self.values), ensure_ascii=False, allow_nan=False)
 
 
+Cell = str | int | float | None
+"""Value of a table."""
+
 Outcome = Result | int | None
 """Return value of a command's function: a result, an exit code or nothing."""
 
@@ -77,6 +80,28 @@ def quietly(quiet: bool = True) -> Iterator[None]:
         yield
     finally:
         _quiet.reset(token)
+
+
+def number(value: Cell) -> str:
+    """Write a value for a table: four significant digits, thousands separators, None as a dash.
+
+    Examples
+    --------
+    >>> number(0.123456), number(1234567), number(12345.6), number(None), number(float("nan"))
+    ('0.1235', '1,234,567', '12,346', '-', '-')
+    """
+    if value is None or value != value:  # noqa: PLR0124  NaN
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        size = abs(value)
+        if 1000 <= size < 1e7:
+            return f"{value:,.0f}"
+        return f"{value:.4g}" if size < 1e-4 or size >= 1e7 else f"{value:#.4g}".rstrip(".")
+    return str(value)
 
 
 def print_table(

@@ -20,6 +20,7 @@ COMMANDS = (
     *("train alphafold2", "train alphafold3", "prepare alphafold2", "prepare alphafold3"),
     *("predict alphafold2", "predict alphafold3", "evaluate alphafold2", "evaluate alphafold3"),
     *("convert alphafold2", "convert to-openfold", "convert to-deepmind"),
+    "convert to-mlperf",
     *("convert alphafold3", "convert to-protenix", "bench profile"),
 )
 
@@ -151,7 +152,7 @@ def completed(tmp_path_factory):
         (["bevatron", "ev"], {"evaluate"}),
         (["bevatron", "bench", "pro"], {"profile"}),
         (["bevatron", "convert", "to-"],
-         {"to-mace-torch", "to-openfold", "to-deepmind", "to-protenix"}),
+         {"to-mace-torch", "to-openfold", "to-mlperf", "to-deepmind", "to-protenix"}),
         (["bevatron", "train", "g"], {"gpspp", "graph"}),
         (["bevatron", "train", "mace", "--model.num-ch"], {"--model.num-channels"}),
         (["bevatron", "train", "gpspp", "--optim.algorithm", "adamw"], {"adamw"}),

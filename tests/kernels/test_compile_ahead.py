@@ -43,7 +43,7 @@ def test_kernels_are_compiled_once_and_not_launched(tmp_path):
     assert (again["compiled"], again["x"]) == (0, first["x"])
 
 
-def test_nothing_is_rehearsed_where_one_process_would_compile(tmp_path):
+def test_nothing_is_rehearsed_for_a_single_process(tmp_path):
     assert compile_ahead("alone", tmp_path)["compiled"] == 0
     assert not list(tmp_path.rglob("*.cubin"))
 

@@ -71,7 +71,7 @@ def test_the_context_restores_after_an_error():
     assert kernels.current().default == "auto"
 
 
-def test_a_name_that_does_not_exist_is_refused():
+def test_an_unknown_name_is_refused():
     with pytest.raises(ConfigError, match="'default' is 'cuda', expected one of auto"):
         kernels.use("cuda")
     with pytest.raises(ConfigError, match=r"no operator 'scater_sum' \(known: .*scatter_sum"):
@@ -87,11 +87,11 @@ def test_a_configuration_is_read_written_and_used():
         assert kernels.current() == config
 
 
-def test_triton_asked_for_that_cannot_run_is_an_error_that_says_why(monkeypatch):
+def test_requested_triton_that_cannot_run_is_an_error_with_the_reason(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with (
         kernels.use("triton"),
-        pytest.raises(KernelError, match="scatter_sum: 'triton' was asked for and cannot run"),
+        pytest.raises(KernelError, match="scatter_sum: 'triton' was requested and cannot run"),
     ):
         kernels.scatter_sum(X, torch.tensor([0, 0]), 1)
 
@@ -118,7 +118,7 @@ def test_auto_takes_triton_on_a_gpu_and_the_reference_elsewhere(operator, monkey
     in_float64 = kernels.explain(operator, "cuda", torch.float64)
     assert in_float64 == "test_op: reference (auto; not triton: torch.float64 is not supported)"
     with kernels.use("triton"):
-        assert kernels.explain(operator, "cpu") == "test_op: triton (asked for)"
+        assert kernels.explain(operator, "cpu") == "test_op: triton (requested)"
         assert "cannot run" in kernels.explain(operator, "cuda", torch.float64)
 
 
@@ -179,7 +179,7 @@ class OutOfResources(Exception):
     required, limit, name = 131072, 101376, "shared memory"
 
 
-def test_a_kernel_too_large_for_a_gpu_is_told_in_one_sentence():
+def test_a_kernel_too_large_for_a_gpu_is_reported_in_one_sentence():
     error = RuntimeError("in a captured step")
     error.__cause__ = OutOfResources()
     said = registry.too_large_for_this_gpu(error)

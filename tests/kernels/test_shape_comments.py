@@ -126,5 +126,5 @@ def test_generated_kernels_state_their_shapes(operator):
         ("def kernel():\n    return tl.dot(x, w)", [2]),
     ],
 )
-def test_what_lacks_a_shape_is_found(source, lines):
+def test_a_missing_shape_comment_is_found(source, lines):
     assert uncommented(source) == lines

@@ -255,7 +255,4 @@ def _random_keys(num: int, seed: int) -> Array:
 
 def sizes(dataset: Dataset) -> dict[str, IntArray]:
     """Return ``num_atoms`` and ``num_edges`` of every structure, int64 [n]."""
-    return {
-        "num_atoms": dataset.lengths("atomic_numbers"),
-        "num_edges": dataset.lengths("edges"),
-    }
+    return {"num_atoms": dataset.lengths("atomic_numbers"), "num_edges": dataset.lengths("edges")}

@@ -1,13 +1,13 @@
 """Dispatch of operators: which implementation runs, why, and how often it ran.
 
-Every operator has an exact ``reference`` in plain PyTorch and may have fast implementations. Which
-one runs is decided here and nowhere else, so no flag travels through a model:
+Every operator has an exact ``reference`` in plain PyTorch and may have fast implementations. The
+choice is made here and nowhere else, so no flag travels through a model:
 
-- `use` sets it for all operators or for single ones, for good or within a ``with``;
-- the environment variable ``BEVATRON_KERNELS`` sets it at the start, in the same terms
+- `use` sets it for all operators or for single ones, permanently or within a ``with``;
+- the environment variable ``BEVATRON_KERNELS`` sets the initial choice in the same terms
   (``triton`` or ``auto,symmetric_contraction=reference``);
 - ``auto``, the default, takes the fastest that can run here and logs its choice once. A fast
-  implementation that was asked for by name and cannot run is an error that says why.
+  implementation that is requested by name and cannot run raises an error that says why.
 """
 
 import importlib
@@ -31,7 +31,7 @@ ENVIRONMENT_VARIABLE = "BEVATRON_KERNELS"
 Choice = Literal["auto", "reference", "triton"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
 PREFERENCE = ("triton", "reference")
-"""Implementations from the fastest to the plainest: what ``auto`` tries in turn."""
+"""Implementations from the fastest to the plainest, in the order in which ``auto`` tries them."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class KernelConfig:
                 raise ConfigError(f"kernels: there is no operator '{name}' (known: {known})")
 
     def choice(self, operator: str) -> str:
-        """Return what this configuration says for one operator."""
+        """Return the choice for one operator."""
         return self.ops.get(operator, self.default)
 
 
@@ -93,7 +93,7 @@ def operator(
     triton: str | None = "triton",
     takes: Obstacle | None = None,
 ) -> Operator:
-    """Declare an operator: its exact reference, its Triton implementation and what that takes.
+    """Declare an operator: its exact reference, its Triton implementation and what that supports.
 
     Nothing is imported before it runs.
 
@@ -104,8 +104,8 @@ def operator(
     reference, triton
         ``module`` or ``module:function`` of the implementation; None if there is none.
     takes
-        Says why the Triton kernel cannot run on a device and type. What all of them need (the
-        package, a device) is checked before, so this is for the kernel's own limits.
+        Returns why the Triton kernel cannot run on a device and type. Common requirements (the
+        package, a device) are checked before, so this is for the kernel's own limits.
 
     Examples
     --------
@@ -131,30 +131,29 @@ def operator(
 def register(
     operator: str, implementation: str, target: str, obstacle: Obstacle | None = None
 ) -> None:
-    """Register a single implementation without importing it; `operator` declares all of one.
+    """Register a single implementation without importing it; `operator` declares a whole operator.
 
     Parameters
     ----------
     implementation : ``reference`` or ``triton``
     target : ``module:function``, imported when it is first chosen
-    obstacle : says why it cannot run on a device and type
+    obstacle : returns why it cannot run on a device and type, or None
     """
     _operators.setdefault(operator, {})[implementation] = _Implementation(target, obstacle)
     _chosen.clear()
 
 
 def use(default: str | KernelConfig | None = None, /, **operators: str) -> "Setting":
-    """Choose implementations; as a statement for good, in a ``with`` until its end.
+    """Choose implementations; permanently as a statement, temporarily in a ``with``.
 
-    Raises ConfigError if there is no such choice or operator. Whether the choice can run shows when
-    it is called, because that depends on the device and type of the tensors.
+    Raises ConfigError if there is no such choice or operator. Whether the choice can run depends on
+    the device and type of the tensors, so that is checked when an operator is called.
 
     Parameters
     ----------
     default
-        ``auto``, ``reference`` or ``triton`` for all operators (earlier choices for single
-        operators end), or a whole `KernelConfig`. If it is not given, nothing changes but what
-        ``operators`` names.
+        ``auto``, ``reference`` or ``triton`` for all operators (this drops earlier choices for
+        single ones), or a whole `KernelConfig`. If omitted, only what ``operators`` names changes.
     operators : the choice for single operators
 
     Examples
@@ -188,7 +187,7 @@ class Setting:
 
 
 def current() -> KernelConfig:
-    """Return the choices in force; at first those of the environment variable."""
+    """Return the choices in force, initially those of the environment variable."""
     if _current is None:
         _set(_parse(os.environ.get(ENVIRONMENT_VARIABLE, "auto")))
     assert _current is not None
@@ -198,7 +197,7 @@ def current() -> KernelConfig:
 def dispatch(operator: str, tensor: Tensor) -> Callable[..., Any]:
     """Return the function that computes ``operator`` on tensors like this one, and count the call.
 
-    Raises KernelError if the implementation that was asked for cannot run.
+    Raises KernelError if the requested implementation cannot run.
     """
     if torch.compiler.is_compiling():
         return load(operator, _decide(operator, tensor.device, tensor.dtype)[0])
@@ -214,7 +213,7 @@ def dispatch(operator: str, tensor: Tensor) -> Callable[..., Any]:
 
 
 def load(operator: str, implementation: str) -> Callable[..., Any]:
-    """Import an implementation, without asking whether it can run."""
+    """Import an implementation without checking whether it can run."""
     key = (operator, implementation)
     if key not in _loaded:
         module, _, function = _operators[operator][implementation].target.partition(":")
@@ -230,14 +229,14 @@ def explain(operator: str, device: torch.device | str, dtype: torch.dtype = torc
     >>> import bevatron.kernels as kernels
     >>> with kernels.use("reference"):
     ...     kernels.explain("scatter_sum", "cpu")
-    'scatter_sum: reference (asked for)'
+    'scatter_sum: reference (requested)'
     """
     choice = current().choice(operator)
     try:
         name, passed_over = _decide(operator, torch.device(device), dtype)
     except KernelError as error:
         return str(error)
-    why = [choice if choice == "auto" else "asked for", *passed_over]
+    why = [choice if choice == "auto" else "requested", *passed_over]
     return f"{operator}: {name} ({'; '.join(why)})"
 
 
@@ -264,7 +263,7 @@ def reset_launches() -> None:
 
 
 def too_large_for_this_gpu(error: BaseException | None) -> str | None:
-    """Describe a kernel that needs more of a GPU than it has; None for other errors."""
+    """Describe a kernel that exceeds a resource of the GPU; None for other errors."""
     while error is not None and type(error).__name__ != "OutOfResources":
         error = error.__cause__ or error.__context__
     if error is None:
@@ -280,7 +279,7 @@ def too_large_for_this_gpu(error: BaseException | None) -> str | None:
 def _choose(
     operator: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[tuple[str, str], Callable[..., Any]]:
-    """Decide, log what ``auto`` takes when it does so first, and import it."""
+    """Choose and import an implementation; log the first choice of ``auto``."""
     name, _ = _decide(operator, device, dtype)
     if current().choice(operator) == "auto" and operator not in _logged:
         _logged.add(operator)
@@ -289,20 +288,20 @@ def _choose(
 
 
 def _decide(operator: str, device: torch.device, dtype: torch.dtype) -> tuple[str, list[str]]:
-    """Choose an implementation; also say why faster ones were passed over."""
+    """Choose an implementation; also return why faster ones were rejected."""
     choice = current().choice(operator)
     if choice != "auto":
         obstacle = _obstacle(operator, choice, device, dtype)
         if obstacle is not None:
             raise KernelError(
-                f"{operator}: '{choice}' was asked for and cannot run, {obstacle}; "
+                f"{operator}: '{choice}' was requested and cannot run, {obstacle}; "
                 f"use('auto') or {ENVIRONMENT_VARIABLE}=auto takes what can"
             )
         return choice, []
     passed_over: list[str] = []
     for name in PREFERENCE:
         obstacle = _obstacle(operator, name, device, dtype)
-        # Interpreted kernels are for tests: auto never takes them.
+        # Interpreted kernels are for tests; auto never takes them.
         if obstacle is None and name == "triton" and device.type == "cpu":
             obstacle = "interpreted on a CPU it is slower than the reference"
         if obstacle is None:

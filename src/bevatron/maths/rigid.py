@@ -68,8 +68,7 @@ def select(frame: Rigid, index: object) -> Rigid:
     if Ellipsis not in whole:
         whole = (*whole, Ellipsis)
     return Rigid(
-        frame.rotation[(*whole, slice(None), slice(None))],
-        frame.translation[(*whole, slice(None))],
+        frame.rotation[(*whole, slice(None), slice(None))], frame.translation[(*whole, slice(None))]
     )
 
 

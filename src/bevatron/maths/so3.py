@@ -135,9 +135,7 @@ def wigner_d(
 
 
 def rotate(
-    features: Float[Tensor, "*batch D"],
-    irreps: Irreps,
-    rotation: Float[Tensor, "3 3"],
+    features: Float[Tensor, "*batch D"], irreps: Irreps, rotation: Float[Tensor, "3 3"]
 ) -> Float[Tensor, "*batch D"]:
     """Rotate a flat feature in ``mul_ir`` layout by one orthogonal matrix."""
     turned = []

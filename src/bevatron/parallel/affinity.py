@@ -1,7 +1,7 @@
-"""The CPU cores nearest to a GPU, and this process's share of them.
+"""The CPU cores nearest to a GPU, and this process's part of them.
 
-Memory and PCI lanes of a machine with several sockets belong to one socket each: a process on the
-other one reaches its GPU and its page-locked batches through the link between them.
+In a machine with several sockets, memory and PCI lanes belong to one socket each: a process on
+another socket reaches its GPU and its page-locked batches through the link between them.
 """
 
 import os
@@ -16,11 +16,11 @@ from bevatron.parallel.mesh import Mesh
 PCI_PARTS = ("domain", "bus", "device")
 
 _usable_before: dict[frozenset[int], set[int]] = {}
-"""CPUs allowed before this process was pinned: a later run divides them again."""
+"""CPUs allowed before this process was pinned, so that a later run divides the same set."""
 
 
 def parse_cpus(text: str) -> set[int]:
-    """Read a list of CPUs as Linux writes it.
+    """Parse a Linux list of CPUs.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def parse_cpus(text: str) -> set[int]:
 
 
 def list_cpus(cpus: Sequence[int] | set[int]) -> str:
-    """Write CPUs as Linux does.
+    """Format a Linux list of CPUs.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def list_cpus(cpus: Sequence[int] | set[int]) -> str:
 
 
 def cpus_near(gpu: int) -> set[int]:
-    """Return the CPUs nearest to a visible GPU; none where the system does not say."""
+    """Return the CPUs nearest to a visible GPU, or none if the system does not report them."""
     found = torch.cuda.get_device_properties(gpu)
     domain, bus, device = (getattr(found, f"pci_{part}_id", -1) for part in PCI_PARTS)
     return near_pci(f"{domain:04x}:{bus:02x}:{device:02x}.0") if bus >= 0 else set()
@@ -73,7 +73,7 @@ def share_of(
 
     Parameters
     ----------
-    gpu : its number
+    gpu : index of the GPU
     near : CPUs nearest to each GPU of the processes on this machine
     usable : CPUs that the process may use
     root : root of the file system, for tests
@@ -81,8 +81,8 @@ def share_of(
     Returns
     -------
     list
-        The usable CPUs nearest to it, an equal part where they are near to several GPUs; whole
-        cores with all their threads. All usable ones where none is known to be near.
+        The usable CPUs nearest to it, as whole cores with all their threads; GPUs that share
+        their nearest CPUs get equal parts. All usable CPUs if none is known to be near.
     """
     own = near[gpu] & usable
     rivals = [number for number, cpus in enumerate(near) if cpus & usable == own]
@@ -100,7 +100,7 @@ def share_of(
 
 
 def _first_thread(cpu: int, root: Path) -> int:
-    """Return the first CPU of the core that a CPU is a thread of."""
+    """Return the first CPU of a CPU's core."""
     path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
     try:
         return min(parse_cpus(path.read_text()), default=cpu)
@@ -109,9 +109,9 @@ def _first_thread(cpu: int, root: Path) -> int:
 
 
 def keep_near_gpu(mesh: Mesh) -> str | None:
-    """Keep this process to its share of the CPUs near its GPU; return a line for the log.
+    """Pin this process to its part of the CPUs near its GPU; return a line for the log.
 
-    Worker processes follow it. Nothing changes on a CPU, or where the system has no such masks.
+    Worker processes inherit it. Nothing changes without a GPU, or if the system has no CPU masks.
     """
     if mesh.device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return None
@@ -119,7 +119,7 @@ def keep_near_gpu(mesh: Mesh) -> str | None:
     usable = _usable_before.get(frozenset(present), present)
     visible = torch.cuda.device_count()
     near = [cpus_near(number) for number in range(min(visible, max(mesh.local_world, gpu + 1)))]
-    # Processes that see one GPU each do not know which CPUs the others take.
+    # Processes that each see a single GPU do not know which CPUs the others use.
     alone = mesh.local_world == 1 or visible >= mesh.local_world
     cpus = share_of(gpu, near, usable) if alone else sorted(near[gpu] & usable or usable)
     if set(cpus) == present:

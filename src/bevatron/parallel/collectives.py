@@ -16,14 +16,14 @@ Name = TypeVar("Name", str, tuple[str, str])
 
 
 def sum_over_ranks(values: Tensor, mesh: Mesh) -> Tensor:
-    """Add up a tensor over all ranks, in place, and return it."""
+    """Sum a tensor over all ranks, in place, and return it."""
     if mesh.world > 1:
         distributed.all_reduce(values, group=mesh.group)
     return values
 
 
 def sum_scalars(values: Mapping[Name, float], mesh: Mesh) -> dict[Name, float]:
-    """Add up named scalars over all ranks in one float64 reduction.
+    """Sum named scalars over all ranks in one float64 reduction.
 
     Parameters
     ----------

@@ -1,10 +1,10 @@
 """Data parallelism: replicated weights, gradients all-reduced during the backward pass.
 
 The loss is already divided by counts over all ranks, so gradients are summed, not averaged. They
-are reduced in buckets once per optimiser step, while the backward pass of the last micro-batch goes
-on. Only gradients that are accumulated count, so models that differentiate inside their forward
-pass (forces) need no special case, and neither buckets nor their order depend on which gradient is
-ready first: results repeat.
+are reduced in buckets once per optimiser step, while the backward pass of the last micro-batch
+runs. Only accumulated gradients count, so models that differentiate inside their forward pass
+(forces) need no special case. Neither buckets nor their order depend on which gradient is ready
+first: results repeat.
 """
 
 import weakref
@@ -38,16 +38,16 @@ def equalise(model: nn.Module, mesh: Mesh) -> None:
 class GradientSums:
     """All-reduces (sums) gradients in place, each bucket as soon as its gradients are complete.
 
-    Buckets are started from the last to the first on all ranks alike: a backward pass reaches the
-    last parameters first. A parameter that took no part in this rank's batches counts as zero, on
-    one process too, so that the optimiser treats it alike on any number of ranks.
+    All ranks start buckets from the last to the first, because a backward pass reaches the last
+    parameters first. A parameter that took no part in this rank's batches has a gradient of zero,
+    on one process too, so that the optimiser treats it alike on any number of ranks.
 
     Parameters
     ----------
-    parameters : whose gradients; frozen ones are left out
-    mesh : all ranks do the same
+    parameters : parameters of the gradients; frozen ones are skipped
+    mesh : its ranks must all do the same
     flat
-        Tensor of which all gradients are parts, in the order of the parameters with zeros between
+        Tensor that contains all gradients, in the order of the parameters with zeros between
         them: then nothing is copied.
     """
 
@@ -77,7 +77,7 @@ class GradientSums:
 
     @contextmanager
     def overlapping(self) -> Iterator[None]:
-        """Start sums during the backward pass in a ``with`` block, which must be a step's last."""
+        """Start sums during the backward pass within the block, which must be a step's last."""
         self._reset()
         self._open = True
         try:
@@ -104,7 +104,7 @@ class GradientSums:
         self._running.append((work, piece))
 
     def finish(self) -> None:
-        """Sum what is left, and let all that follows on the device wait for the sums."""
+        """Sum the remaining buckets, and let all later work on the device wait for the sums."""
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

@@ -1,8 +1,8 @@
 """Failure of a rank: the others stop with its message within seconds.
 
 A rank that fails leaves a message in the store of the process group. One that is killed leaves
-none, but its operating system closes its connections: each rank holds one with rank 0, the only
-use of which is to be closed.
+none, but its operating system closes its connections: each rank keeps one to rank 0 just to
+detect that.
 """
 
 import json
@@ -29,12 +29,12 @@ LIFELINE_KEY = "bevatron/lifeline"
 
 WATCH_SECONDS = 1.0
 GRACE_SECONDS = 8.0
-"""Time that the other ranks have to stop by themselves once one has failed."""
+"""Time for the other ranks to stop by themselves after one has failed."""
 
 GONE = "it ended without a message: killed, perhaps out of memory, or its machine is gone"
 GOODBYE = b"."
 GREETING = 32 + 1 + 8
-"""Bytes that a rank sends first: the token, a blank and its number."""
+"""Bytes that a rank sends first: the token, a blank and its rank."""
 
 log = logging.getLogger("bevatron.ranks")
 
@@ -43,11 +43,11 @@ class FailureWatch:
     """A thread that ends this process when another rank has failed.
 
     A rank blocked in a collective runs no Python, so only a thread can notice. It gives the rank
-    time to stop by itself (gloo notices a closed connection), then leaves with the message.
+    time to stop by itself (gloo notices a closed connection), then exits with the message.
 
     Parameters
     ----------
-    rank, world : those of this process
+    rank, world : of this process
     store : store of the process group
     """
 
@@ -57,7 +57,7 @@ class FailureWatch:
         self._bell, self._ring = socket.socketpair()
         self._server: socket.socket | None = None
         self._token = ""
-        # To whom, or what was said so far by whoever it is.
+        # The rank at the other end, or the bytes received from an unknown one so far.
         self._lines: dict[socket.socket, int | bytes] = {}
         if rank == 0:
             self._listen(world)
@@ -89,9 +89,9 @@ class FailureWatch:
         self._lines[line] = 0
 
     def report(self, error: BaseException) -> tuple[int, str] | None:
-        """Leave this rank's message for the others, unless one failed before; return the first."""
+        """Store this rank's message, unless another failed before; return the first message."""
         if isinstance(error, Exception) and not isinstance(error, BevatronError):
-            # What a closed connection raises is due to another rank, whose message is the better.
+            # A closed connection is the fault of another rank, whose message tells more.
             deadline = time.monotonic() + 2 * WATCH_SECONDS
             while self.first_failure() is None and time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -154,7 +154,7 @@ class FailureWatch:
                 self._read(source)
 
     def _read(self, line: socket.socket) -> None:
-        """Learn whose connection this is, or that it is over and whether that is a failure."""
+        """Identify a connection, or notice that it has closed and whether that is a failure."""
         try:
             said = line.recv(64)
         except OSError:
@@ -163,7 +163,7 @@ class FailureWatch:
         if isinstance(whose, bytes):
             greeting = whose + said
             if said and len(greeting) < GREETING:
-                self._lines[line] = greeting  # the rest is on its way
+                self._lines[line] = greeting  # the rest will follow
                 return
             if len(greeting) >= GREETING and greeting[:32] == self._token.encode():
                 self._lines[line] = whose = int(greeting[32:GREETING])
@@ -177,7 +177,7 @@ class FailureWatch:
 
 
 def _keep_alive(line: socket.socket) -> None:
-    """Have a machine that is gone noticed within 15 s; a process that ends is noticed at once."""
+    """Detect a lost machine within 15 s; the end of a process is detected at once."""
     line.settimeout(5.0)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2)):

@@ -1,7 +1,7 @@
 """A group of processes and its collectives: the same semantics on gloo and NCCL, all counted.
 
-Every collective returns a `Pending`; the work goes on until ``wait()``, which returns the result.
-On one process nothing is sent and the result is there at once.
+Every collective returns a `Pending`; it runs until ``wait()``, which returns the result. On
+one process nothing is sent and the result is available at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor, distributed
 from bevatron.parallel import traffic
 from bevatron.parallel.mesh import Mesh
 
-# Newer releases of torch have other names for the same two and warn about these.
+# Newer releases of torch have other names for these two and warn about the old ones.
 _GATHER, _SCATTER = (
     getattr(distributed, new, None) or getattr(distributed, old)
     for new, old in (
@@ -28,7 +28,7 @@ _GATHER, _SCATTER = (
 class Pending:
     """The result of a collective that may still be in flight.
 
-    ``kept`` holds the tensors that are being sent: they must not be freed before the end.
+    ``kept`` holds the tensors being sent, which must not be freed before the end.
     """
 
     result: Tensor
@@ -37,7 +37,7 @@ class Pending:
     kept: Tensor | None = None
 
     def then(self, finish: Callable[[Tensor], Tensor]) -> "Pending":
-        """Finish the result when it is there."""
+        """Set a function that `wait` applies to the result."""
         self.finish = finish
         return self
 
@@ -56,9 +56,9 @@ class Group:
 
     Parameters
     ----------
-    ranks : their numbers; this process is one of them
-    rank : this process's number in the run
-    process_group : as torch.distributed made it; None for all processes, or for one
+    ranks : ranks of the processes, including this one
+    rank : rank of this process in the run
+    process_group : group of torch.distributed; None for all processes, or for one
     """
 
     def __init__(
@@ -83,20 +83,20 @@ class Group:
         return Pending(whole, work, kept=part)
 
     def reduce_scatter(self, whole: Tensor) -> Pending:
-        """Add up [size * r, ...] over the processes; each gets its own [r, ...]."""
+        """Sum [size * r, ...] over the processes; each gets its own [r, ...]."""
         if self.size == 1:
             return Pending(whole)
         whole = whole.contiguous()
         traffic.record("reduce_scatter", whole, self.size)
         if whole.device.type == "cpu":
-            # Gloo's own is not in every release; this one adds in a fixed order.
+            # Not every release has gloo's own; this one adds in a fixed order.
             return self._sum_of_parts(whole, None)
         part = whole.new_empty((whole.shape[0] // self.size, *whole.shape[1:]))
         work = _SCATTER(part, whole, group=self._group, async_op=True)
         return Pending(part, work, kept=whole)
 
     def reduce_scatter_wire(self, whole: Tensor, unpack: Callable[[Tensor], Tensor]) -> Pending:
-        """Send narrow rows [size * r, w] and add them up in the wide type that ``unpack`` gives."""
+        """Send narrow rows [size * r, w] and sum them in the wide type that ``unpack`` returns."""
         if self.size == 1:
             return Pending(unpack(whole))
         whole = whole.contiguous()
@@ -114,7 +114,7 @@ class Group:
         return Pending(received, work, add_up, kept=whole)
 
     def all_reduce(self, values: Tensor, operation: str = "sum") -> Pending:
-        """Add up (or take the ``max`` of) a tensor over the processes, in place."""
+        """Sum a tensor (or take its ``max``) over the processes, in place."""
         if self.size == 1:
             return Pending(values)
         values = values.contiguous()
@@ -151,7 +151,7 @@ class Group:
         return Pending(received, work, kept=rows)
 
     def pass_on(self, x: Tensor, received: Tensor) -> Pending:
-        """Send a tensor to the process before this one; write what that after sends."""
+        """Send a tensor to the previous process; write the one that the next process sends."""
         if self.size == 1:
             return Pending(x)
         x, send, receive = x.contiguous(), [0] * self.size, [0] * self.size
@@ -170,16 +170,16 @@ class Group:
 
 
 class Silent(Group):
-    """The first of several processes without the others: zeros stand for what they would send.
+    """The first of several processes without the others; zeros replace what they would send.
 
-    For plans of memory and timings of a process's own work.
+    For memory plans and timings of a process's own work.
     """
 
     def __init__(self, size: int) -> None:
         super().__init__(range(size), 0)
 
     def all_gather(self, part: Tensor) -> Pending:
-        """Return zeros for the parts of all."""
+        """Return zeros for the parts of all processes."""
         traffic.record("all_gather", part, self.size)
         return Pending(part.new_zeros((self.size * part.shape[0], *part.shape[1:])))
 
@@ -189,28 +189,28 @@ class Silent(Group):
         send: Sequence[int] | None = None,
         receive: Sequence[int] | None = None,
     ) -> Pending:
-        """Return zeros for what all would send; the rows are laid out to be sent."""
+        """Return zeros for the received rows; rows to send are still made contiguous."""
         rows = rows.contiguous()
         send = list(send) if send is not None else [len(rows) // self.size] * self.size
         traffic.record("all_to_all", rows, self.size, parts=send[0] * rows[:1].numel())
         return Pending(rows.new_zeros((sum(receive or send), *rows.shape[1:])))
 
     def pass_on(self, x: Tensor, received: Tensor) -> Pending:
-        """Write zeros for what the next would send."""
+        """Write zeros for what the next process would send."""
         traffic.record("pass_on", x, self.size)
         x.contiguous()
         return Pending(received.zero_())
 
 
 class _Known:
-    """Groups made before: each holds buffers on the device, so graphs of one shape share them."""
+    """Groups by ranks; each holds device buffers, so graphs of one shape share a group."""
 
     world: ClassVar[Any] = None
     made: ClassVar[dict[tuple[int, ...], Any]] = {}
 
     @classmethod
     def get(cls, ranks: tuple[int, ...]) -> Any:
-        """Return the group of these ranks in the present run; a token to those outside."""
+        """Return the group of these ranks in the current run; ranks outside get a token."""
         if cls.world is not distributed.group.WORLD:
             cls.world, cls.made = distributed.group.WORLD, {}
         if ranks not in cls.made:
@@ -221,8 +221,8 @@ class _Known:
 def open_groups(partition: Sequence[Sequence[int]], mesh: Mesh, *, apart: bool = False) -> Group:
     """Create a group for each set of ranks and return this process's.
 
-    ``apart``: a group of all ranks does not speak through that of the run either, so that the sums
-    of gradients need not wait for what it exchanges.
+    ``apart``: even a group of all ranks gets its own communicator, so that gradient sums need not
+    wait for its exchanges.
 
     All processes must call it in the same order with the same sets, each rank in exactly one.
     """

@@ -1,7 +1,7 @@
 """Rank of this process in a run, and the run's torch process group.
 
-`open_mesh` reads what torchrun or Slurm's srun set in the environment. On one process nothing is
-started and every collective does nothing. A rank that fails or dies stops the others, see
+`open_mesh` reads the environment variables of torchrun or Slurm's srun. On one process nothing is
+started and every collective is a no-op. A rank that fails or dies stops the others, see
 `bevatron.parallel.failures`.
 """
 
@@ -35,7 +35,7 @@ class Mesh:
     rank, world : rank of this process and number of processes
     local_rank, local_world : the same among the processes on this machine
     device : where this process computes
-    group : what collectives run in; None = that of all processes
+    group : group of the collectives; None = all processes
     """
 
     rank: int = 0
@@ -91,12 +91,12 @@ def ranks_from_environment(environment: Mapping[str, str]) -> tuple[int, int, in
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one that prints and writes, as the environment says."""
+    """Whether this process prints and writes, according to the environment."""
     return ranks_from_environment(os.environ)[0] == 0
 
 
 def parse_device(wanted: torch.device | str, key: str) -> torch.device:
-    """Read a device; ``auto`` is a GPU if there is one, else the CPU.
+    """Parse a device; ``auto`` is a GPU if there is one, else the CPU.
 
     Raises ConfigError if there are no such devices, naming ``key``.
     """
@@ -111,7 +111,7 @@ def parse_device(wanted: torch.device | str, key: str) -> torch.device:
 def choose_device(wanted: str, local_rank: int) -> torch.device:
     """Choose this process's device: ``auto`` is a GPU if there is one, else the CPU.
 
-    Raises ConfigError if a GPU is asked for and there is none for this process.
+    Raises ConfigError if a GPU is requested and there is none for this process.
     """
     device = parse_device(wanted, "train.device")
     if device.type == "cuda":
@@ -127,18 +127,17 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 
 def start_gpu(wanted: str) -> None:
-    """Begin to initialise this process's GPU in a thread, which takes a second or two.
+    """Start to initialise CUDA, cuBLAS and Triton in a thread, which takes a second or two.
 
-    That is CUDA, cuBLAS and Triton. Errors are left to what needs the device.
+    Errors are ignored here: whatever needs the device will raise them.
     """
 
     def start() -> None:
         with suppress(ConfigError, RuntimeError):
             device = choose_device(wanted, ranks_from_environment(os.environ)[2])
             if device.type == "cuda":
-                # At the first matmul torch decides for good whether cuBLAS is deterministic, and
-                # whether train.deterministic is set is known only later. On an H200 this is the
-                # workspace that it has anyway.
+                # The first matmul fixes whether cuBLAS is deterministic, before train.deterministic
+                # is known. On an H200 this is the default workspace anyway.
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
                 torch.zeros(1, 1, device=device) @ torch.zeros(1, 1, device=device)
                 if find_spec("triton") is not None:
@@ -146,22 +145,22 @@ def start_gpu(wanted: str) -> None:
 
                     triton_compile.start()
 
-    # Not a daemon: one within CUDA when the interpreter ends, after an early error, would abort.
+    # Not a daemon: inside CUDA when the interpreter ends, after an early error, it would abort.
     threading.Thread(target=start, name="bevatron-gpu").start()
 
 
 @contextmanager
 def open_mesh(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterator[Mesh]:
-    """Join the processes of this run for the length of a ``with`` block.
+    """Join the processes of this run within a ``with`` block.
 
-    CPU tensors are reduced through gloo, CUDA tensors through NCCL. Raises ConfigError for a device
-    that is not there or an incomplete environment; BevatronError, with its message, if another rank
-    failed.
+    CPU tensors are reduced through gloo, CUDA tensors through NCCL. Raises ConfigError for a
+    missing device or an incomplete environment, and BevatronError with the message of another rank
+    that failed.
 
     Parameters
     ----------
     device : ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
-    timeout_seconds : after which a collective that some rank never joins is an error
+    timeout_seconds : time after which a collective that some rank never joins is an error
 
     Examples
     --------
@@ -178,7 +177,7 @@ def open_mesh(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterator
         return
     _set_rendezvous(os.environ)
     backend = "cpu:gloo,cuda:nccl" if mesh.device.type == "cuda" else "gloo"
-    # NCCL would else map each of the thousands of buffers of a captured step into all ranks.
+    # Otherwise NCCL would map each of a captured step's thousands of buffers into all ranks.
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     timeout = timedelta(seconds=timeout_seconds)
     distributed.init_process_group(
@@ -192,10 +191,10 @@ def open_mesh(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterator
     try:
         yield mesh
     except BaseException as error:
-        # The process group is not destroyed: that can wait for the others, who wait for us.
+        # Do not destroy the process group: that may wait for ranks that wait for this one.
         first = watch.report(error)
         if rank == 0 and "TORCHELASTIC_RUN_ID" not in os.environ:
-            # This process serves the store: let the others read.
+            # This process serves the store, so let the others read first.
             time.sleep(3 * failures.WATCH_SECONDS)
         watch.stop()
         if first is not None and first[0] != rank and not isinstance(error, BevatronError):
@@ -207,13 +206,13 @@ def open_mesh(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterator
 
 
 def divide(mesh: Mesh, last: int, timeout_seconds: float) -> tuple[Mesh, Any]:
-    """Divide the processes into the first ones and the ``last``, each with collectives of its own.
+    """Split the processes into the first ones and the ``last``, each with its own collectives.
 
     Returns
     -------
     (mesh, group)
-        This process among its part, and the group, on the host, in which rank 0 speaks to the
-        last; the first have no business in it.
+        The mesh of this process's part, and the host group in which rank 0 talks to the last
+        ranks; the other first ranks do not use it.
     """
     first = mesh.world - last
     timeout = timedelta(seconds=timeout_seconds)
@@ -228,25 +227,25 @@ def divide(mesh: Mesh, last: int, timeout_seconds: float) -> tuple[Mesh, Any]:
 
 
 _stores: list[Store] = []
-"""The store through which the ranks of this process's run meet, and its part for every opening."""
+"""The rendezvous store of this process's run, followed by its part for every opening."""
 
 
 def _fresh_store(rank: int, world: int, timeout: timedelta) -> Store:
-    """Return a part of the ranks' store that no earlier process group of this run has used.
+    """Return a prefix of the ranks' store that no earlier process group of this run has used.
 
-    A second group that finds the addresses of the first under its keys connects to nobody.
+    A second group that finds the addresses of the first under its keys would connect to nobody.
     """
     if not _stores:
         store, _, _ = next(rendezvous("env://", rank, world, timeout=timeout))
         _stores.append(store)
-    # The store of torchrun outlives a restart, and what the start before has left in it.
+    # torchrun's store outlives a restart, with the keys of the previous start.
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     _stores.append(PrefixStore(f"bevatron-{start}-{len(_stores)}", _stores[0]))
     return _stores[-1]
 
 
 def _set_rendezvous(environment: "os._Environ[str]") -> None:
-    """Under srun, derive where the ranks meet from the job: its first node, a port of its own."""
+    """Under srun, derive the rendezvous address from the job: its first node and its own port."""
     if "MASTER_ADDR" not in environment:
         nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
         environment["MASTER_ADDR"] = first_node(nodes) or "127.0.0.1"

@@ -1,8 +1,8 @@
-"""CPU threads of torch: few for small batches, none for which there is no core.
+"""CPU threads of torch: few for small batches, and never more than idle cores.
 
-Threads of OpenMP wait for each other in loops that keep their cores busy. Where other processes
-need the cores too, two threads can be twenty times slower than one; a small batch gains nothing
-from several anyway. Whoever sets OMP_NUM_THREADS or MKL_NUM_THREADS gets that number everywhere.
+OpenMP threads spin while they wait for each other. If other processes need the cores too, two
+threads can be twenty times slower than one, and a small batch gains nothing from several anyway.
+Setting OMP_NUM_THREADS or MKL_NUM_THREADS fixes the number everywhere.
 """
 
 import os
@@ -17,7 +17,7 @@ from bevatron.data.processes import own_cpus
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 NODES_PER_THREAD = 32
-"""Atoms or nodes of a batch for each thread; fewer take less time than waking the thread."""
+"""Atoms or nodes of a batch per thread; fewer take less time than waking the thread."""
 
 
 def threads_for(nodes: int, *, idle: bool = False) -> int:
@@ -27,12 +27,12 @@ def threads_for(nodes: int, *, idle: bool = False) -> int:
     ----------
     nodes : atoms or nodes in a batch
     idle
-        Leave out the cores on which other processes run at this moment. For what need not repeat
-        to the last bit, because sums depend on the number of threads.
+        Leave out the cores that other processes use right now. Only for results that need not
+        repeat to the last bit, because sums depend on the number of threads.
 
     Returns
     -------
-    At most the number that torch has, as `torch.set_num_threads` set it.
+    At most torch's current number, as set by `torch.set_num_threads`.
     """
     now = torch.get_num_threads()
     if any(os.environ.get(name) for name in VARIABLES):
@@ -42,7 +42,7 @@ def threads_for(nodes: int, *, idle: bool = False) -> int:
 
 
 def idle_cpus() -> int:
-    """Count the CPUs of the machine on which nothing runs but this process; at least 1."""
+    """Count the CPUs of the machine that no other process uses; at least 1."""
     try:
         running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):
@@ -52,7 +52,7 @@ def idle_cpus() -> int:
 
 @contextmanager
 def few_threads(nodes: int, device: torch.device) -> Iterator[None]:
-    """Use as many threads as a batch on the CPU is worth, for the length of a ``with`` block."""
+    """Use as many threads as a batch on the CPU deserves, within a ``with`` block."""
     before = torch.get_num_threads()
     wanted = threads_for(nodes, idle=True) if device.type == "cpu" and before > 1 else before
     if wanted == before:

@@ -1,10 +1,10 @@
 """Counts the bytes that this process sends, from the tensors handed to torch.distributed.
 
-Every collective of `Group` reports here the tensor that it hands over. What a rank sends follows
-from that tensor and the size of the group, for the ring algorithms that NCCL uses on large
-messages: all-gather b (g-1) with b the rank's own part, reduce-scatter b (g-1)/g and all-reduce
-2 b (g-1)/g with b the whole tensor, all-to-all what goes to others, passing on b itself. A backend
-that makes one collective from another (gloo) counts as the collective that was asked for.
+Every collective of `Group` reports its input tensor here. The bytes that a rank sends follow from
+that tensor and the size of the group, for the ring algorithms that NCCL uses on large messages:
+all-gather b (g-1) with b the rank's own part, reduce-scatter b (g-1)/g and all-reduce 2 b (g-1)/g
+with b the whole tensor, all-to-all the parts for others, passing on b itself. A backend that
+emulates a collective by another (gloo) counts as the requested collective.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ class Traffic:
     Attributes
     ----------
     sent : operation -> bytes
-    calls : operation -> how often it was called
+    calls : operation -> number of calls
     """
 
     sent: Counter[str] = field(default_factory=Counter)
@@ -66,8 +66,8 @@ def record(operation: str, handed: Tensor, group_size: int, parts: int | None = 
     Parameters
     ----------
     operation : all_gather, reduce_scatter, all_reduce, all_to_all or pass_on
-    handed : the tensor given to torch.distributed as input
-    group_size : how many processes take part
+    handed : input tensor of torch.distributed
+    group_size : number of processes that take part
     parts : for all_to_all: elements of ``handed`` that stay on this rank
     """
     if not _open or group_size == 1:

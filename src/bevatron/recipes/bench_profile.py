@@ -46,6 +46,18 @@ LONGEST = 15
 
 PARTS = ("computing", "overlapped", "communicating", "idle")
 
+MEMORY = {
+    "weights": "weights and buffers",
+    "gradients": "gradients",
+    "optimizer": "optimiser",
+    "averages": "averaged weights",
+    "activations": "activations",
+    "temporary": "temporary, at the peak",
+    "peak": "peak of the run",
+    "reserved": "reserved on the device (with CUDA graphs)",
+}
+"""Parts of the memory -> their names in the report."""
+
 GAINS = {
     "host": "host work cost nothing",
     "data": "batches were always ready",
@@ -262,19 +274,9 @@ def _sizes(rank: dict[str, Any]) -> str:
 
 def _memory_rows(rank: dict[str, Any]) -> Rows:
     memory = rank["memory"]
-    labels = {
-        "weights": "weights and buffers",
-        "gradients": "gradients",
-        "optimizer": "optimiser",
-        "averages": "averaged weights",
-        "activations": "activations kept for the backward pass",
-        "temporary": "temporary, at the peak of a step",
-        "peak": "peak of the run",
-        "reserved": "reserved on the device (with CUDA graphs)",
-    }
     return [
         {"for": label, "MiB": f"{memory[key] / 2**20:,.2f}"}
-        for key, label in labels.items()
+        for key, label in MEMORY.items()
         if memory[key] is not None
     ]
 
@@ -332,15 +334,7 @@ def write(found: dict[str, Any], folder: Path) -> list[str]:
 def _overview(found: dict[str, Any]) -> Any:
     ranks, first = found["ranks"], found["ranks"][0]
     kind = "GPU" if found["on_gpu"] else "CPU"
-    memory = {
-        "weights": "weights",
-        "gradients": "gradients",
-        "optimizer": "optimiser",
-        "averages": "averaged weights",
-        "activations": "activations",
-        "temporary": "temporary",
-    }
-    known = {label: memory_of(first, key) for key, label in memory.items()}
+    known = {label: memory_of(first, key) for key, label in list(MEMORY.items())[:-2]}
     classes = {name: total["ms"] for name, total in first["classes"].items()}
     classes[f"{HOST} only"] = first["host_only"]
     step = found["step"]

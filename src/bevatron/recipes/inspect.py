@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from bevatron.data.packing import CostModel
 from bevatron.data.store.store import Store
 from bevatron.data.summary import inspect
-from bevatron.output import print_table
+from bevatron.output import number, print_table
 from bevatron.recipes.dispatch import of_samples
 from bevatron.train.report import plots
-from bevatron.train.report.page import Report, number
+from bevatron.train.report.page import Report
 from bevatron.typing import IntArray
 
 
@@ -39,9 +39,7 @@ class PlanOptions:
 
 
 def inspect_store(
-    path: Path | str,
-    out: Path | None = None,
-    plan: PlanOptions | None = None,
+    path: Path | str, out: Path | None = None, plan: PlanOptions | None = None
 ) -> tuple[list[inspect.Table], Path]:
     """Describe and draw what is in a store, and with ``plan`` how batches would fill the ranks.
 
@@ -79,10 +77,7 @@ def show_tables(tables: Sequence[inspect.Table]) -> None:
 
 
 def _compare(
-    report: Report,
-    store: Store,
-    sizes: Mapping[str, IntArray],
-    options: PlanOptions,
+    report: Report, store: Store, sizes: Mapping[str, IntArray], options: PlanOptions
 ) -> inspect.Table:
     atoms, *others = sizes.values()
     edges = others[0] if others else np.zeros_like(atoms)

@@ -10,13 +10,11 @@ import numpy as np
 from bevatron.data.dataset import column
 from bevatron.data.proteins.alignments import Alignments
 from bevatron.data.store.store import Store
-from bevatron.data.summary.inspect import Table, counted
+from bevatron.data.summary.inspect import Row, Table
 from bevatron.recipes.proteins import CLUSTERS, opened_searches, rejects_file
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray
-
-Row = tuple[str | int | float | None, ...]
 
 MOST_REJECTS = 40
 """Files that were left out and have a row of their own."""
@@ -132,8 +130,4 @@ def draw_searches(report: Report, store: Store) -> None:
     }  # fmt: skip
     for name, (values, what, title, of, caption) in numbers.items():
         if values is not None and len(values):
-            report.figure(
-                plots.histogram({name: plots.Counted(*counted(values))}, what, title, of),
-                f"{caption}.",
-                name,
-            )
+            report.figure(plots.histogram({name: values}, what, title, of), f"{caption}.", name)

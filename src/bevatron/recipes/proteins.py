@@ -1,7 +1,5 @@
 """Preparation common to stores of complexes and of chains: alignments, templates, clusters."""
 
-import csv
-import io
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +28,7 @@ from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare, rank_and_world
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.errors import ConfigError, DataError, StoreError, reason_of
-from bevatron.files import TEMPORARY, remove_folder, write_text_atomically
+from bevatron.files import TEMPORARY, remove_folder, write_csv_atomically, write_text_atomically
 from bevatron.output import say
 from bevatron.typing import Array, Arrays
 
@@ -476,9 +474,7 @@ def list_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> None:
     if not rejects:
         path.unlink(missing_ok=True)
         return
-    text = io.StringIO()
-    csv.writer(text).writerows([("file", "reason"), *rejects])
-    write_text_atomically(path, text.getvalue(), StoreError)
+    write_csv_atomically(path, [("file", "reason"), *rejects], StoreError)
 
 
 def lines_of_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> list[str]:

@@ -14,7 +14,7 @@ from bevatron.parallel.collectives import gather_json
 from bevatron.parallel.mesh import Mesh, open_mesh, parse_device
 from bevatron.train.description import Planned, memory_of_stage
 from bevatron.train.memory_plan import MemoryPlan, NotPlannableError, would_be_captured
-from bevatron.train.run import Run, SamplesApart, SamplesInGroups, Stage
+from bevatron.train.run import BesideGraphs, Run, SamplesApart, SamplesInGroups, Stage
 from bevatron.train.settings import TrainConfig
 
 USABLE = 0.92
@@ -28,6 +28,12 @@ RECOMPUTED: dict[Kind, str] = {
     "segments": "groups of blocks",
 }
 """What ``auto`` chooses from, the fastest first."""
+SPARING: dict[Kind, Kind] = {"none": "all", "pair": "all"}
+"""What steps that are launched beside captured ones compute again instead: the same weights come of
+it, bit for bit."""
+GROWTH = 0.25
+"""Share of a captured step's activations by which graphs of other shapes add to the memory that all
+graphs share."""
 
 
 def gpu_memory(config: TrainConfig) -> int | None:
@@ -99,40 +105,59 @@ def _choose(run: Run, memory: int) -> list[_Chosen]:
     chosen: dict[int, _Chosen] = {}
     # Of policies that did not fit, bytes over the square of the length.
     too_much: dict[Kind | None, float] = {}
-    enough = len(kinds)
+    enough, beside = len(kinds), None
     for number in sorted(longest, key=lambda n: -longest[n]):
         squared = longest[number] ** 2
         for place, kind in enumerate(kinds):
-            stage = run.stages[number]
-            if kind is not None:
-                stage = replace(stage, set_up=Recomputation(modules, kind))
             if place == enough:  # fits longer crops
-                chosen[number] = _Chosen(stage, None)
+                stage = _stage(run.stages[number], modules, kind)
+                chosen[number] = _Chosen(replace(stage, beside=beside), None)
                 break
             # Memory grows at most with the square: this is the least that it can be.
             last = place + 1 == len(kinds)
             if too_much.get(kind, 0.0) * squared > USABLE * memory and not last:
                 continue
-            stages = [stage if n == number else one for n, one in enumerate(run.stages)]
-            plan = memory_of_stage(replace(run, stages=stages), number, gpu=True)
-            needed = _needed(plan, captured)
-            chosen[number] = _Chosen(stage, needed)
-            if _fits(needed, memory):
-                enough = place
+            one = _plan(run, number, modules, kind, captured, memory)
+            chosen[number] = one
+            if one.planned is not None and _fits(one.planned, memory):
+                enough, beside = place, one.stage.beside
                 break
-            if isinstance(needed, int):
-                too_much[kind] = needed / squared
+            if isinstance(one.planned, int):
+                too_much[kind] = one.planned / squared
     return [chosen[number] for number in range(len(run.stages))]
 
 
-def _needed(plan: Planned, captured: bool) -> int | NotPlannableError:
-    """Return the bytes for steps over samples of many shapes.
+def _stage(stage: Stage, modules: tuple[str, ...], kind: Kind | None) -> Stage:
+    return stage if kind is None else replace(stage, set_up=Recomputation(modules, kind))
 
-    A shape that is new is launched beside the memory that the graphs of others share.
+
+def _plan(
+    run: Run, number: int, modules: tuple[str, ...], kind: Kind | None, captured: bool, memory: int
+) -> _Chosen:
+    """Plan the steps of a stage over samples of many shapes with a policy.
+
+    The first step of a shape is launched beside the memory that the graphs of others share.
     """
-    if not isinstance(plan, MemoryPlan):
-        return plan
-    return plan.peak + (plan.activations if captured else 0)
+
+    def planned(stage: Stage) -> Planned:
+        stages = [stage if n == number else one for n, one in enumerate(run.stages)]
+        return memory_of_stage(replace(run, stages=stages), number, gpu=True)
+
+    stage = _stage(run.stages[number], modules, kind)
+    graph = planned(stage)
+    if not isinstance(graph, MemoryPlan) or not captured or graph.peak > USABLE * memory:
+        return _Chosen(stage, graph.peak if isinstance(graph, MemoryPlan) else graph)
+    launched: Planned = graph
+    spare = stage.set_up if kind is None else Recomputation(modules, SPARING.get(kind, kind))
+    if spare != stage.set_up:
+        launched = planned(replace(stage, set_up=spare))
+    if not isinstance(launched, MemoryPlan):
+        return _Chosen(stage, launched)
+    needed = graph.peak + int(GROWTH * graph.activations) + launched.activations
+    if spare is not None:
+        others = graph.peak - graph.gaps - graph.activations + launched.activations
+        stage = replace(stage, beside=BesideGraphs(spare, int(USABLE * memory) - others))
+    return _Chosen(stage, needed)
 
 
 def _fits(needed: int | NotPlannableError, memory: int) -> bool:
@@ -144,6 +169,8 @@ def _note(chosen: _Chosen, memory: int) -> str:
     stage, needed = chosen.stage, chosen.planned
     set_up = stage.set_up
     what = RECOMPUTED[set_up.kind] if isinstance(set_up, Recomputation) else "as configured"
+    if stage.beside is not None and stage.beside.set_up != set_up:
+        what += ", in steps of new shapes every block"
     note = f"stage {stage.name} recomputes {what}: "
     if not isinstance(needed, int):
         return f"{note}its memory cannot be planned"

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from torch import nn
 
-from bevatron.train.report.page import Cell, Report
+from bevatron.output import Cell
+from bevatron.train.report.page import Report
 from bevatron.train.report.training import (
     History,
     Metric,

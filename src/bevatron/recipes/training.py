@@ -17,12 +17,7 @@ from bevatron.data.processes import own_cpus, start_fork_server
 from bevatron.errors import CheckpointError, ConfigError, DamagedError
 from bevatron.output import note, say
 from bevatron.parallel.collectives import barrier
-from bevatron.parallel.mesh import (
-    open_mesh,
-    parse_device,
-    ranks_from_environment,
-    start_gpu,
-)
+from bevatron.parallel.mesh import open_mesh, parse_device, ranks_from_environment, start_gpu
 from bevatron.recipes import DEFAULT, SYSTEMS, recipe
 from bevatron.recipes.run_config import LARGE_MODEL
 from bevatron.recipes.starter import check_filled
@@ -218,10 +213,7 @@ def _described_memory(stage: str, plan: Planned) -> tuple[str, str]:
         return title, f"unknown: {plan}"
     mib = [f"{number / 2**20:,.0f}" for number in (plan.peak, plan.weights, plan.optimizer)]
     rest = f"{(plan.peak - plan.weights - plan.optimizer) / 2**20:,.0f}"
-    return (
-        title,
-        f"{mib[0]} MiB: weights {mib[1]}, optimiser {mib[2]}, the largest batch {rest}",
-    )
+    return (title, f"{mib[0]} MiB: weights {mib[1]}, optimiser {mib[2]}, the largest batch {rest}")
 
 
 def _described_steps(found: Mapping[str, Any]) -> dict[str, str]:

@@ -197,19 +197,21 @@ def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: 
     missing or damaged or the model is another one.
     """
     try:
-        state.model.load_state_dict(_read(checkpoint, "model.safetensors"))
+        state.model.load_state_dict(read_tensors(checkpoint, "model.safetensors"))
     except RuntimeError as error:
         raise CheckpointError(
             f"{checkpoint.path}: the weights belong to another model ({misfit(error)})"
         ) from None
-    load_optimizer_tensors(state.model, state.optimizer, _read(checkpoint, "optimizer.safetensors"))
+    load_optimizer_tensors(
+        state.model, state.optimizer, read_tensors(checkpoint, "optimizer.safetensors")
+    )
     if state.ema is not None:
-        state.ema.load(_read(checkpoint, "ema.safetensors"), checkpoint.ema_updates or 0)
+        state.ema.load(read_tensors(checkpoint, "ema.safetensors"), checkpoint.ema_updates or 0)
     state.progress = checkpoint.progress
     if state.progress.pending is not None:
-        state.pending = _read(checkpoint, PENDING)
+        state.pending = read_tensors(checkpoint, PENDING)
     if SHARED_RANDOM in checkpoint.checksums:  # older ones are without
-        for name, saved in _read(checkpoint, SHARED_RANDOM).items():
+        for name, saved in read_tensors(checkpoint, SHARED_RANDOM).items():
             if name in state.generators:
                 state.generators[name].set_state(saved)
     if mesh.rank < checkpoint.record.num_ranks:
@@ -228,7 +230,8 @@ def _with_named_costs(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, **flatten({"batch": with_named_costs(own)})}
 
 
-def _read(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
+def read_tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
+    """Read the tensors of one of its files; DamagedError if it is missing or damaged."""
     try:
         return load(_read_bytes(checkpoint, name))
     except SafetensorError as error:

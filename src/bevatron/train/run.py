@@ -156,6 +156,22 @@ class FitResult:
 
 
 @dataclass(frozen=True)
+class BesideGraphs:
+    """How steps are launched beside the memory that the graphs of captured steps hold.
+
+    Such are the first over batches of a new shape, and those that warm up before a capture.
+
+    Attributes
+    ----------
+    set_up : called with the model before one, as `Stage.set_up` is after it; it changes no result
+    graph_bytes : most memory for the graphs
+    """
+
+    set_up: Callable[[torch.nn.Module], None]
+    graph_bytes: int
+
+
+@dataclass(frozen=True)
 class Stage:
     """A stage of a run whose samples are drawn.
 
@@ -168,6 +184,7 @@ class Stage:
         Named counts of the samples of all sources, in their order, [n] each: ranks get about the
         same ``batch.cost`` of them.
     set_up : called with the model before steps of the stage: what is computed again in them, say
+    beside : of steps that are launched beside captured ones; None = as all others
     """
 
     name: str
@@ -175,6 +192,7 @@ class Stage:
     train: Draws
     sizes: Mapping[str, IntArray]
     set_up: Callable[[torch.nn.Module], None] | None = None
+    beside: BesideGraphs | None = None
 
 
 @dataclass

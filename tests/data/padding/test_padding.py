@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,6 +77,9 @@ def test_what_is_too_large_is_refused():
     assert BatchShape(batch.num_edges, 9, 3).fits(batch)
     with pytest.raises(ValueError, match=r"does not fit into \d+ edges, 8 atoms"):
         pad_structures(batch, BatchShape(batch.num_edges, 8, 3))
+    rounded = replace(batch, edges=batch.edges.double())
+    with pytest.raises(ValueError, match="edges: float64 does not fit into int"):
+        StaticBatch(SHAPE).fill(rounded)
 
 
 def test_a_static_batch_stays_where_it_is_and_forgets_what_was_in_it():

@@ -136,7 +136,7 @@ def test_derivatives_agree_with_finite_differences():
 
 
 @pytest.mark.parametrize("irreps", [MACE, NEQUIP])
-def test_turns_and_mirrors_with_its_inputs(irreps):
+def test_rotates_and_reflects_with_its_inputs(irreps):
     turns = {"x": irreps[0], "harmonics": irreps[1]}
     check_equivariant(product(irreps), make(irreps), turns, paths(*irreps).irreps_mid)
 
@@ -153,7 +153,7 @@ def test_does_not_depend_on_the_order_of_nodes_or_edges():
     assert_close(product(MACE)(x=inputs["x"], **shuffled), product(MACE)(**inputs), 1e-13)
 
 
-def test_nodes_without_edges_get_zeros_and_nothing_wanted_gives_no_columns():
+def test_nodes_without_edges_get_zeros_and_no_paths_give_no_columns():
     graph = awkward_graphs()[0]
     assert not product(MACE)(**make(MACE, graph)).any()
     assert product(("2x0e", "0e", "1o"))(**make(("2x0e", "0e", "1o"))).shape == (5, 0)

@@ -95,7 +95,7 @@ def test_result_and_derivatives_are_right_on_awkward_graphs(graph, dtype):
 @pytest.mark.parametrize("graph", GRAPHS[:1] + GRAPHS[4:], ids=lambda graph: graph.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kept", [0, 4, 8], ids=["none kept", "one chunk kept", "two kept"])
-def test_weights_made_in_chunks_give_the_same(graph, dtype, kept, small_chunks, monkeypatch):
+def test_weights_computed_in_chunks_give_the_same(graph, dtype, kept, small_chunks, monkeypatch):
     radial = module("radial_tensor_product.triton")
     monkeypatch.setattr(radial, "kept_edges", lambda num_edges, *_: min(kept, num_edges))
     check(SMALL, make(SMALL, graph, dtype, hidden=5))
@@ -108,7 +108,7 @@ def test_a_hub_with_thousands_of_edges(monkeypatch):
 
 
 @pytest.mark.parametrize(("kept", "made"), [(0, 6), (4, 4), (5, 2)])
-def test_weights_that_are_kept_are_not_made_again(kept, made, small_chunks, monkeypatch):
+def test_kept_weights_are_not_recomputed(kept, made, small_chunks, monkeypatch):
     """Five edges are two chunks: made for the result, its gradient and that gradient's."""
     inputs = make(SMALL, TINY, hidden=3)
     radial = module("radial_tensor_product.triton")
@@ -128,7 +128,7 @@ def test_weights_that_are_kept_are_not_made_again(kept, made, small_chunks, monk
 
 
 @pytest.mark.parametrize("hidden", [0, 3])
-def test_kernels_are_right_as_written_for_a_gpu(as_on_a_gpu, small_chunks, hidden):
+def test_kernels_generated_for_a_gpu_are_right(as_on_a_gpu, small_chunks, hidden):
     irreps = ("5x0e+3x1o", "0e+1o", "0e+1o")
     check(irreps, make(irreps, TINY, hidden=hidden))
 
@@ -149,7 +149,7 @@ def test_chunks_are_equal_and_within_their_memory():
 @pytest.mark.parametrize(
     ("edges", "kept"), [(119_372, 3 / 5), (1_193_720, 34 / 46), (20_000, 1), (0, 1)]
 )
-def test_the_weights_that_are_kept_are_in_proportion_to_the_edges(edges, kept):
+def test_kept_weights_are_proportional_to_the_edges(edges, kept):
     radial, last_weight = module("radial_tensor_product.triton"), torch.empty(64, 1280)
     size = radial.chunk_size(edges, 5120)
     found = radial.kept_edges(edges, size, last_weight)
@@ -160,7 +160,7 @@ def test_the_weights_that_are_kept_are_in_proportion_to_the_edges(edges, kept):
 
 @pytest.mark.parametrize("irreps", [MACE, NEQUIP, HIGH], ids=["mace", "nequip", "high degrees"])
 @pytest.mark.parametrize("dtype", DTYPES if GPU else DTYPES[:1])
-def test_any_irreps_are_written_rightly(irreps, dtype):
+def test_kernels_for_any_irreps_are_right(irreps, dtype):
     check(irreps, make(irreps, GRAPHS[-1] if GPU else PAIR, dtype))
 
 
@@ -171,7 +171,7 @@ irreps_texts = st.lists(
 
 @settings(max_examples=3, deadline=None)
 @given(irreps_texts, st.integers(0, 4), irreps_texts, st.sampled_from([0, 3]))
-def test_drawn_irreps_are_written_rightly(irreps_in, l_max, irreps_out, hidden):
+def test_kernels_for_random_irreps_are_right(irreps_in, l_max, irreps_out, hidden):
     irreps = (irreps_in, str(Irreps.harmonics(l_max)), irreps_out)
     if paths(*irreps).paths:
         check(irreps, make(irreps, PAIR, torch.float32, hidden))
@@ -195,7 +195,7 @@ def test_edges_in_any_order_and_strided_inputs(hidden, small_chunks):
 
 
 @pytest.mark.parametrize("hidden", [0, 3])
-def test_an_order_found_before_gives_the_same_bits(hidden):
+def test_a_precomputed_order_gives_the_same_bits(hidden):
     inputs = make(SMALL, TINY, torch.float32, hidden=hidden)
     call, _ = product(SMALL, inputs)
     order = EdgeOrder(inputs["edges"], TINY.num_nodes, by_receiver=True)
@@ -204,13 +204,13 @@ def test_an_order_found_before_gives_the_same_bits(hidden):
 
 
 @pytest.mark.skipif(GPU, reason="on a GPU the check stops the process")
-def test_edges_said_to_be_sorted_that_are_not_are_refused():
+def test_unsorted_edges_declared_sorted_are_refused():
     order = EdgeOrder(torch.tensor([[0, 0], [1, 0]]), 2, by_receiver=True)
     with pytest.raises(RuntimeError, match="not sorted by receiver"):
         order.senders  # noqa: B018
 
 
-def test_a_gradient_that_nobody_asked_for_is_not_computed():
+def test_a_gradient_that_is_not_requested_is_not_computed():
     inputs = make(SMALL, TINY, hidden=3)
     call, _ = product(SMALL, inputs)
     tensors = {k: v.requires_grad_() if k != "edges" else v for k, v in inputs.items()}
@@ -246,7 +246,7 @@ def test_half_precision_is_refused_by_name():
 
 
 @pytest.mark.parametrize("shape", [(7, 5, 9), (300, 3, 70)] + ([(20_000, 64, 1280)] if GPU else []))
-def test_matrix_products_of_the_last_layer(shape):
+def test_matmuls_of_the_last_layer(shape):
     """Against float64; the interpreter rounds nothing to TF32, a GPU does."""
     matmul = module("radial_tensor_product.triton_matmul")
     num_rows, num_hidden, width = shape
@@ -266,14 +266,14 @@ def test_matrix_products_of_the_last_layer(shape):
     assert_close(outer.out, 2.0 * rows.double().mT @ expanded.double(), limit)
 
 
-def test_layers_too_wide_for_shared_memory_are_left_to_the_library(monkeypatch):
+def test_layers_too_wide_for_shared_memory_go_to_cublas(monkeypatch):
     matmul = module("radial_tensor_product.triton_matmul")
     for kernel in ("_expand", "_contract", "_outer"):
         monkeypatch.setattr(matmul, kernel, None)  # never launched
     check(SMALL, make(SMALL, PAIR, torch.float32, hidden=129))
 
 
-def test_weights_of_edges_are_made_within_the_shared_memory_of_other_gpus():
+def test_edge_weights_fit_the_shared_memory_of_other_gpus():
     script = Path(__file__).with_name("compiled_sizes.py")
     compiling = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
@@ -295,7 +295,7 @@ def test_compiled_with_its_inner_gradient_it_equals_eager():
 
 
 @pytest.mark.parametrize("hidden", [0, 3])
-def test_operators_are_registered_as_torch_wants_them(hidden):
+def test_operators_pass_opcheck(hidden):
     inputs = make(SMALL, PAIR, hidden=hidden)
     edges = EdgeOrder(inputs.pop("edges"), PAIR.num_nodes, by_receiver=True)
     launch = module("channelwise_tensor_product.triton_launch")
@@ -345,7 +345,7 @@ def swapped(x, irreps, before):
 
 @pytest.mark.parametrize("implementation", ["reference", "triton"])
 @pytest.mark.parametrize("hidden", [0, 3])
-def test_components_before_channels_are_the_same_numbers(hidden, implementation, small_chunks):
+def test_both_layouts_hold_the_same_values(hidden, implementation, small_chunks):
     inputs = make(SMALL, TINY, hidden=hidden)
     call, (name, _) = product(SMALL, inputs)
     irreps_mid = paths(*SMALL).irreps_mid

@@ -62,7 +62,7 @@ def test_sums_over_edges_repeat_bit_for_bit(by_receiver):
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
 
 
-def test_operators_are_registered_as_torch_wants_them():
+def test_operators_pass_opcheck():
     operators = pytest.importorskip("bevatron.kernels.equivariant.edge_vectors.triton")
     edges = torch.tensor([[2, 0, 2, 1], [0, 0, 1, 2]], device=DEVICE)
     order = EdgeOrder(edges, 3)

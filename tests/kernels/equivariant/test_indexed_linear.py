@@ -77,7 +77,7 @@ def test_more_rows_of_an_element_than_are_summed_at_once(implementation):
     check_op(scaled, equation, inputs, ran=("indexed_linear", implementation))
 
 
-def test_features_with_channels_last_in_memory_stay_so():
+def test_channels_last_features_stay_channels_last():
     pytest.importorskip("triton")
     inputs = make(4, 4, 3)
     x = inputs["x"].transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
@@ -89,14 +89,30 @@ def test_features_with_channels_last_in_memory_stay_so():
     torch.testing.assert_close(result, equation(**{**inputs, "x": x}))
 
 
-def test_atoms_of_unknown_elements_get_nan_in_triton_and_an_error_in_the_reference():
+@pytest.mark.parametrize("copies", [1, 40])
+def test_atoms_of_unknown_elements_get_nan_in_triton_and_an_error_in_the_reference(copies):
     pytest.importorskip("triton")
-    inputs = make(3, 2, 1)
-    inputs["elements"][1] = 5
+    inputs = make(3, 2, 3, torch.tensor([2, 5, 2, 3, -1, 2, 2]).repeat(copies))
     with kernels.use(indexed_linear="triton"):
-        assert scaled(**inputs).isnan().any(1).flatten().tolist() == [i == 1 for i in range(7)]
+        result = scaled(**inputs).cpu()
+    unknown = torch.tensor([i % 7 in (1, 4) for i in range(7 * copies)])
+    assert result[unknown].isnan().all()
+    known = {**inputs, "x": inputs["x"].cpu(), "weights": inputs["weights"].cpu()}
+    known["elements"] = inputs["elements"].cpu().clamp(0, 4)
+    torch.testing.assert_close(result[~unknown], equation(**known)[~unknown])
     with kernels.use("reference"), pytest.raises(RuntimeError, match="split"):
         scaled(**inputs)
+
+
+def test_groups_are_cut_into_tiles_once_for_all_operators():
+    tiles = pytest.importorskip("bevatron.kernels.equivariant.triton_element_tiles")
+    ptr = ElementOrder(ELEMENTS.to(DEVICE), 5).ptr
+    table = tiles.tile_table(ptr, 7, 2)
+    assert tiles.tile_table(ptr, 7, 2) is table
+    assert tiles.tile_table(ptr, 21, 2, 3) is not table
+    other = tiles.tile_table(ptr.clone(), 7, 2)
+    assert other is not table
+    assert torch.equal(other, table)
 
 
 def test_derivatives_agree_with_finite_differences_for_every_pair_of_inputs(implementation):
@@ -127,7 +143,7 @@ def test_a_wrong_shape_is_named(change, message):
         inspect.unwrap(indexed_linear)(**inputs)
 
 
-def test_operators_are_registered_as_torch_wants_them():
+def test_operators_pass_opcheck():
     pytest.importorskip("triton")
     from bevatron.kernels.equivariant.indexed_linear import triton as ours
 

@@ -39,7 +39,7 @@ def test_the_basis_and_its_derivatives(dtype, num, num_basis, order):
     check_op(call, call, {"lengths": lengths}, ran=RAN, strided=num == 63)
 
 
-def test_derivatives_by_frequencies_are_refused():
+def test_derivatives_with_respect_to_frequencies_are_refused():
     frequencies, prefactor = bessel_parameters(4.0, 3)
     lengths, r_max = torch.ones(2, dtype=torch.float64), torch.tensor(4.0)
     with kernels.use(radial_basis="triton"), pytest.raises(KernelError, match="lengths only"):

@@ -95,7 +95,7 @@ def test_a_loss_on_forces_has_the_reference_s_gradients(dtype):
         assert_close(value, wanted, limit, name)
 
 
-def test_forces_alone_need_no_gradient_by_weights(monkeypatch):
+def test_forces_alone_compute_no_weight_gradients(monkeypatch):
     from bevatron.kernels.equivariant.radial_network import triton as module
 
     # In float32, since in float64 a GPU goes layer by layer.
@@ -107,7 +107,7 @@ def test_forces_alone_need_no_gradient_by_weights(monkeypatch):
 
 
 @pytest.mark.parametrize("implementation", ["reference", "triton"])
-def test_without_edges_weights_have_gradients_of_zero(implementation):
+def test_without_edges_weight_gradients_are_zero(implementation):
     """Where a batch has no edges, optimisers and sums over ranks still find every gradient."""
     given = {name: value.requires_grad_() for name, value in make(0, (8, 16, 16, 16)).items()}
     with kernels.use(radial_network=implementation):

@@ -26,12 +26,12 @@ def test_sums_and_their_derivatives_are_right(graph, shape):
     check_op(scatter_sum, plainly, {**inputs, "values": values.double()}, strided=True)
 
 
-def test_the_order_of_the_rows_does_not_have_to_follow_the_segments():
+def test_rows_may_come_in_any_order():
     index = torch.tensor([2, 0, 2, 1, 0], dtype=torch.int32)
     assert scatter_sum(torch.arange(5.0), index, 4).tolist() == [5.0, 3.0, 2.0, 0.0]
 
 
-def test_lengths_that_do_not_go_together_are_refused():
+def test_mismatched_lengths_are_refused():
     with pytest.raises(ValueError, match=r"\(3,\) values do not go with \(2,\) indices"):
         inspect.unwrap(scatter_sum)(torch.ones(3), torch.tensor([0, 1]), 2)
 
@@ -61,7 +61,7 @@ def test_fast_sums_repeat_bit_for_bit():
     assert torch.equal(found[0], found[2])
 
 
-def test_operators_are_registered_as_torch_wants_them():
+def test_operators_pass_opcheck():
     operators = pytest.importorskip("bevatron.kernels.equivariant.scatter_sum.triton")
     index, ptr = torch.tensor([1, 0, 1]), torch.tensor([0, 1, 3, 3])
     index, ptr, order = index.to(DEVICE), ptr.to(DEVICE), index.argsort(stable=True).to(DEVICE)

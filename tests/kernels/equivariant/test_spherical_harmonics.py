@@ -19,7 +19,7 @@ def test_harmonics_and_their_derivatives(dtype, l_max, num):
     check_op(spherical_harmonics, spherical_harmonics, inputs, ran=RAN, strided=num == 5)
 
 
-def test_lengths_do_not_matter():
+def test_harmonics_do_not_depend_on_lengths():
     directions = torch.nn.functional.normalize(torch.randn(20, 3, device=DEVICE), dim=1)
     lengths = torch.logspace(-3, 3, 20, device=DEVICE)[:, None]
     check_op(

@@ -107,7 +107,7 @@ def test_derivatives_agree_with_finite_differences():
 
 
 @pytest.mark.parametrize("correlation", [2, 3])
-def test_turns_and_mirrors_with_its_features(correlation):
+def test_rotates_and_reflects_with_its_features(correlation):
     irreps = "2x0e+2x1o+2x2e"
     inputs = make(2, irreps, correlation)
     check_equivariant(contraction(irreps, correlation), inputs, {"a": Irreps.harmonics(2)}, irreps)
@@ -170,7 +170,7 @@ def test_unnatural_parity_is_refused():
         contraction("2x1e", 1)(**make(1, "2x1o", 1))
 
 
-def test_what_is_too_large_is_refused_with_its_size():
+def test_a_too_large_contraction_is_refused_with_its_size():
     a = torch.ones(1, 1, 25)
     with pytest.raises(ConfigError, match="GiB of coefficients"):
         symmetric_contraction(a, {2: []}, torch.zeros(1).long(), "1x2e", 4)

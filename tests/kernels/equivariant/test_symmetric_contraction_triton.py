@@ -86,7 +86,7 @@ def test_more_atoms_of_an_element_than_a_tile_holds():
     check("2x0e+2x1o", 2, make(1, "2x0e+2x1o", 2, elements))
 
 
-def test_features_with_channels_last_are_taken_as_they_are():
+def test_channels_last_features_are_read_in_place():
     inputs = make(2, "3x0e+3x1o", 2)
     turned = {**inputs, "a": inputs["a"].transpose(1, 2).contiguous().transpose(1, 2)}
     results = []
@@ -157,7 +157,7 @@ def test_derivatives_agree_with_finite_differences_for_every_pair_of_inputs():
         assert torch.autograd.gradgradcheck(call, tensors, fast_mode=True)
 
 
-def test_operators_are_registered_as_torch_wants_them():
+def test_operators_pass_opcheck():
     from bevatron.kernels.equivariant.symmetric_contraction import triton as ours
     from bevatron.kernels.equivariant.symmetric_contraction.polynomial import (
         known_polynomial,
@@ -214,7 +214,7 @@ def test_a_captured_step_follows_new_elements():
 
 
 @pytest.mark.parametrize("implementation", ["reference", "triton"])
-def test_components_before_channels_are_the_same_numbers(implementation):
+def test_both_layouts_hold_the_same_values(implementation):
     irreps, inputs = "3x0e+3x1o", make(1, "3x0e+3x1o", 2)
     call = contraction(irreps, 2)
 

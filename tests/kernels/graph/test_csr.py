@@ -65,7 +65,7 @@ def test_types_are_the_smallest_that_fit():
     assert ordering.index_type(2**31) == torch.int64
 
 
-def test_indices_that_are_no_whole_numbers_are_refused_by_type():
+def test_non_integer_indices_are_refused_by_type():
     for index in (torch.tensor([0.0, 1.0]), torch.tensor([True, False]), torch.zeros(0)):
         with pytest.raises(DataError, match=r"Csr: the rows of the entries are .*, expected whole"):
             ordering.check_indices("row", index, 3)
@@ -123,7 +123,7 @@ def test_long_rows_have_a_warp_and_short_ones_share_one():
     ptr = torch.tensor([0, *([200] * 9), *([40] * 50), *([3] * 70), *([1] * 3000)]).cumsum(0)
     made = work.make_work(ptr)
     numbers = [made.num_slots, len(made.row), *made.lengths]
-    long, middling, short = launch.side_by_side(numbers, 32, launch.Tile(1024, 32), 4)
+    long, middling, short = launch.lane_buckets(numbers, 32, launch.Tile(1024, 32), 4)
     assert [bucket.count for bucket in (long, middling, short)] == [9, 120, 3000]
     # 32 numbers of four bytes are eight lanes of sixteen; a long row is dealt out to four groups.
     assert (long.rows, long.entries) == (middling.rows, middling.entries) == (4, 8)
@@ -132,7 +132,7 @@ def test_long_rows_have_a_warp_and_short_ones_share_one():
     assert [bucket.filled for bucket in (long, middling, short)] == [True, True, False]
     assert (short.rows, short.entries) == (16, 1)
     assert short.first + short.count == len(made.row)
-    half = launch.side_by_side(numbers, 32, launch.Tile(1024, 32), 2)[1]
+    half = launch.lane_buckets(numbers, 32, launch.Tile(1024, 32), 2)[1]
     assert (half.rows, half.entries) == (8, 4)
 
 
@@ -196,7 +196,7 @@ def test_mask_of_a_block_is_the_block_of_the_mask():
     assert torch.equal(keep_mask(block, seed, 3, 0.4), mask[inside])
 
 
-def test_mask_drops_the_asked_share_and_differs_by_head_and_seed():
+def test_mask_drops_the_requested_fraction_and_differs_by_head_and_seed():
     row, col = random_entries(200, 200, 0.6)
     csr = Csr.from_coo(row, col, (200, 200))
     masks = torch.cat([keep_mask(csr, as_seed(seed, csr.device), 2, 0.3) for seed in (1, 2**40)], 1)

@@ -72,7 +72,7 @@ def test_gatv2_is_a_masked_dense_softmax():
 
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("softmax", [False, True])
-def test_forms_of_scalar_product_attention(normalize, softmax):
+def test_forms_of_dot_product_attention(normalize, softmax):
     pattern, dense, csr = graph()
     x, beta = leaves((8, 2, 3), (1,))
     unit = F.normalize(x, dim=-1, eps=1e-12) if normalize else x
@@ -96,7 +96,7 @@ def test_zero_vectors_have_no_direction_and_no_gradient():
     assert gradient.isfinite().all()
 
 
-def test_agnn_is_that_of_pytorch_geometric():
+def test_agnn_equals_pytorch_geometric():
     geometric = pytest.importorskip("torch_geometric.nn")
     _, _, csr = graph()
     csr = csr.with_values(None)
@@ -109,7 +109,7 @@ def test_agnn_is_that_of_pytorch_geometric():
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
-def test_aggregation_is_that_of_the_dense_matrix(reduce):
+def test_aggregation_equals_that_of_the_dense_matrix(reduce):
     pattern, dense, csr = graph()
     (x,) = leaves((8, 5))
     if reduce in {"sum", "mean"}:
@@ -217,7 +217,7 @@ def test_blocks_with_dropout_need_a_seed():
 
 @pytest.mark.parametrize("softmax", [False, True])
 @pytest.mark.parametrize("own_value", [False, True])
-def test_blocks_of_scalar_product_attention_add_up(implementation, softmax, own_value):
+def test_blocks_of_dot_product_attention_add_up(implementation, softmax, own_value):
     _, _, csr = graph()
     query, key, value, row_scale, col_scale = leaves(
         (8, 2, 3), (8, 2, 3), (8, 2, 4), (8, 2), (8, 2)
@@ -251,7 +251,7 @@ def test_blocks_of_scalar_product_attention_add_up(implementation, softmax, own_
         torch.testing.assert_close(found, exact, rtol=1e-11, atol=1e-12)
 
 
-def test_what_does_not_fit_is_refused_by_name():
+def test_mismatched_arguments_are_refused_by_name():
     _, _, csr = graph(5, 6)
     x, row_score, col_score = torch.randn(6, 1, 2), torch.randn(5, 1), torch.randn(6, 1)
 

@@ -206,7 +206,7 @@ def test_no_entries_at_all():
     assert graph_softmax(csr, sddmm(csr, x, y)).shape == (0,)
 
 
-def test_bfloat16_features_give_float32_numbers_on_the_edges():
+def test_bfloat16_features_give_float32_edge_values():
     csr, dense = rectangle()
     x, y = torch.randn(N, K).bfloat16(), torch.randn(M, K).bfloat16()
     products = sddmm(csr, x, y)
@@ -222,7 +222,7 @@ def test_the_registry_knows_the_blocks_and_counts_them():
     assert registry.launches() == {("sddmm", "reference"): 1}
 
 
-def test_rows_that_do_not_go_with_the_matrix_are_refused():
+def test_rows_that_do_not_match_the_matrix_are_refused():
     csr, _ = rectangle()
     with pytest.raises(ValueError, match="x has 5 rows, expected 6"):
         inspect.unwrap(sddmm)(csr, torch.ones(M, K), torch.ones(M, K))

@@ -150,7 +150,7 @@ def test_gat_in_double_precision():
     gat(*_first(matrix(hub, values=True), 1, 3, torch.float64), dropout=0.3)
 
 
-def test_gat_shares_out_channels():
+def test_gat_splits_channels_over_programs():
     with gat_operator.TILES.replaced(forward=Tile(64, 4), backward=Tile(64, 4), values=Tile(64, 4)):
         gat(*_first(matrix("random", values=True), 2, 10, torch.float32))
 
@@ -165,18 +165,18 @@ def test_gat_in_buckets_of_length(monkeypatch, numbers):
 
 
 @pytest.mark.parametrize("values", [False, True])
-def test_gat_with_the_entries_of_a_row_dealt_out(monkeypatch, values):
+def test_gat_with_the_entries_of_a_row_dealt_to_lanes(monkeypatch, values):
     def dealt(numbers, width, tile, number_bytes):
         del width, tile, number_bytes
         return [launch.Bucket(0, numbers[1], rows=4, entries=2, dealt=True)] if numbers[1] else []
 
-    monkeypatch.setattr(gat_operator, "side_by_side", dealt)
+    monkeypatch.setattr(gat_operator, "lane_buckets", dealt)
     hub = "a hub, rows of one, an empty row and column"
     gat(*_first(matrix(hub, values=values), 2, 5, torch.float32))
     gat(*_first(matrix("random", values=values), 1, 4, torch.float64), dropout=0.4)
 
 
-def test_what_rows_of_one_sign_leave_unwritten_is_not_read():
+def test_parts_left_unwritten_by_rows_of_one_sign_are_not_read():
     # New memory is filled with NaN under this setting.
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -221,9 +221,7 @@ def test_an_infinite_feature_of_a_long_row_stays_in_its_channel(place, trains):
 
 
 @pytest.mark.parametrize("trains", [False, True])
-def test_an_infinite_feature_is_where_the_reference_has_it_if_fetches_have_no_masks(
-    monkeypatch, trains
-):
+def test_unmasked_loads_keep_infinite_features_where_the_reference_has_them(monkeypatch, trains):
     monkeypatch.setattr(launch, "FEW_PARTS", 0)
     full = torch.rand(9, 24, generator=torch.Generator().manual_seed(3)) < 0.4
     full[:, 23] = True  # past a row's end its last entry is fetched again: that one is finite
@@ -286,7 +284,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["symmetric", "one directed entry more"])
 @pytest.mark.parametrize("values", [False, True], ids=["no values", "values"])
-def test_attention_to_itself(form, kind, values):
+def test_self_attention(form, kind, values):
     found = pattern("symmetric")
     if kind != "symmetric":
         found[2, :] = True
@@ -308,7 +306,7 @@ def test_attention_to_itself(form, kind, values):
 
 @pytest.mark.parametrize("kind", ["no entries", KINDS[3], "random"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_queries_keys_and_values_of_their_own(kind, dtype):
+def test_separate_queries_keys_and_values(kind, dtype):
     structure, values = matrix(kind, values=True)
     n, m = structure.shape
 
@@ -424,7 +422,7 @@ def test_second_derivatives_of_sums_by_the_values_of_a_matrix():
 
 
 @pytest.mark.parametrize("operator", ["gat", "dot", "sum"])
-def test_operators_can_be_computed_again_in_the_backward_pass(operator):
+def test_operators_can_be_recomputed_in_the_backward_pass(operator):
     csr, values = matrix("random", values=True)
     csr = csr.with_values(values.to(DEVICE))
     x, row_score, col_score, query = (
@@ -513,7 +511,7 @@ def test_cuda_graph():
 
 @ON_GPU
 @pytest.mark.parametrize("operator", ["gat", "gatv2", "dot", "sum", "max"])
-def test_features_of_more_numbers_than_32_bits_count(operator):
+def test_features_of_more_than_2_to_the_31_elements(operator):
     """Columns beyond 2^31 numbers give what the same columns give in a small matrix."""
     n, m, channels = 300, 2**24 + 5, 160
     generator = torch.Generator().manual_seed(1)

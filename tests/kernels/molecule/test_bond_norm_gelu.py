@@ -52,7 +52,7 @@ def test_any_width_is_right(width, dtype):
     check(make(5, 6, width, "linear_bias", dtype=dtype, graphs=[2, 3]))
 
 
-def test_molecules_without_atoms_have_rows_of_no_effect():
+def test_rows_of_molecules_without_atoms_have_no_effect():
     check(make(6, 5, 16, graphs=[0, 4, 0, 2]))
 
 
@@ -60,7 +60,7 @@ def test_strided_inputs_are_right():
     check(make(6, 5, 16, "linear_bias", graphs=[4, 2]), strided=True)
 
 
-def test_it_is_the_layer_on_everything_side_by_side():
+def test_it_equals_the_layer_on_concatenated_inputs():
     inputs = make(6, 5, 16, dtype=torch.float64, graphs=[4, 2])
     senders, receivers = inputs["edges"]
     atoms, index = inputs["atom_rows"], inputs["graph"]
@@ -70,7 +70,7 @@ def test_it_is_the_layer_on_everything_side_by_side():
         assert_close(run(**inputs), norm_gelu(z, inputs["weight"], inputs["bias"]), 1e-13)
 
 
-def test_what_does_not_fit_is_told():
+def test_mismatched_arguments_are_reported():
     inputs = make(6, 5, 16)
     with pytest.raises(ValueError, match="atom_rows"):
         run(**inputs | {"atom_rows": inputs["atom_rows"][:, :16].contiguous()})

@@ -54,7 +54,7 @@ def test_it_is_the_normal_density():
     assert_close(found, 0.1 * normal.log_prob(inputs["distances"][:, None]).exp(), 1e-13)
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     from bevatron.kernels.molecule.gaussian_basis.triton import evaluate
 
     leaves = [tensor.requires_grad_() for tensor in make(6, 4).values()]

@@ -33,7 +33,7 @@ def test_any_number_of_rows_is_right(rows, bias):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-def test_what_flows_back_to_rows_that_are_handed_on_is_added(dtype):
+def test_gradients_of_returned_inputs_are_added(dtype):
     def both(x, weight, bias):
         y, x = linear_with_input(x, weight, bias)
         return torch.cat([y, x.square()], 1)
@@ -44,7 +44,7 @@ def test_what_flows_back_to_rows_that_are_handed_on_is_added(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-def test_a_gradient_that_is_shared_with_others_is_not_written_to(dtype):
+def test_a_shared_gradient_is_not_overwritten(dtype):
     """All three terms of a sum get one and the same gradient."""
 
     def both(x, weight, more):
@@ -59,7 +59,7 @@ def test_a_gradient_that_is_shared_with_others_is_not_written_to(dtype):
     check_op(both, both, inputs, order=1, tolerance=TOLERANCES[dtype], ran=ran)
 
 
-def test_rows_that_are_only_handed_on_get_what_flows_back():
+def test_rows_that_are_only_returned_get_their_gradient():
     x, weight = draw(3, 4).requires_grad_(), draw(2, 4).requires_grad_()
     with use("triton"):
         total = linear_with_input(x, weight)[1].sum()

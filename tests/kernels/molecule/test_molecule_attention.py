@@ -147,7 +147,7 @@ def test_a_bias_with_contiguous_pairs_gets_such_a_gradient():
 
 
 @pytest.mark.parametrize("lying", [False, True])
-def test_what_flows_back_to_a_bias_that_is_handed_on_is_added(lying):
+def test_gradients_of_a_returned_bias_are_added(lying):
     def both(bias, **inputs):
         given = bias.t().contiguous().t() if lying else bias
         out, given = molecule_attention_with_bias(bias=given, **inputs)
@@ -156,7 +156,7 @@ def test_what_flows_back_to_a_bias_that_is_handed_on_is_added(lying):
     check(make([3, 18], spare=3, skipped=2), both)
 
 
-def test_one_product_holds_queries_keys_and_values():
+def test_one_projection_may_hold_queries_keys_and_values():
     inputs = make([7, 20])
     packed = torch.stack([inputs.pop(name) for name in ("q", "k", "v")], 1)
     check(inputs | {"q": packed, "k": None, "v": None})
@@ -176,7 +176,7 @@ def test_dropout_is_the_same_in_both_and_in_the_backward_pass(sizes):
     check(make(sizes, heads=2), dropped)
 
 
-def test_dropout_drops_its_share_and_no_two_draws_are_alike():
+def test_dropout_drops_the_requested_fraction_and_draws_differ():
     atoms, heads = torch.arange(60), torch.arange(8)
     grid = (atoms[:, None, None], atoms[None, :, None], heads[None, None, :])
     masks = [dropout_mask(torch.tensor(seed), *grid, 0.3) for seed in (1, 2, 2**33 + 1)]
@@ -202,7 +202,7 @@ def test_dropout_keeps_the_mean():
     assert abs(torch.stack(outs).mean() - 1.0) < 0.01
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     from bevatron.kernels.molecule.molecule_attention.triton import attend
 
     inputs = make([3, 5])
@@ -212,7 +212,7 @@ def test_the_custom_operators_are_well_formed():
     )
 
 
-def test_what_does_not_fit_is_told_by_name():
+def test_mismatched_arguments_are_named():
     inputs = make([3])
     with pytest.raises((ValueError, TypeError), match="bias"):
         molecule_attention(**inputs | {"bias": torch.zeros(9, 5)})

@@ -45,7 +45,7 @@ def test_any_molecule_is_right(graph, dtype):
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_what_flows_back_to_rows_that_are_handed_on_is_added(own, scaled):
+def test_gradients_of_returned_inputs_are_added(own, scaled):
     bonds = index_bonds(molecule(7, 9), 7)
     scale = draw(18, seed=4).relu() if scaled else None
 
@@ -68,7 +68,7 @@ def test_parts_may_be_left_out(left_out):
 
 @pytest.mark.parametrize("outgoing", [False, True])
 @pytest.mark.parametrize("own", [False, True])
-def test_the_parts_lie_side_by_side(outgoing, own):
+def test_the_parts_are_concatenated(outgoing, own):
     check(make(6, 7, 8, 5) | {"outgoing": outgoing, "own": own})
 
 
@@ -96,7 +96,7 @@ def test_the_reverse_of_an_edge_is_the_next():
     assert_close(sums[:, 8:], torch.nn.functional.one_hot(edges[0], 5).T.float())
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     from bevatron.kernels.molecule.neighbour_sums.triton import gather
 
     bonds = index_bonds(molecule(4, 3), 4)
@@ -105,7 +105,7 @@ def test_the_custom_operators_are_well_formed():
     torch.library.opcheck(gather.op, (*leaves, None, *lists, True, True))
 
 
-def test_what_does_not_fit_is_told():
+def test_mismatched_arguments_are_reported():
     bonds = index_bonds(molecule(4, 3), 4)
     with pytest.raises(ValueError, match="6 edges"):
         neighbour_sums(torch.zeros(5, 2, device=DEVICE), None, bonds)

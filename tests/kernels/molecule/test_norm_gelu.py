@@ -66,7 +66,7 @@ def test_strided_inputs_are_right():
     check(make(6, 20, "weight", "bias"), strided=True)
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     from bevatron.kernels.molecule.norm_gelu.triton import normalise
 
     inputs = make(4, 8, "weight", "bias", "linear_bias")
@@ -76,7 +76,7 @@ def test_the_custom_operators_are_well_formed():
     torch.library.opcheck(normalise.op, (x, None, rows, linear, weight, bias, *lists, 1e-3, False))
 
 
-def test_what_does_not_fit_is_told():
+def test_mismatched_arguments_are_reported():
     x = torch.zeros(3, 8, device=DEVICE)
     with pytest.raises((ValueError, TypeError), match="weight"):
         norm_gelu(x, torch.ones(7, device=DEVICE), None)

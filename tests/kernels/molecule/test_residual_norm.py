@@ -80,7 +80,7 @@ def test_a_dropped_branch_leaves_the_norm_of_the_input():
     assert_close(found, norm(inputs["x"], (16,), inputs["weight_0"], inputs["bias_0"], 1e-3), 1e-6)
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     from bevatron.kernels.molecule.residual_norm.triton import merge
 
     inputs = make(4, 8, 2, (0,))
@@ -92,7 +92,7 @@ def test_the_custom_operators_are_well_formed():
     torch.library.opcheck(merge.op, (*leaves, 1e-3))
 
 
-def test_what_does_not_fit_is_told():
+def test_mismatched_arguments_are_reported():
     x, one = torch.zeros(3, 8, device=DEVICE), torch.ones(8, device=DEVICE)
     with pytest.raises(ValueError, match="2 biases"):
         residual_norm(x, [x], [one], [one, one])

@@ -38,7 +38,7 @@ def test_other_types_are_right():
     check({"stream": draw(9, 8), "update": draw(9, 8, dtype=HALF), "scale": draw(9).relu()})
 
 
-def test_the_sum_keeps_the_digits_of_its_own_type():
+def test_the_sum_keeps_the_precision_of_its_own_type():
     stream = draw(9, 8)
     wide, narrow = scaled_residual(stream, torch.full_like(stream, 1e-3, dtype=HALF))
     assert wide.dtype == torch.float32
@@ -53,7 +53,7 @@ def test_gradients_of_either_result_arrive():
         assert all(bool((g == 1).all()) for g in found)
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     from bevatron.kernels.molecule.scaled_residual.triton import add
 
     leaves = (draw(4, 8).requires_grad_(), draw(4, 8, dtype=HALF).requires_grad_())

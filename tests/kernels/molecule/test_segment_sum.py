@@ -37,7 +37,7 @@ def test_rows_may_have_factors():
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_what_flows_back_to_values_that_are_handed_on_is_added(scaled):
+def test_gradients_of_returned_values_are_added(scaled):
     scale = draw(40, seed=4).relu() if scaled else None
 
     def both(values, ptr):
@@ -49,7 +49,7 @@ def test_what_flows_back_to_values_that_are_handed_on_is_added(scaled):
     check_op(both, both, inputs, order=1, tolerance=EXACT, ran=("segment_sum", "triton"))
 
 
-def test_rows_in_no_segment_count_nowhere():
+def test_rows_of_no_segment_are_ignored():
     check({"values": draw(40, 3), "ptr": pointers(5, 12) + 2})
 
 
@@ -58,14 +58,14 @@ def test_wide_strided_and_sixteen_bit_rows_are_right():
     check({"values": draw(20, 64, dtype=HALF), "ptr": pointers(3, 17)})
 
 
-def test_part_of_a_wider_tensor_is_read_where_it_lies():
+def test_a_slice_of_a_wider_tensor_is_read_in_place():
     wide = draw(9, 12)
     with use(segment_sum="triton"):
         found = segment_sum(wide[:, 3:7], pointers(4, 5))
     assert_close(found[1], wide[4:, 3:7].sum(0), 1e-6)
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     from bevatron.kernels.molecule.segment_sum.triton import add_segments
 
     torch.library.opcheck(add_segments.op, (draw(5, 4), pointers(2, 3), draw(5)))

@@ -76,7 +76,7 @@ def everything(tensors):
 
 @pytest.mark.parametrize("algorithm", ["adam", "amsgrad", "adamw"])
 @pytest.mark.parametrize(("clip", "per_tensor"), [(None, False), (0.5, False), (2.5, True)])
-def test_it_does_what_torch_does(algorithm, clip, per_tensor):
+def test_it_equals_torch(algorithm, clip, per_tensor):
     tensors, _ = make(amsgrad=algorithm == "amsgrad")
     settings = AdamSettings(
         (0.9, 0.99), 1e-7, decoupled=algorithm == "adamw", clip=clip, per_tensor=per_tensor

@@ -47,7 +47,7 @@ def _wide(given, like):
 
 
 @pytest.mark.parametrize("shape", [(5, 5, 8), (2, 9, 9, 12)])
-def test_a_transposed_update_is_read_in_place_and_its_gradient_lies_as_it_did(shape):
+def test_a_transposed_update_is_read_in_place_and_its_gradient_keeps_the_layout(shape):
     x, mask = draw(shape), mask_of(shape, "columns")
     base, dy = draw(shape, seed=8).requires_grad_(), draw(shape, seed=10)
     with use(add_dropped="triton"):
@@ -59,7 +59,7 @@ def test_a_transposed_update_is_read_in_place_and_its_gradient_lies_as_it_did(sh
     assert gradient.transpose(-2, -3).is_contiguous()
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     from bevatron.kernels.pair.add_dropped.triton import added, dropped
 
     x, update = draw((2, 3, 8)).requires_grad_(), draw((2, 3, 8), seed=8).requires_grad_()
@@ -68,7 +68,7 @@ def test_the_custom_operators_are_well_formed():
     torch.library.opcheck(dropped.op, (update.detach(), None, True, True))
 
 
-def test_shapes_and_types_that_do_not_fit_are_told():
+def test_mismatched_shapes_and_types_are_reported():
     x = torch.zeros(2, 3, 4)
     with pytest.raises((ValueError, TypeError)):
         add_dropped(x, torch.zeros(2, 3, 5))

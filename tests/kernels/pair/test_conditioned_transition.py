@@ -67,7 +67,7 @@ def test_result_and_gradients_are_right(rows, strided):
     check(make(rows, 12, 10, 24), tolerance=Tolerance(2e-6, 2e-5), strided=strided)
 
 
-def test_products_with_something_at_their_end_take_rows_with_gaps():
+def test_matmuls_with_epilogues_take_rows_with_gaps():
     tolerance = Tolerance(2e-2, 4e-2) if GPU else Tolerance(3e-3, 6e-3)
     check(make((2, 5), 128, 64, 128, dtype=HALF), tolerance=tolerance, strided=True)
 
@@ -95,7 +95,7 @@ def test_the_reference_is_the_published_algorithm():
     assert_close(actual, gate * (b @ t["down_weight"].T), 1e-13)
 
 
-def test_only_inputs_the_result_and_four_numbers_per_row_are_kept():
+def test_only_inputs_the_result_and_four_numbers_per_row_are_saved():
     inputs = {k: v.requires_grad_() for k, v in make((10,), 12, 8, 24).items()}
     given = {value.data_ptr() for value in inputs.values()}
     kept = []
@@ -105,14 +105,14 @@ def test_only_inputs_the_result_and_four_numbers_per_row_are_kept():
     assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 4 * 10
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     from bevatron.kernels.pair.conditioned_transition.triton import condition
 
     inputs = [value.requires_grad_() for value in make((4,), 6, 5, 12).values()]
     torch.library.opcheck(condition.op, (*inputs, 1e-5))
 
 
-def test_wrong_shapes_are_told_by_name():
+def test_wrong_shapes_are_named():
     inputs = make((3,), 6, 5, 12)
     inputs["out_bias"] = torch.zeros(5)
     with pytest.raises((ValueError, TypeError), match="out_bias"):

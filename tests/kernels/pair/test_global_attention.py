@@ -120,7 +120,7 @@ def test_sixteen_bits_are_no_worse_than_the_reference():
     check_no_worse("global_attention", partial(global_attention, mask=mask), inputs)
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     from bevatron.kernels.pair.global_attention.triton import sigmoid_gate
 
     gate = torch.randn(2, 3, 4, 8, device=DEVICE, requires_grad=True)
@@ -128,7 +128,7 @@ def test_the_custom_operators_are_well_formed():
     torch.library.opcheck(sigmoid_gate.op, (gate, value))
 
 
-def test_the_operator_of_few_channels_is_well_formed():
+def test_the_operator_of_few_channels_passes_opcheck():
     from bevatron.kernels.pair.global_attention.triton_fused import attend
 
     inputs = make(5, 3, 16, 2, 8, dtype=HALF)
@@ -138,7 +138,7 @@ def test_the_operator_of_few_channels_is_well_formed():
     torch.library.opcheck(attend.op, (arguments[0], mask[None], *arguments[1:], 1e-5, 1e-10))
 
 
-def test_rows_are_not_kept():
+def test_rows_are_not_saved():
     inputs = make(64, 3, 16, 2, 8, dtype=HALF)
     mask = inputs.pop("mask").to(HALF)
     inputs = {name: value.requires_grad_() for name, value in inputs.items()}
@@ -151,7 +151,7 @@ def test_rows_are_not_kept():
     assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 2 * 64 * 3 + columns
 
 
-def test_wrong_shapes_are_told_by_name():
+def test_wrong_shapes_are_named():
     inputs = make(3, 4, 8, 2, 8)
     inputs["gate_bias"] = torch.zeros(5)
     with pytest.raises((ValueError, TypeError), match="gate_bias"):

@@ -57,7 +57,7 @@ def test_every_part_may_be_left_out(names):
 
 @pytest.mark.parametrize("sigmoid", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_have_scales_and_shifts_of_their_own(sigmoid, dtype):
+def test_rows_have_their_own_scales_and_shifts(sigmoid, dtype):
     check(make((6, 20), dtype, "weight", "bias", "scale", "shift"), sigmoid=sigmoid)
 
 
@@ -96,7 +96,7 @@ def test_more_axes_than_the_kernel_steps_through_are_copied():
     ],
     ids=["transposed", "of a batch", "columns", "rows", "channels", "copies"],
 )
-def test_views_are_read_where_they_lie(view, axes):
+def test_views_are_read_in_place(view, axes):
     z = torch.randn(6, 6, 32).to(DEVICE).requires_grad_()
     assert as_rows(view(z)).axes == (axes if axes != 1 or view(z).shape[-1] == 24 else 2)
     assert as_rows(view(z)).tensors[0].data_ptr() == view(z).data_ptr()
@@ -161,7 +161,7 @@ def test_weights_may_be_of_a_wider_type_and_their_gradients_keep_it():
     assert_close(dbias, wanted[1], 2e-3)
 
 
-def test_the_reference_is_pytorch_s_own_in_float64():
+def test_the_reference_equals_pytorch_in_float64():
     x, weight, bias = torch.randn(7, 13), torch.randn(13), torch.randn(13)
     x, weight, bias = x.double(), weight.double(), bias.double()
     with use("reference"):
@@ -169,7 +169,7 @@ def test_the_reference_is_pytorch_s_own_in_float64():
     assert_close(actual, F.layer_norm(x, (13,), weight, bias, 1e-3), 1e-14)
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     from bevatron.kernels.pair.layer_norm.triton import normalise
 
     tensors = make((4, 16), torch.float32, "weight", "bias", "scale", "shift")
@@ -177,7 +177,7 @@ def test_the_custom_operators_are_well_formed():
     torch.library.opcheck(normalise.op, (*leaves, 1e-5, True))
 
 
-def test_wrong_shapes_are_told_by_name():
+def test_wrong_shapes_are_named():
     x = torch.zeros(3, 8)
     with pytest.raises((ValueError, TypeError), match="weight"):
         layer_norm(x, torch.ones(7))
@@ -185,7 +185,7 @@ def test_wrong_shapes_are_told_by_name():
         layer_norm(x, shift=torch.ones(2, 8))
 
 
-def test_rows_wider_than_a_kernel_takes_are_an_error_that_says_so():
+def test_rows_too_wide_for_the_kernel_are_refused():
     with use(layer_norm="triton"), pytest.raises(KernelError, match="8192"):
         layer_norm(torch.zeros(1, 8200, device=DEVICE))
 

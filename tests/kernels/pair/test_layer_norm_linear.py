@@ -59,7 +59,7 @@ def test_few_channels_are_right(width, out, dtype):
     check(make((70, 2), width, out, "norm_weight", "bias", dtype=dtype), strided=True)
 
 
-def test_rows_and_their_gradient_are_read_where_they_lie():
+def test_rows_and_their_gradient_are_read_in_place():
     """Attention's gradient of a pair bias has its heads in front, the pair may be transposed."""
     inputs = make((3, 5), 24, 4, "norm_weight", "norm_bias")
     inputs["x"] = inputs["x"].transpose(0, 1)
@@ -79,7 +79,7 @@ def test_any_number_of_rows_is_right(rows):
     check(make((rows,), 10, 33, "norm_weight", "bias"), strided=True)
 
 
-def test_the_normalised_rows_are_not_kept():
+def test_the_normalised_rows_are_not_saved():
     inputs = make((10,), 16, 4, "norm_weight", "norm_bias", "bias")
     inputs = {name: value.requires_grad_() for name, value in inputs.items()}
     given = {value.data_ptr() for value in inputs.values()}
@@ -90,7 +90,7 @@ def test_the_normalised_rows_are_not_kept():
     assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 2 * 10
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     from bevatron.kernels.pair.layer_norm_linear.triton import project
 
     inputs = make((4,), 8, 3, "norm_weight", "norm_bias", "bias")
@@ -98,7 +98,7 @@ def test_the_custom_operators_are_well_formed():
     torch.library.opcheck(project.op, (*(inputs[name].requires_grad_() for name in names), 1e-5))
 
 
-def test_wrong_shapes_are_told_by_name():
+def test_wrong_shapes_are_named():
     inputs = make((3,), 8, 4)
     inputs["bias"] = torch.zeros(5)
     with pytest.raises((ValueError, TypeError), match="bias"):

@@ -117,7 +117,7 @@ def test_against_an_explicit_sum():
             assert_close(actual[i, j], y / (1e-3 + both.sum().item()), 1e-12)
 
 
-def test_a_pair_without_a_common_row_gets_the_bias_over_the_small_number():
+def test_a_pair_without_a_common_row_gets_the_bias_over_epsilon():
     inputs = make(2, 3, 6, 3, 4)
     inputs["mask"][:] = torch.tensor([[True, False, True], [False, True, True]])
     for choice in ("reference", "triton"):
@@ -133,7 +133,7 @@ def test_sixteen_bits_are_no_worse_than_the_reference():
 
 
 @pytest.mark.parametrize("most", [0, 2**20])
-def test_outer_products_are_kept_where_they_are_few(most, monkeypatch):
+def test_few_outer_products_are_saved(most, monkeypatch):
     from bevatron.kernels.pair.outer_product_mean import triton
 
     monkeypatch.setattr(triton, "KEPT_BYTES", most)
@@ -154,7 +154,7 @@ def test_outer_products_are_kept_where_they_are_few(most, monkeypatch):
 
 @pytest.mark.parametrize("_small_chunks", ["kept"], indirect=True)
 @pytest.mark.parametrize("trained", ["m", "b_bias", None])
-def test_outer_products_are_kept_for_whoever_differentiates(trained, monkeypatch):
+def test_outer_products_are_saved_if_any_input_requires_a_gradient(trained, monkeypatch):
     from bevatron.kernels.pair.outer_product_mean import triton
 
     keeps, run = [], triton.mean_of_products
@@ -180,7 +180,7 @@ def test_outer_products_are_kept_for_whoever_differentiates(trained, monkeypatch
         (768, (), torch.float32, False),
     ],
 )
-def test_outer_products_of_768_residues_are_kept_and_no_more(length, batch, dtype, kept):
+def test_outer_products_of_768_residues_are_saved_and_no_larger_ones(length, batch, dtype, kept):
     weights = ((256,), (256,), (32, 256), (32, 256), (128, 32**2))
     found = []
     with FakeTensorMode():
@@ -195,7 +195,7 @@ def test_outer_products_of_768_residues_are_kept_and_no_more(length, batch, dtyp
     assert [len(t) for t in products] == [1 if kept else 0]
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     from bevatron.kernels.pair.outer_product_mean.triton import mean_of_products
 
     t = {k: v.requires_grad_() for k, v in make(3, 4, 6, 2, 3).items() if k != "mask"}
@@ -207,7 +207,7 @@ def test_the_custom_operators_are_well_formed():
         torch.library.opcheck(mean_of_products.op, (*arguments, *outs, keeps))
 
 
-def test_wrong_shapes_are_told_by_name():
+def test_wrong_shapes_are_named():
     inputs = make(3, 4, 6, 2, 3)
     inputs["out_bias"] = torch.zeros(5)
     with pytest.raises((ValueError, TypeError), match="out_bias"):

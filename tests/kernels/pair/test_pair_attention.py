@@ -103,7 +103,7 @@ def test_second_derivatives_of_the_reference():
         ({"layout": "SBHND"}, "expected BSHND or BSNHD"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, message):
+def test_mismatched_arguments_are_refused(change, message):
     inputs = {name: torch.zeros(1, 2, 3, 4, 8) for name in "qkv"}
     function = getattr(pair_attention, "__wrapped__", pair_attention)
     with pytest.raises(ValueError, match=message):

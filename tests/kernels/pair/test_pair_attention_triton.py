@@ -112,7 +112,7 @@ def test_a_masked_key_far_above_the_others_is_not_seen():
     check_op(pair_attention, pair_attention, inputs, order=1, tolerance=SINGLE, ran=RAN)
 
 
-def test_what_lies_behind_the_last_key_of_a_row_is_not_read():
+def test_nothing_past_the_last_key_of_a_row_is_read():
     ends = torch.tensor([0, 16, 33])
     inputs = make(S=3, Nq=9, Nk=48, D=8, gated=True)
     inputs["mask"] = (torch.arange(48) < ends[:, None]).to(DEVICE)[None]
@@ -151,7 +151,7 @@ def test_logits_may_lie_anywhere(case, dtype):
     check_op(pair_attention, pair_attention, inputs, order=1, tolerance=limit, ran=RAN)
 
 
-def test_a_block_is_computed_again_wherever_it_lies_and_whichever_keys_it_has():
+def test_any_block_is_recomputed_whatever_its_keys():
     inputs = make(S=36, Nq=3, Nk=150, D=8)
     inputs["q"][:, 34], inputs["k"][:, 34] = 10.0, 10.0  # logits of 283
     inputs["mask"][:, 34] = torch.arange(150, device=DEVICE) > 140
@@ -161,7 +161,7 @@ def test_a_block_is_computed_again_wherever_it_lies_and_whichever_keys_it_has():
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 @pytest.mark.parametrize("key", [0, 30])
-def test_what_is_no_number_stays_visible(number, key):
+def test_nan_and_infinity_propagate(number, key):
     inputs = make(S=2, Nq=5, Nk=40, D=8, masked=False)
     inputs["q"], inputs["k"][0, 1, 0, key] = inputs["q"].abs(), number
     with kernels.use(pair_attention="triton"):
@@ -341,14 +341,14 @@ def test_a_bias_within_a_larger_tensor_is_read_alone():
     assert torch.equal(within, alone)
 
 
-def test_a_bias_with_its_heads_behind_is_that_with_heads_in_front():
+def test_a_bias_may_have_heads_first_or_last():
     inputs = make(Nq=64, Nk=64, H=2, D=8)
     behind = inputs["bias"].movedim(2, -1).contiguous().movedim(-1, 2)
     with kernels.use(pair_attention="triton"):
         assert torch.equal(pair_attention(**inputs | {"bias": behind}), pair_attention(**inputs))
 
 
-def test_heads_it_cannot_take_are_refused():
+def test_unsupported_head_sizes_are_refused():
     with kernels.use(pair_attention="triton"), pytest.raises(KernelError, match="multiple of 8"):
         pair_attention(**make(D=12))
     with kernels.use(pair_attention="triton"), pytest.raises(KernelError, match="float64"):

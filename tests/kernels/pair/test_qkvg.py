@@ -79,7 +79,7 @@ def test_attention_takes_the_views():
         assert_close(got, want, 2e-5)
 
 
-def test_wrong_shapes_are_told_by_name():
+def test_wrong_shapes_are_named():
     inputs = make((3,), 8, "gate_bias")
     inputs["gate_bias"] = torch.zeros(5)
     with pytest.raises((ValueError, TypeError), match="gate_bias"):
@@ -130,7 +130,7 @@ def test_gradients_of_halves_of_two_tensors_are_joined_without_a_copy(monkeypatc
 
 
 @pytest.mark.parametrize(("farthest", "gap"), [(1000, 100), (200, 8)])
-def test_joined_gradients_too_far_apart_for_a_library_are_copied(farthest, gap, monkeypatch):
+def test_joined_gradients_too_far_apart_for_cublas_are_copied(farthest, gap, monkeypatch):
     monkeypatch.setattr("bevatron.kernels.shared.rows.FARTHEST", farthest)
     along = torch.arange(300.0).as_strided((3, 8), (100, 1))
     x = torch.zeros(3, 8, requires_grad=True)
@@ -141,7 +141,7 @@ def test_joined_gradients_too_far_apart_for_a_library_are_copied(farthest, gap, 
     assert found[0].stride(0) == gap
 
 
-def test_gradients_that_lie_apart_are_joined():
+def test_separate_gradients_are_joined():
     inputs = make((3, 7), 12)
     results = []
     for choice, dtype in (("triton", torch.float32), ("reference", torch.float64)):

@@ -36,7 +36,7 @@ def test_compiled_operators_on_pairs_and_rows_give_the_same_bits():
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("name", list(SHAPES))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_both_passes_are_captured_in_a_graph_and_follow_new_numbers(name, dtype):
+def test_both_passes_are_captured_in_a_graph_and_follow_new_values(name, dtype):
     generator = torch.Generator().manual_seed(0)
 
     def draw():
@@ -83,7 +83,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("name", list(LARGE))
-def test_more_numbers_than_32_bits_count(name):
+def test_more_than_2_to_the_31_elements(name):
     if not _room(9):
         pytest.skip("needs a CUDA device with 42 GB of free memory")
 

@@ -125,7 +125,7 @@ def far_apart(tensor):
 
 @pytest.mark.own_process(when=GPU)  # a wrong address would spoil all later tests
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_rows_may_lie_further_apart_than_32_bits_count(name):
+def test_rows_may_be_more_than_2_to_the_31_elements_apart(name):
     if GPU and torch.cuda.mem_get_info()[0] < 20 * 2**30:
         pytest.skip("needs a CUDA device with 20 GB of free memory")
     inputs = draw(name, torch.float16)

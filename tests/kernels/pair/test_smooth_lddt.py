@@ -114,7 +114,7 @@ def test_atoms_in_one_place_and_far_away_have_finite_gradients(implementation):
     assert gradient.isfinite().all()
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     pytest.importorskip("triton", reason="the kernels need the package triton")
     from bevatron.kernels.pair.smooth_lddt.triton import scores
 
@@ -122,7 +122,7 @@ def test_the_custom_operators_are_well_formed():
     torch.library.opcheck(scores.op, (predicted.requires_grad_(), truth, radius))
 
 
-def test_types_that_differ_are_told():
+def test_mixed_types_are_refused():
     predicted, truth, radius = draw(3)
     with pytest.raises(ValueError, match="alike"):
         smooth_lddt(predicted, truth.float(), radius)

@@ -35,11 +35,11 @@ def test_it_is_right_from_two_tensors(shape, dtype, strided):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_it_is_right_from_the_halves_of_one(dtype):
+def test_it_is_right_from_one_tensor(dtype):
     check({"gate": draw(3, 4, 20, dtype=dtype)})
 
 
-def test_views_of_a_wider_tensor_are_read_where_they_lie():
+def test_views_of_a_wider_tensor_are_read_in_place():
     both = draw(6, 5, 32).transpose(0, 1).requires_grad_()
     gate, value = both.chunk(2, -1)
     exact = both.detach().double().requires_grad_()
@@ -69,14 +69,14 @@ def test_a_second_backward_pass_gives_the_same():
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     from bevatron.kernels.pair.swiglu.triton import gated
 
     torch.library.opcheck(gated.op, (draw(4, 8).requires_grad_(), draw(4, 8).requires_grad_()))
     torch.library.opcheck(gated.op, (draw(4, 8).requires_grad_(), None))
 
 
-def test_shapes_that_do_not_fit_are_told():
+def test_mismatched_shapes_are_reported():
     with pytest.raises((ValueError, TypeError)):
         swiglu(torch.zeros(3, 4), torch.zeros(3, 5))
     with pytest.raises(ValueError, match="2C"):

@@ -110,7 +110,7 @@ def test_fused_kernels_take_rows_and_channels_with_gaps():
 
 @pytest.mark.parametrize("parts", [1, 16, 37])
 @pytest.mark.parametrize("gated", [False, True])
-def test_shares_of_the_weights_gradients_are_added(parts, gated):
+def test_partial_weight_gradients_are_added(parts, gated):
     from bevatron.kernels.pair.transition import triton_fused
 
     H, C = 64, 16
@@ -149,7 +149,7 @@ def test_sixteen_bits_are_no_worse_than_the_reference(width, hidden, names, smal
 
 
 @pytest.mark.parametrize(("least", "numbers"), [(10, 2), (11, 2 + 12 + 2 * 48)])
-def test_only_of_few_rows_more_is_kept_than_the_input_and_two_numbers(least, numbers, monkeypatch):
+def test_only_few_rows_save_more_than_the_input_and_two_numbers(least, numbers, monkeypatch):
     monkeypatch.setattr(products, "CHUNK_MULTIPLE", least)
     inputs = {k: v.requires_grad_() for k, v in make((10,), 12, 48, *GATED).items()}
     given = {value.data_ptr() for value in inputs.values()}
@@ -189,7 +189,7 @@ def test_reference_values_of_other_implementations_are_reproduced(choice, dtype,
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_the_custom_operators_are_well_formed(keeps):
+def test_custom_operators_pass_opcheck(keeps):
     from bevatron.kernels.pair.transition.triton import widen
 
     leaves = {k: v.requires_grad_() for k, v in make((4,), 8, 16, *GATED).items()}
@@ -197,7 +197,7 @@ def test_the_custom_operators_are_well_formed(keeps):
     torch.library.opcheck(widen.op, (*arguments, 1e-5, keeps))
 
 
-def test_wrong_shapes_are_told_by_name():
+def test_wrong_shapes_are_named():
     inputs = make((3,), 8, 16)
     inputs["norm_bias"] = torch.zeros(7)
     with pytest.raises((ValueError, TypeError), match="norm_bias"):

@@ -124,9 +124,7 @@ class OthersRows:
 
 @pytest.mark.parametrize("outgoing", [True, False])
 @pytest.mark.parametrize(("length", "hidden", "biases"), [(5, 24, BIASES), (8, 6, ())])
-def test_rows_of_a_pair_are_right_whose_others_are_elsewhere(
-    length, hidden, biases, outgoing, small_blocks
-):
+def test_rows_of_a_sharded_pair_are_right(length, hidden, biases, outgoing, small_blocks):
     inputs = make(length, 16, hidden, biases, batch=(2,))
     rows = slice(1, 4)
     inputs["z"], inputs["mask"] = inputs["z"][:, rows].clone(), inputs["mask"][:, rows]
@@ -147,7 +145,7 @@ def test_rows_of_a_pair_are_right_whose_others_are_elsewhere(
 
 
 @pytest.mark.parametrize("choice", ["triton", "reference"])
-def test_a_process_without_rows_meets_the_others_all_the_same(choice):
+def test_a_process_without_rows_still_joins_the_exchange(choice):
     inputs = make(5, 16, 8, BIASES)
     inputs["z"], inputs["mask"] = inputs["z"][:0].requires_grad_(), inputs["mask"][:0]
     contraction = Mock(wraps=OthersRows(5, 2))
@@ -158,7 +156,7 @@ def test_a_process_without_rows_meets_the_others_all_the_same(choice):
     contraction.contract_backward.assert_called_once()
 
 
-def test_what_lies_behind_the_ends_of_lines_does_not_matter(small_blocks):
+def test_padding_behind_lines_does_not_matter(small_blocks):
     torch.use_deterministic_algorithms(mode=True, warn_only=True)  # new memory is full of NaN
     try:
         check(make(5, 16, 16, BIASES, masked=False))
@@ -206,7 +204,7 @@ def test_wide_pairs_are_right(width, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-def test_a_transposed_pair_is_read_where_it_lies(dtype):
+def test_a_transposed_pair_is_read_in_place(dtype):
     inputs = make(6, 16, 16, dtype=dtype)
     z = inputs.pop("z").transpose(0, 1)
     results = []
@@ -224,7 +222,7 @@ def test_a_transposed_pair_is_read_where_it_lies(dtype):
         assert_close(got, want, 2e-5 if dtype == torch.float32 else 2e-2)
 
 
-def test_edges_that_do_not_exist_change_nothing():
+def test_masked_edges_change_nothing():
     inputs = make(7, 16, 16)
     inputs["mask"][:, 5:] = inputs["mask"][5:] = False
     changed = dict(inputs)
@@ -268,7 +266,7 @@ def test_rounding_a_channel_that_hardly_varies_does_not_add_up_over_rows(length,
     assert off.max() < torch.finfo(HALF).eps / 16
 
 
-def test_three_channel_first_pairs_the_rows_and_four_numbers_per_edge_are_kept():
+def test_three_channel_first_pairs_the_rows_and_four_numbers_per_edge_are_saved():
     inputs = make(8, 16, 24)
     mask = inputs.pop("mask").float()
     inputs = {name: value.requires_grad_() for name, value in inputs.items()}
@@ -332,7 +330,7 @@ def test_incoming_is_outgoing_of_transposed_projections():
         assert not torch.allclose(incoming, triangle_multiply(**inputs))
 
 
-def test_the_custom_operators_are_well_formed():
+def test_custom_operators_pass_opcheck():
     from bevatron.kernels.pair.triangle_multiply.triton import multiply
 
     inputs = make(8, 8, 4)  # without padding, whose content is anything
@@ -343,7 +341,7 @@ def test_the_custom_operators_are_well_formed():
     torch.library.opcheck(multiply.op, (*arguments, biases[1], True, 1e-5, True))
 
 
-def test_weights_of_several_types_have_gradients_of_their_own():
+def test_weights_of_different_types_get_gradients_of_their_types():
     inputs = make(5, 8, 8)
     inputs |= {"a_weight": inputs["a_weight"].to(HALF)}
     leaves = {k: v.requires_grad_() for k, v in inputs.items() if k != "mask"}
@@ -387,7 +385,7 @@ def test_more_than_2_to_the_31_elements():
         assert_close(last, triangle_multiply(**corner), 1e-2)
 
 
-def test_what_it_cannot_take_is_told():
+def test_unsupported_inputs_are_refused():
     inputs = make(3, 8, 8)
     inputs["a_gate_bias"] = torch.zeros(7)
     with pytest.raises((ValueError, TypeError), match="a_gate_bias"):

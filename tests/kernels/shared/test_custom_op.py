@@ -65,7 +65,7 @@ def watched(request, monkeypatch):
     return request.param
 
 
-def test_gradients_find_what_they_take_by_name(watched):
+def test_gradients_find_their_inputs_by_name(watched):
     x, w, m = leaves()
     y, square, unused = mix(x, w, [m], 3.0)
     assert y.requires_grad
@@ -83,7 +83,7 @@ def test_an_argument_that_is_none_has_no_gradient(watched):
     assert calls[-1] == [True, False]
 
 
-def test_only_gradients_that_the_backward_pass_uses_are_asked_for(watched):
+def test_only_gradients_that_the_backward_pass_uses_are_requested(watched):
     x, w, m = leaves()
     inner = 1.0 * x
     torch.autograd.grad(mix(inner, 1.0 * w, [m], 1.0)[0].sum(), inner)
@@ -98,7 +98,7 @@ def test_second_derivatives_are_refused_in_one_sentence(monkeypatch):
         dx.sum().backward()
 
 
-def test_the_dispatcher_is_asked_where_a_mode_watches():
+def test_the_dispatcher_is_used_under_a_mode():
     seen = []
 
     class Watch(TorchDispatchMode):
@@ -119,7 +119,7 @@ def test_operators_are_well_formed():
     torch.library.opcheck(cube.op, (x,))
 
 
-def test_a_name_that_does_not_exist_is_told():
+def test_an_unknown_name_is_reported():
     with pytest.raises(TypeError, match="test_cube: a gradient takes absent, which is neither"):
         cube.gradients("x", lambda dy, x, absent: dy)
     with pytest.raises(TypeError, match="test_cube: a gradient takes weight"):

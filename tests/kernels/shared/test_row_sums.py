@@ -21,7 +21,7 @@ def test_sums_are_those_of_the_rows_alone(count, columns):
     torch.testing.assert_close(found, rows.sum(0))
 
 
-def test_the_custom_operator_is_well_formed():
+def test_the_custom_operator_passes_opcheck():
     from bevatron.kernels.shared.triton_row_sums import sum_rows
 
     torch.library.opcheck(sum_rows.op, (torch.randn(30, 5, device=DEVICE),))

@@ -7,7 +7,7 @@ from bevatron.kernels.shared.rows import FARTHEST, indexable_by_32_bits
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
-def test_rows_that_begin_too_far_apart_are_copied(shape):
+def test_rows_too_far_apart_are_copied(shape):
     strides = torch.empty(shape, device="meta").stride()
     apart = FARTHEST // (shape[0] - 1)
     for first, copied in ((apart, True), (apart - 32, False)):

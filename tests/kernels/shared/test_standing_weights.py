@@ -11,7 +11,7 @@ def made(weight, to=torch.float64):
     return once(lambda: weight.to(to, copy=True), weight, to=to)
 
 
-def test_within_and_without_gradients_it_is_made_once_for_each_type():
+def test_inside_without_gradients_it_is_made_once_per_type():
     weight, other = torch.ones(3), torch.ones(3)
     with standing_weights(), torch.no_grad():
         assert made(weight) is made(weight)
@@ -19,7 +19,7 @@ def test_within_and_without_gradients_it_is_made_once_for_each_type():
         assert made(weight, torch.float16).dtype == torch.float16
 
 
-def test_what_two_functions_make_of_a_weight_is_not_mixed_up():
+def test_results_of_two_functions_are_kept_apart():
     weight = torch.ones(3)
     with standing_weights(), torch.no_grad():
         doubled, halved = once(lambda: 2 * weight, weight), once(lambda: weight / 2, weight)
@@ -35,7 +35,7 @@ def test_a_transposed_view_is_another_weight():
         assert torch.equal(made(weight.t()), weight.t().double())
 
 
-def test_elsewhere_it_is_made_each_time():
+def test_outside_it_is_made_every_time():
     weight = torch.ones(3, requires_grad=True)
     with torch.no_grad():
         assert made(weight) is not made(weight)
@@ -44,7 +44,7 @@ def test_elsewhere_it_is_made_each_time():
         assert made(weight).requires_grad
 
 
-def test_nothing_is_kept_behind_the_end():
+def test_nothing_is_kept_after_the_block():
     weight = torch.ones(3)
     with torch.no_grad():
         with standing_weights():
@@ -57,7 +57,7 @@ def test_nothing_is_kept_behind_the_end():
             assert torch.equal(made(weight), torch.full((3,), 2.0, dtype=torch.float64))
 
 
-def test_memory_of_a_weight_that_is_gone_is_not_taken_for_another():
+def test_reused_memory_is_not_mistaken_for_a_freed_weight():
     with standing_weights(), torch.no_grad():
         for number in range(50):
             assert float(made(torch.full((100,), float(number)))[0]) == number

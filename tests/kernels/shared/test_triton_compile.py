@@ -14,7 +14,7 @@ from bevatron.kernels.shared import triton_compile  # noqa: E402
     "error",
     [RuntimeError("no driver"), subprocess.CalledProcessError(1, "cc"), ImportError("ptxas")],
 )
-def test_what_fails_at_the_start_is_left_to_the_first_kernel(monkeypatch, error):
+def test_failures_at_the_start_are_left_to_the_first_kernel(monkeypatch, error):
     """Where a compiler lacks headers, the driver's own module cannot be built."""
 
     def current_target():

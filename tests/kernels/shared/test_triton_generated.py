@@ -38,7 +38,7 @@ def made(source):
     return generated(source, "kernel", "bevatron.kernels.some.triton", layouts=False)
 
 
-def test_the_text_of_each_function_is_that_which_inspect_finds():
+def test_the_text_of_each_function_equals_inspect_s():
     kernel = made(SOURCE)
     for function in (kernel, kernel.fn.__globals__["part"]):
         assert isinstance(function, JITFunction)
@@ -52,7 +52,7 @@ def test_kernels_are_known_by_all_of_their_text():
     assert keys[0] == keys[1] != keys[2]
 
 
-def test_inspect_is_as_before_once_two_threads_have_made_kernels():
+def test_inspect_is_restored_after_two_threads_made_kernels():
     before, entered, leave = inspect.getblock, threading.Event(), threading.Event()
 
     def make():

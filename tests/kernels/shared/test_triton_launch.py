@@ -23,7 +23,7 @@ SOURCE = Path(kernels.__file__).parents[2]
 DEVICE = "cuda" if GPU else "cpu"
 
 
-def test_what_is_launched_without_asking_triton_is_what_triton_would_launch():
+def test_direct_launches_equal_triton_s():
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, str(SCRIPT)],
@@ -65,7 +65,7 @@ def test_views_that_are_not_aligned_are_right_after_aligned_ones():
                 assert_close(found, right, 1e-4)
 
 
-def test_other_tiles_are_used_where_launches_were_prepared_before():
+def test_replaced_tiles_apply_to_prepared_launches():
     tiles = importlib.import_module("bevatron.kernels.pair.pair_attention.tiles")
     launches = importlib.import_module("bevatron.kernels.pair.pair_attention.triton_launches")
     q = torch.randn(1, 2, 1, 32, 16, device=DEVICE)
@@ -77,7 +77,7 @@ def test_other_tiles_are_used_where_launches_were_prepared_before():
     assert launches.forward_launches(*given)[0] == before[0] == 2
 
 
-def test_a_kernel_that_finds_no_memory_is_loaded_once_torch_has_given_back_what_it_keeps(
+def test_a_kernel_is_loaded_after_torch_frees_its_cache(
     monkeypatch,
 ):
     from bevatron.kernels.shared.triton_launch import Launch

@@ -59,7 +59,7 @@ PRODUCTS = {
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7FC00000], ids=["CUDA's", "negative", "plain"])
 @pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
 @pytest.mark.usefixtures("tf32")
-def test_what_is_not_a_number_stays_so(product, bits):
+def test_nan_stays_nan(product, bits):
     # Rounded as if they were numbers, those of CUDA's arithmetic would overflow to zeros.
     none = torch.tensor(bits, dtype=torch.int32).view(torch.float32).to(DEVICE)
     x, weight = torch.ones(3, 16, device=DEVICE), torch.ones(16, 5, device=DEVICE)

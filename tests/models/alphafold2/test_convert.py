@@ -15,6 +15,7 @@ from bevatron.models.alphafold2.convert import (
     from_mlperf,
     from_openfold,
     to_deepmind,
+    to_mlperf,
     to_openfold,
 )
 from bevatron.models.alphafold2.deepmind_layout import place, their_shape
@@ -158,6 +159,40 @@ def test_mlperf_with_moments(model, fused):
         assert torch.equal(moments[f"{name}/exp_avg"], 2 * value)
         assert torch.equal(moments[f"{name}/exp_avg_sq"], 3 * value)
         assert moments[f"{name}/step"] == 7
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_checkpoint_of_mlperf_has_its_names_order_and_moments(model, merged):
+    moments = {f"{name}/step": torch.tensor(9.0) for name, _ in model.named_parameters()}
+    for name, value in model.named_parameters():
+        moments |= {f"{name}/exp_avg": 2 * value, f"{name}/exp_avg_sq": 3 * value}
+    found = to_mlperf(model, moments, 11, merged=merged)
+    weights, theirs = found["alphafold_state_dict"], mlperf(to_openfold(model), fused=merged)
+    assert weights.keys() == theirs.keys()
+    assert all(torch.equal(weights[name], value) for name, value in theirs.items())
+    again, back = from_mlperf(found, TINY)
+    assert equal(model, again)
+    assert back.keys() == moments.keys()
+    assert all(torch.equal(back[name], value) for name, value in moments.items())
+    if merged:
+        return
+    # Weights have the order of the reference's modules, by which its optimiser numbers them.
+    order = [name for name in weights if name.startswith("evoformer_stack.blocks.1.")]
+    layers = [*dict.fromkeys(name.split(".", 3)[3].rpartition(".")[0] for name in order)]
+    attention = [f"mha.linear_{x}" for x in "qkvog"]
+    assert layers[:8] == [
+        f"msa_att_row.{x}" for x in ("layer_norm_m", "layer_norm_z", "linear_z", *attention)
+    ]
+    multiplication = [x for x in layers if x.startswith("core.tri_mul_in")]
+    assert [x.rpartition(".")[2] for x in multiplication] == [
+        *("linear_a_p", "linear_a_g", "linear_b_p", "linear_b_g", "linear_g", "linear_z"),
+        *("layer_norm_in", "layer_norm_out"),
+    ]
+    first = next(name for name in weights if "template_pair_stack" in name)
+    assert first.startswith("template_pair_stack.blocks.0.tri_att_start.layer_norm.")
+    optimizer = torch.optim.Adam([torch.zeros_like(w) for w in weights.values()])
+    optimizer.load_state_dict(found["optimizer_state_dict"])
+    assert optimizer.param_groups[0]["lr"] == 1e-3
 
 
 def test_moments_load_into_the_optimiser(model):

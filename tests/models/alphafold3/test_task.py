@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bevatron.data.padding import pad
 from bevatron.models.alphafold3.model import AlphaFold3
+from bevatron.models.common.folding import Checkpointing
+from bevatron.models.common.folding.checkpointing import automatic
 from bevatron.models.common.folding.normal import SeededNormal
 from bevatron.task import Capturable, Numbered, StepNumbers
 from from_the_host import NothingFromTheHost, one_hot
@@ -55,6 +57,19 @@ def test_a_step_is_a_function_of_its_numbers(batch):
     loss_of(task, model, batch)
     task.begin_step(StepNumbers(0, 77))  # the seed is filled in place
     assert torch.equal(loss_of(task, model, batch).total, first)
+
+
+def test_blocks_that_are_computed_again_give_the_same_bits(batch):
+    found = {}
+    for kind in ("none", "pair", "all", "segments", "paper"):
+        model, (task, _) = model_of(), task_of()
+        for name in automatic(model):
+            model.get_submodule(name).checkpointing = Checkpointing(kind, 2)
+        loss_of(task, model, batch).total.backward()
+        found[kind] = [p.grad for p in model.parameters() if p.grad is not None]
+    for kind, gradients in found.items():
+        for one, other in zip(gradients, found["none"], strict=True):
+            assert torch.equal(one, other), kind
 
 
 class Roundings(TorchDispatchMode):

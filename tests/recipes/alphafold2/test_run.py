@@ -23,8 +23,9 @@ from bevatron.recipes.alphafold2.run import (
     ChainStage,
     build,
 )
-from bevatron.recipes.alphafold2.start import started_from
+from bevatron.recipes.alphafold2.start import started_from, to_mlperf_file
 from bevatron.recipes.staged_run import LARGEST_BATCH
+from bevatron.train.checkpoint import list_checkpoints, read_checkpoint, read_tensors
 from bevatron.train.loop import begin_state, fit
 from bevatron.train.optim import optimizer_tensors
 from bevatron.train.schedule import learning_rate
@@ -216,6 +217,20 @@ def test_a_run_of_mlperf_goes_on_with_its_moments_and_ends_at_its_target(config,
         assert found[f"{name}/step"] == 5
     result = fit(run)
     assert result.steps == small.evaluate_every == 2
+
+    # Its checkpoint goes back, the projections of attention in one layer each.
+    to_mlperf_file(config.output, tmp_path / "back.pt", merged=True)
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    assert back["iteration"] == 2
+    assert any(name.endswith("linear_qkvg.weight") for name in back["alphafold_state_dict"])
+    again = started_from(tmp_path / "back.pt", config.model)
+    (last,) = list_checkpoints(config.output / "checkpoints")[-1:]
+    weights = read_tensors(read_checkpoint(last), "model.safetensors")
+    assert all(torch.equal(again.model.state_dict()[name], w) for name, w in weights.items())
+    moments = read_tensors(read_checkpoint(last), "optimizer.safetensors")
+    assert all(torch.equal(again.optimizer_tensors[name], value) for name, value in moments.items())
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
+        to_mlperf_file(tmp_path, tmp_path / "none.pt", merged=False)
 
 
 @pytest.mark.parametrize("kind", ["openfold", "ema", "mlperf", "deepmind", "run"])

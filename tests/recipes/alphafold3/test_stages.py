@@ -1,6 +1,7 @@
 """Stages of a configuration: those that are given, over those of the preset of the same name."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,14 @@ from bevatron.data.packing.costs import CostModel
 from bevatron.errors import ConfigError
 from bevatron.models.alphafold3 import AlphaFold3Config, load_model
 from bevatron.models.common.folding import Checkpointing
+from bevatron.models.common.folding.checkpointing import Recomputation, automatic
 from bevatron.recipes.alphafold3.run import AlphaFold3Run, build, published_stages
 from bevatron.recipes.staged_run import token_sizes
+from bevatron.train.capture import step as captured_step
+from bevatron.train.loop import fit
+from bevatron.train.run import BesideGraphs
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def names_and_crops(**values):
@@ -87,3 +94,45 @@ def test_a_run_starts_from_the_weights_that_it_is_given(
     assert all(torch.equal(started[name], value) for name, value in given.items())
     resumed = build(config, resume=True).model.state_dict()  # its weights are the checkpoint's
     assert not all(torch.equal(resumed[name], value) for name, value in given.items())
+
+
+def test_blocks_that_are_computed_again_beside_graphs_change_no_bit_of_a_run(
+    complexes, components, tiny_model, tmp_path, monkeypatch
+):
+    """Complexes of several shapes, each launched once and then captured on a GPU; confidences in
+    every other step, whose loss has more terms."""
+    monkeypatch.setattr(captured_step, "obstacle", lambda *_: None)
+    given = json.loads((tiny_model / "model.json").read_text())["config"]
+    for part in (given, given["diffusion"]):
+        part["checkpointing"] = {"kind": "auto"}
+    step = {"copies": 2, "confidence_every": 2}
+    stage = {"steps": 6, "samples_per_step": 1, "crop": 13, "atoms": 300, "rows": 3, "step": step}
+    values = {
+        "preset": "small",
+        "model": given,
+        "start_from": str(tiny_model),
+        "data": {"train": [str(complexes)], "components": components},
+        "stages": {"initial": stage},
+        "train": {"device": DEVICE},
+        "report": False,
+    }
+    weights, kinds = {}, []
+    for spare in (None, "all"):
+        run = build(AlphaFold3Run.from_values(values | {"output": str(tmp_path / str(spare))}))
+        modules = automatic(run.model)
+        assert len(modules) > 5
+        inner = run.task.loss
+
+        def loss(model, *rest, inner=inner):
+            kinds.append(model.trunk.pairformer.checkpointing.kind)
+            return inner(model, *rest)
+
+        monkeypatch.setattr(run.task, "loss", loss)
+        beside = None if spare is None else BesideGraphs(Recomputation(modules, spare), 2**34)
+        (only,) = run.stages
+        run.stages = [replace(only, set_up=Recomputation(modules, "none"), beside=beside)]
+        fit(run)
+        weights[spare] = [weight.detach().clone() for weight in run.model.parameters()]
+    for one, other in zip(weights[None], weights["all"], strict=True):
+        assert torch.equal(one, other)
+    assert {"none", "all"} == set(kinds[len(kinds) // 2 :])

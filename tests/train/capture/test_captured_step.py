@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from test_mace import make_run
 
+from bevatron.data.packing.draws import Draws, Source
 from bevatron.errors import ConfigError, DivergenceError
 from bevatron.models.mace import MACE, LossConfig, MaceTask
 from bevatron.models.mace.losses import StageTwo
@@ -22,6 +24,8 @@ from bevatron.train.capture.prediction import CapturedPrediction
 from bevatron.train.capture.step import CapturedStep, obstacle
 from bevatron.train.logger import read_journal
 from bevatron.train.loop import begin_state, fit
+from bevatron.train.run import BesideGraphs, Stage
+from bevatron.train.settings import StageConfig
 from bevatron.train.step import train_step
 
 MESH = Mesh()
@@ -353,7 +357,7 @@ def graphs(tmp_path, monkeypatch):
         made = step_graphs.StepGraphs(run, state, MESH, optimizer, 2, patience=1)
         batch = tiny.batch_of(run, [0, 1])
         made.begin(None, batch, run.task.normalisers(batch), lines.append)
-        monkeypatch.setattr(made, "_gradients", lambda _: None)  # which graph runs is what counts
+        monkeypatch.setattr(made, "_gradients", lambda *_: None)  # which graph runs is what counts
 
         def step(length):
             made.feed(batch, length, ())
@@ -420,6 +424,74 @@ def test_a_pool_that_has_grown_through_graphs_since_dropped_is_given_back(graphs
         pools.add(made._pool)
         assert made._pool.grown <= 5 * 2**30
     assert len(pools) >= 4
+
+
+def test_a_capture_that_lacks_memory_is_tried_again_without_the_activations_of_the_first(
+    graphs, monkeypatch
+):
+    made, step = graphs(limit=100)
+    step(LENGTHS[0]), step(LENGTHS[0])
+    captured, kept = Growing.capture, []
+
+    def lacking(pool, work, warm_up=None):
+        if kept:
+            assert kept[0]() is None
+            return captured(pool, work, warm_up)
+        activations = torch.zeros(3)
+        kept.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Growing, "capture", lacking)
+    step(LENGTHS[1]), step(LENGTHS[1])
+    assert len(kept) == 1
+    assert [key for key, _ in made._graphs] == [LENGTHS[1]]
+    assert made._graphs[LENGTHS[1], ()].size is not None
+
+
+def test_what_is_launched_beside_graphs_is_set_up_to_spare_memory(graphs, monkeypatch):
+    class Warming(Growing):
+        def capture(self, work, warm_up=None):
+            if warm_up is not None:
+                warm_up()
+            return super().capture(work, warm_up)
+
+    made, step = graphs(limit=9)
+    monkeypatch.setattr(made, "_pool", Warming(MESH.device))
+    policies, now = [], ["usual"]
+    monkeypatch.setattr(made, "_gradients", lambda *_: policies.append(*now))
+
+    def set_up(policy):
+        return lambda model: now.__setitem__(0, policy)
+
+    draws = Draws([Source("some", range(3))], seed=0)
+    beside = BesideGraphs(set_up("spare"), graph_bytes=2**30)
+    made._stages = [Stage("first", StageConfig(9, 1), draws, {}, set_up("usual"), beside)]
+    a, b = LENGTHS[:2]
+    for length in (a, a, a, b, b):
+        step(length)
+    # A launch, a warm-up and two replays; a launch, a warm-up, and no room for a second graph.
+    assert policies == ["spare", "spare", "usual", "usual", "spare", "spare", "spare"]
+    assert now == ["usual"]
+    assert "hold 1.0 GiB" in graphs.lines[0]
+
+
+def test_terms_of_the_loss_may_differ_from_choice_to_choice(tmp_path, monkeypatch):
+    run, state = prepared(tmp_path)
+    captured, batch = CapturedStep(run, state, MESH), tiny.batch_of(run, [0, 1])
+    loss = run.task.loss
+
+    def fewer(*given):
+        found = loss(*given)
+        return dataclasses.replace(found, terms={"energy": found.terms["energy"]})
+
+    def step(choice):
+        monkeypatch.setattr(run.task, "loss", loss if choice == "all" else fewer)
+        return captured([batch], lr=0.0, choice=choice).result().terms
+
+    first, few, again = step("all"), step("few"), step("all")
+    assert set(first) > {"energy"} == set(few)
+    assert first == again
+    assert few["energy"] == first["energy"]
 
 
 def test_a_captured_prediction_is_of_the_model_that_is_asked():

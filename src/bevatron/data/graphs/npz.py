@@ -1,6 +1,6 @@
 """Graphs in npz files: edge lists with labels, scipy's sparse matrices, and common mixtures."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +22,19 @@ EDGE_FEATURES = ("edge_attr", "edge_feat", "edge_features")
 """Refused, unless it is a weight per edge."""
 FEATURES = ("features", "feat", "x", "node_features", "node_feat")
 LABELS = ("labels", "label", "y", "node_labels", "node_label")
-COUNTS = ("num_nodes", "num_vertices", "n")
+COUNTS = ("num_nodes", "num_vertices", "n", "num_nodes_list")
 
 
 def read_npz(path: Path) -> RawGraph:
-    """Read a graph from an npz file.
-
-    Edges are two arrays (``edge_src`` and ``edge_dst``; ``row`` and ``col``), one ``edge_index``
-    [2, E] of sources and destinations, ``edges`` [E, 2], or a sparse matrix as scipy's ``save_npz``
-    writes it (CSR, CSC or COO), also with the prefix ``adj_``. Features are ``x``, ``features``,
-    ... or CSR arrays with the prefix ``feat_`` or ``attr_``; labels ``y``, ``labels``, ...; splits
-    masks or numbers of vertices under ``train``, ``val_mask``, ...; a weight per edge
-    ``edge_weight``, or ``edge_attr`` of one column. Raises DataError if it is not an npz file, or
-    has no edges or features of edges.
-    """
+    """Read the edges, and features, labels and splits where there are any."""
     with NpzFile(path) as file:
-        rows, cols, weights, size = _edges(file)
+        ((rows, cols, weights),) = edge_pieces(file)
         return RawGraph(
             name=str(path),
             rows=rows,
             cols=cols,
             weights=weights,
-            num_nodes=_count(file, size),
+            num_nodes=stated_count(file),
             **npz_vertices(file),
         )
 
@@ -84,25 +75,43 @@ def _stated_format(file: NpzFile, prefix: str) -> str | None:
     return text
 
 
-def _edges(file: NpzFile) -> tuple[Array, Array, Array | None, int | None]:
-    """Find (rows, cols, weights, vertices if the file says)."""
+def edge_pieces(
+    file: NpzFile, size: int | None = None, *, weighted: bool = True
+) -> Iterator[tuple[Array, Array, Array | None]]:
+    """Yield destinations, sources and weights of ``size`` edges at a time; None = all at once."""
+    name = weights_name(file) if weighted else None
+    values = iter(()) if name is None else file.rows(name, size)
+    for rows, cols in _pairs(file, size):
+        part = None if name is None else next(values, np.zeros(0, dtype=np.float32)).reshape(-1)
+        yield rows, cols, part
+    left = next(values, None)
+    if left is not None:
+        raise DataError(f"{file.path}: holds at least {len(left):,} weights more than edges")
+
+
+def _pairs(file: NpzFile, size: int | None) -> Iterator[tuple[Array, Array]]:
+    """Yield destinations and sources; Planetoid's archives in csr form begin with ``adj_``."""
     for prefix in ("", "adj_"):
         if sparse_format(file, prefix) in {"csr", "csc"}:
-            return _compressed(file, prefix)
-    weights = _weights(file)
+            yield from _compressed(file, prefix, size)
+            return
     for source, destination in PAIRS:
         if source in file and destination in file:
-            if sparse_format(file) == "coo":
-                weights = file.optional("data")
-            size = _square(file, "shape")
-            return file.read(destination), file.read(source), weights, size
+            _square(file, "shape")
+            yield from zip(file.rows(destination, size), file.rows(source, size), strict=True)
+            return
     for name in ("edge_index", "edges"):
         if name in file:
-            both = file.read(name)
-            if both.ndim != 2 or 2 not in both.shape:
-                raise DataError(f"{file.path}: '{name}' has shape {both.shape}, expected [2, E]")
-            sources, destinations = both if (len(both) == 2 and name == "edge_index") else both.T
-            return destinations, sources, weights, None
+            shape, _ = file.header(name)
+            if len(shape) != 2 or 2 not in shape:
+                raise DataError(f"{file.path}: '{name}' has shape {shape}, expected [2, E]")
+            if shape[0] != 2 or name == "edges":
+                yield from ((part[:, 1], part[:, 0]) for part in file.rows(name, size))
+            else:
+                m = shape[1]
+                sources, destinations = file.flat(name, size, 0, m), file.flat(name, size, m, 2 * m)
+                yield from zip(destinations, sources, strict=True)
+            return
     known = ", ".join(file.names)
     raise DataError(
         f"{file.path}: holds no edges; expected edge_src and edge_dst, edge_index, or a sparse "
@@ -110,36 +119,48 @@ def _edges(file: NpzFile) -> tuple[Array, Array, Array | None, int | None]:
     )
 
 
-def _weights(file: NpzFile) -> Array | None:
-    """Read a weight per edge; refuse features of edges, which no model here would see."""
-    found = _first(file, WEIGHTS)
-    for key in EDGE_FEATURES:
-        if key not in file:
-            continue
-        values = file.read(key)
-        if values.ndim != 1 and values.shape[1:] != (1,):
-            raise DataError(
-                f"{file.path}: '{key}' has shape {values.shape}; features of edges are not "
-                "supported, a weight per edge is: leave it out or reduce it to one column"
-            )
-        found = values.reshape(-1) if found is None else found
-    return found
-
-
-def _compressed(file: NpzFile, prefix: str) -> tuple[Array, Array, Array | None, int | None]:
-    indptr, indices = file.read(f"{prefix}indptr"), file.read(f"{prefix}indices")
-    check_indptr(indptr, len(indices), str(file.path), f"{prefix}indptr")
-    size = _square(file, f"{prefix}shape")
-    if size is not None and len(indptr) != size + 1:
+def _compressed(file: NpzFile, prefix: str, size: int | None) -> Iterator[tuple[Array, Array]]:
+    """Yield the entries of a csr or csc matrix: A[i, j] is the edge j -> i, so rows receive."""
+    indptr, key = file.read(f"{prefix}indptr"), f"{prefix}indices"
+    check_indptr(indptr, int(file.header(key)[0][0]), str(file.path), f"{prefix}indptr")
+    count = _square(file, f"{prefix}shape")
+    if count is not None and len(indptr) != count + 1:
         raise DataError(
-            f"{file.path}: '{prefix}indptr' has {len(indptr):,} entries, expected {size + 1:,}"
+            f"{file.path}: '{prefix}indptr' has {len(indptr):,} entries, expected {count + 1:,}"
         )
-    counts = np.diff(indptr)
-    owner = np.repeat(np.arange(len(counts), dtype=indices.dtype), counts)
-    weights = file.optional(f"{prefix}data")
-    by_row = sparse_format(file, prefix) == "csr"
-    rows, cols = (owner, indices) if by_row else (indices, owner)
-    return rows, cols, weights, len(counts)
+    by_row, start = sparse_format(file, prefix) == "csr", 0
+    for part in file.rows(key, size):
+        first = int(np.searchsorted(indptr, start, side="right")) - 1
+        last = int(np.searchsorted(indptr, start + len(part), side="left"))
+        counts: Any = np.diff(np.clip(indptr[first : last + 1], start, start + len(part)))
+        owner = np.repeat(np.arange(first, first + len(counts), dtype=part.dtype), counts)
+        yield (owner, part) if by_row else (part, owner)
+        start += len(part)
+
+
+def weights_name(file: NpzFile) -> str | None:
+    """Name the array of weights, without reading it; DataError for features of edges."""
+    for prefix in ("", "adj_"):
+        if sparse_format(file, prefix) is not None and f"{prefix}data" in file:
+            return f"{prefix}data"
+    for name in EDGE_FEATURES:
+        if name in file and len(shape := file.header(name)[0]) != 1 and shape[1:] != (1,):
+            raise DataError(
+                f"{file.path}: '{name}' has shape {shape}; features of edges are not supported, a "
+                "weight per edge is: leave it out or reduce it to one column"
+            )
+    return next((name for name in (*WEIGHTS, *EDGE_FEATURES) if name in file), None)
+
+
+def stated_count(file: NpzFile) -> int | None:
+    """Return the number of vertices that the file states, or that of its matrix."""
+    told = _first(file, COUNTS)
+    if told is not None:
+        return int(told.reshape(-1)[0])
+    for prefix in ("", "adj_"):
+        if sparse_format(file, prefix) in {"csr", "csc"}:
+            return int(file.header(f"{prefix}indptr")[0][0]) - 1
+    return _square(file, "shape") if sparse_format(file) == "coo" else None
 
 
 def check_indptr(indptr: npt.NDArray[Any], num_entries: int, name: str, key: str) -> None:
@@ -165,11 +186,6 @@ def _square(file: NpzFile, key: str) -> int | None:
             "sides count the same vertices"
         )
     return rows
-
-
-def _count(file: NpzFile, size: int | None) -> int | None:
-    told = _first(file, COUNTS)
-    return size if told is None else int(told.reshape(-1)[0])
 
 
 def _features(file: NpzFile) -> Array | SparseFeatures | None:

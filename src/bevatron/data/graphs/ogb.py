@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bevatron.data.graphs.edge_list import read_edge_list
+from bevatron.data.graphs.npz import edge_pieces
 from bevatron.data.graphs.raw import RawGraph
 from bevatron.data.graphs.zipped import NpzFile
 from bevatron.errors import DataError
@@ -85,14 +86,11 @@ def read_ogb_splits(folder: Path) -> dict[str, Array]:
 
 def _read_binary(folder: Path, raw: Path) -> RawGraph:
     with NpzFile(raw / "data.npz") as file:
-        pair = file.read("edge_index")
-        if pair.ndim != 2 or len(pair) != 2:
-            raise DataError(f"{file.path}: 'edge_index' has shape {pair.shape}, expected [2, E]")
-        sources, destinations = pair
+        ((rows, cols, _),) = edge_pieces(file, weighted=False)
         return RawGraph(
             name=str(folder),
-            rows=destinations,
-            cols=sources,
+            rows=rows,
+            cols=cols,
             num_nodes=_single_count(file.read("num_nodes_list"), folder),
             **ogb_vertices(folder),
         )

@@ -5,7 +5,6 @@ Partitioning a graph into blocks takes an `EdgeSource` (or `generators.Kronecker
 repeatedly and yields the same edges every time.
 """
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +17,12 @@ from torch import Tensor
 from bevatron.data.graphs.edge_list import BLOCK_BYTES, edge_list_pieces
 from bevatron.data.graphs.graph import Edges
 from bevatron.data.graphs.normalise import check_indices
-from bevatron.data.graphs.npz import (
-    COUNTS,
-    EDGE_FEATURES,
-    PAIRS,
-    WEIGHTS,
-    check_indptr,
-    sparse_format,
-)
+from bevatron.data.graphs.npz import edge_pieces, stated_count, weights_name
 from bevatron.data.graphs.ogb import is_ogb_folder
 from bevatron.data.graphs.options import EdgePolicy, GraphOptions
 from bevatron.data.graphs.raw import checked_count, raw_edges
 from bevatron.data.graphs.zipped import NpzFile
 from bevatron.errors import ConfigError, DataError
-from bevatron.typing import Array
 
 PIECE_EDGES = 2**22
 
@@ -159,12 +150,9 @@ def _stated_count(path: Path) -> int | None:
     file_path = _edge_file(path)
     if file_path.suffix == ".npz":
         with NpzFile(file_path) as file:
-            for name in (*COUNTS, "num_nodes_list"):
-                if name in file:
-                    return int(file.read(name).reshape(-1)[0])
-            for prefix in ("", "adj_"):
-                if f"{prefix}indptr" in file:
-                    return int(file.header(f"{prefix}indptr")[0][0]) - 1
+            found = stated_count(file)
+            if found is not None:
+                return found
             for name in ("labels", "y", "features", "x"):
                 if name in file:
                     return int(file.header(name)[0][0])
@@ -186,7 +174,7 @@ def _weight_type(path: Path) -> torch.dtype | None:
     """Find the type of the edge weights, if necessary by a pass over all edges."""
     if not path.is_dir() and path.suffix == ".npz":
         with NpzFile(path) as file:
-            if _weights_name(file) is None:
+            if weights_name(file) is None:
                 return None
     for edges in _file_pieces(path, PIECE_EDGES):
         if edges.weights is not None and not (edges.weights == 1).all():
@@ -196,95 +184,11 @@ def _weight_type(path: Path) -> torch.dtype | None:
     return None
 
 
-def _weights_name(file: NpzFile) -> str | None:
-    """Name the array of a weight per edge; refuse features of edges.
-
-    Raises DataError for features of edges.
-    """
-    for prefix in ("", "adj_"):
-        if sparse_format(file, prefix) is not None and f"{prefix}data" in file:
-            return f"{prefix}data"
-    for name in EDGE_FEATURES:
-        if name in file and len(shape := file.header(name)[0]) != 1 and shape[1:] != (1,):
-            raise DataError(
-                f"{file.path}: '{name}' has shape {shape}; features of edges are not supported, a "
-                "weight per edge is: leave it out or reduce it to one column"
-            )
-    return next((name for name in (*WEIGHTS, *EDGE_FEATURES) if name in file), None)
-
-
-def _weights(file: NpzFile, name: str | None, size: int) -> Iterator[Array | None]:
-    """Yield the weights of each piece, None forever if there are none."""
-    if name is None:
-        yield from itertools.repeat(None)
-    else:
-        yield from (part.reshape(-1) for part in file.rows(name, size))
-
-
 def _file_pieces(path: Path, size: int) -> Iterator[Edges]:
     folder, path = path.is_dir(), _edge_file(path)
     if path.suffix != ".npz":
         yield from edge_list_pieces(path, min(BLOCK_BYTES, 8 * size))
         return
     with NpzFile(path) as file:
-        weights = _weights(file, None if folder else _weights_name(file), size)
-        for prefix in ("", "adj_"):
-            if sparse_format(file, prefix) in {"csr", "csc"}:
-                yield from _compressed_pieces(file, prefix, size, weights)
-                return
-        for source, destination in PAIRS:
-            if source in file and destination in file:
-                columns = zip(file.rows(source, size), file.rows(destination, size), strict=True)
-                yield from _weighted(((row, col) for col, row in columns), weights, path)
-                return
-        for name in ("edge_index", "edges"):
-            if name in file:
-                yield from _weighted(_pairs_of(file, name, size), weights, path)
-                return
-        raise DataError(f"{path}: holds no edges that can be read in pieces")
-
-
-def _pairs_of(file: NpzFile, name: str, size: int) -> Iterator[tuple[Array, Array]]:
-    """Yield (rows, columns) of an array [2, E] or [E, 2] of sources and destinations."""
-    shape, _ = file.header(name)
-    if len(shape) != 2 or 2 not in shape:
-        raise DataError(f"{file.path}: '{name}' has shape {shape}, expected [2, E]")
-    if shape[0] != 2 or name == "edges":
-        yield from ((part[:, 1], part[:, 0]) for part in file.rows(name, size))
-        return
-    m = shape[1]
-    columns = zip(file.flat(name, size, 0, m), file.flat(name, size, m, 2 * m), strict=False)
-    yield from ((row, col) for col, row in columns)
-
-
-def _compressed_pieces(
-    file: NpzFile, prefix: str, size: int, weights: Iterator[Array | None]
-) -> Iterator[Edges]:
-    indptr = file.read(f"{prefix}indptr")
-    shape, _ = file.header(f"{prefix}indices")
-    check_indptr(indptr, int(shape[0]), str(file.path), f"{prefix}indptr")
-    by_row = sparse_format(file, prefix) == "csr"
-
-    def pairs() -> Iterator[tuple[Array, Array]]:
-        start = 0
-        for part in file.rows(f"{prefix}indices", size):
-            places = np.arange(start, start + len(part))
-            owner = np.searchsorted(indptr, places, side="right") - 1
-            yield (owner, part) if by_row else (part, owner)
-            start += len(part)
-
-    yield from _weighted(pairs(), weights, file.path)
-
-
-def _weighted(
-    pairs: Iterator[tuple[Array, Array]], weights: Iterator[Array | None], path: Path
-) -> Iterator[Edges]:
-    """Zip (rows, columns) with their weights.
-
-    Raises DataError if there are more or fewer weights than edges.
-    """
-    for rows, cols in pairs:
-        yield raw_edges(str(path), rows, cols, next(weights, np.zeros(0, dtype=np.float32)))
-    left = next(weights, None)
-    if left is not None:
-        raise DataError(f"{path}: holds at least {len(left):,} weights more than edges")
+        for rows, cols, weights in edge_pieces(file, size, weighted=not folder):
+            yield raw_edges(str(path), rows, cols, weights)

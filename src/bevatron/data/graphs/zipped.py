@@ -67,12 +67,15 @@ class NpzFile:
         return self.read(name) if name in self else None
 
     def rows(
-        self, name: str, size: int, start: int = 0, stop: int | None = None
+        self, name: str, size: int | None, start: int = 0, stop: int | None = None
     ) -> Iterator[Array]:
-        """Read ``size`` rows of an array at a time, from row ``start`` to ``stop``.
+        """Read ``size`` rows of an array at a time, from row ``start`` to ``stop``; None = all.
 
         Columns of an array [2, m] are reached by `flat` instead.
         """
+        if size is None:
+            yield self.read(name)[start:stop]
+            return
         mapped = self._mapped(name)
         if mapped is not None:
             end = len(mapped) if stop is None else min(stop, len(mapped))
@@ -86,9 +89,12 @@ class NpzFile:
             yield part.reshape(-1, *shape[1:])
 
     def flat(
-        self, name: str, size: int, start: int = 0, stop: int | None = None
+        self, name: str, size: int | None, start: int = 0, stop: int | None = None
     ) -> Iterator[Array]:
         """Read ``size`` numbers of an array in C order at a time, from index ``start`` on."""
+        if size is None:
+            yield self.read(name).reshape(-1)[start:stop]
+            return
         mapped = self._mapped(name)
         if mapped is not None:
             flat = mapped.reshape(-1)

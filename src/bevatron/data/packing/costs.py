@@ -209,10 +209,7 @@ def whole_balance(values: Numbers, num_samples: int) -> IntArray:
 
 
 def refuse_oversized(
-    table: CostTable,
-    limits: FloatArray,
-    oversized: BoolArray,
-    names: Callable[[int], str] | None,
+    table: CostTable, limits: FloatArray, oversized: BoolArray, names: Callable[[int], str] | None
 ) -> None:
     """Raise an error that names the first sample above a capacity; DataError if there is one."""
     rows = np.flatnonzero(oversized)

@@ -77,11 +77,17 @@ class BatchShape:
 
     lengths: tuple[tuple[str, int], ...]
     _by_name: dict[str, int] = field(compare=False, repr=False)
+    _hash: int = field(compare=False, repr=False)
 
     def __init__(self, *unnamed: int, **lengths: int) -> None:
         named = {**dict(zip(_OLD_ORDER, unnamed, strict=False)), **lengths}
         object.__setattr__(self, "lengths", tuple(named.items()))
         object.__setattr__(self, "_by_name", named)
+        # Of numbers alone, so that it is the same in every process.
+        object.__setattr__(self, "_hash", hash(tuple(named.values())))
+
+    def __hash__(self) -> int:
+        return self._hash  # a step looks up its graph by the shape many times
 
     def __getitem__(self, name: str) -> int:
         return self._by_name[name]

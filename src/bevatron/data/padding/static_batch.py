@@ -4,7 +4,7 @@ One copy moves it to a GPU, and a CUDA graph reads it there again and again.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any, TypeAlias, TypeVar
@@ -13,12 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bevatron.data.padding.shape import BatchShape, Paddable, ragged_axes
+from bevatron.data.padding.shape import BatchShape, Paddable, Ragged, ragged_axes
 
 P = TypeVar("P", bound=Paddable)
 Layout: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 ALIGNMENT = 256
+
+SMALL_FIELD = 2**15
+"""Elements up to which torch copies a tensor in the thread that asks for it."""
+
+KEPT_PLACES = 64
+"""Numbers of rows for which views are kept."""
 
 
 class StaticBatch:
@@ -58,6 +64,7 @@ class StaticBatch:
             offsets[name] = (start, start + prod(dims) * item.itemsize)
             start = -(-offsets[name][1] // ALIGNMENT) * ALIGNMENT
         self.block = torch.zeros(max(start, 1), dtype=torch.uint8, device=device, pin_memory=pin)
+        self._types: list[torch.dtype] = []
         # What is filled in was checked on the host: a captured step cannot refuse anything.
         self.batch: Any = like.over(
             {
@@ -67,41 +74,89 @@ class StaticBatch:
         )
 
     @cached_property
-    def _targets(self) -> list[tuple[str, Any, Any, Any]]:
-        """For each tensor: name, ragged axes, memory, and the memory with the axis first."""
-        found = []
+    def _axes(self) -> list["_Axis"]:
+        named: dict[tuple[str, int, bool], list[tuple[str, int]]] = {}
         for name, ragged in self.batch.ragged.items():
-            memory = getattr(self.batch, name).numpy()
-            rows = memory if isinstance(ragged, tuple) else np.moveaxis(memory, ragged.dim, 0)
-            found.append((name, ragged, memory, rows))
-        return found
+            if isinstance(ragged, Ragged):
+                large = getattr(self.batch, name).numel() >= SMALL_FIELD
+                named.setdefault((ragged.axis, ragged.extra, large), []).append((name, ragged.dim))
+        return [_Axis(self.batch, fields, large) for (_, _, large), fields in named.items()]
 
     def fill(self, batch: Paddable) -> None:
         """Write a batch and the padding rows after it.
 
-        Raises ValueError if the batch is larger than the shape allows.
+        Raises ValueError if the batch is larger than the shape allows, or a tensor is of a type
+        that would lose more than precision.
         """
         if not self.shape.fits(batch):
             raise ValueError(f"a batch of {dict(batch.sizes)} does not fit into {self.shape}")
+        if (types := [getattr(batch, name).dtype for name in self.batch.ragged]) != self._types:
+            self._take(types)
         padding = batch.padding_rows(self.shape)
-        for name, ragged, memory, rows in self._targets:
-            # By numpy: waking torch's threads can take longer than the copies.
-            values, rest = getattr(batch, name).numpy(), padding.get(name, 0)
-            if isinstance(ragged, tuple):
-                memory[...] = rest
-                memory[(*map(slice, values.shape), ...)] = values
-                continue
-            number = values.shape[ragged.dim]
-            if ragged.dim:
-                memory[(slice(None),) * ragged.dim + (slice(number),)] = values
+        into, small = [], []
+        for axis in self._axes:
+            values = [getattr(batch, name) for name in axis.rows]
+            places = axis.cut(values)
+            for name in axis.rows.keys() & padding.keys():
+                axis.rows[name][axis.number :] = padding[name]
+            if axis.large:
+                # By numpy: waking torch's threads can take longer than the copies.
+                for place, value in zip(places, values, strict=True):
+                    place.numpy()[...] = value.numpy()
             else:
-                memory[:number] = values
-            if number < len(rows):
-                rows[number:] = rest
+                into += places
+                small += values
+        if into:
+            torch._foreach_copy_(into, small)
+        for name, ragged in self.batch.ragged.items():
+            if isinstance(ragged, tuple):
+                memory, values = getattr(self.batch, name).numpy(), getattr(batch, name).numpy()
+                memory[...] = padding.get(name, 0)
+                memory[(*map(slice, values.shape), ...)] = values
+
+    def _take(self, types: list[torch.dtype]) -> None:
+        """Take values of these types from now on."""
+        for name, dtype in zip(self.batch.ragged, types, strict=True):
+            own = getattr(self.batch, name).dtype
+            if not torch.can_cast(dtype, own):
+                found, held = (str(one).removeprefix("torch.") for one in (dtype, own))
+                raise ValueError(f"{name}: {found} does not fit into {held}")
+        self._types = types
 
     def copy_from(self, other: "StaticBatch") -> None:
         """Copy everything in one piece, without waiting if the other is page-locked."""
         self.block.copy_(other.block, non_blocking=True)
+
+
+class _Axis:
+    """Memory of the tensors of a batch that are ragged along one axis.
+
+    Attributes
+    ----------
+    rows : of each tensor all rows, along this axis
+    number : of these are real
+    large : whether torch would copy them in several threads
+    """
+
+    def __init__(self, batch: Any, fields: Sequence[tuple[str, int]], large: bool) -> None:
+        self._memory = [(getattr(batch, name), dim) for name, dim in fields]
+        rows = (np.moveaxis(memory.numpy(), dim, 0) for memory, dim in self._memory)
+        self.rows: dict[str, Any] = dict(zip((name for name, _ in fields), rows, strict=True))
+        self.number, self.large = 0, large
+        self._places: dict[int, list[Tensor]] = {}
+
+    def cut(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Return where values belong; what was real beyond them becomes zero."""
+        number = values[0].shape[self._memory[0][1]]
+        if number < self.number:
+            for rows in self.rows.values():
+                rows[number : self.number] = 0
+        self.number = number
+        if number not in self._places:
+            if len(self._places) == KEPT_PLACES:
+                self._places.clear()
+            self._places[number] = [m.narrow(dim, 0, number) for m, dim in self._memory]
+        return self._places[number]
 
 
 def pad(batch: P, shape: BatchShape) -> P:

@@ -131,7 +131,7 @@ class Choices:
             interfaces, pairs = new[interfaces[allowed[of_pair]]], pairs[allowed[of_pair]]
             of_pair = of_pair[allowed[of_pair]]
             kind, key, asym_id, of_entry = kind[kept], key[kept], asym_id[kept], of_entry[kept]
-        weights = complex_weights(kind, _clusters(key, clusters), interfaces)
+        weights = complex_weights(kind, clusters_of_keys(key, clusters), interfaces)
         alone = np.stack([asym_id, np.zeros_like(asym_id)], axis=1)
         return cls(
             np.concatenate([of_entry, of_pair]),
@@ -140,7 +140,7 @@ class Choices:
         )
 
 
-def _clusters(key: Array, clusters: Mapping[int, int] | None) -> IntArray:
+def clusters_of_keys(key: Array, clusters: Mapping[int, int] | None) -> IntArray:
     """Return the number of each key's cluster."""
     keys, number = np.unique(key, return_inverse=True)
     if clusters is None:

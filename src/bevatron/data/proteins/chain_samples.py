@@ -89,11 +89,7 @@ class CycleDraw(NamedTuple):
 
 
 def sample_chain(
-    entry: Arrays,
-    alignment: AlignmentRows,
-    seed: int,
-    sizes: ChainSizes,
-    cycles: int = 4,
+    entry: Arrays, alignment: AlignmentRows, seed: int, sizes: ChainSizes, cycles: int = 4
 ) -> dict[str, Array]:
     """Draw a sample; DataError if the alignment is not of the chain's length.
 

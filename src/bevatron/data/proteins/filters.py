@@ -104,8 +104,7 @@ def _unknown(structure: Structure) -> BoolArray:
 
 def _short(structure: Structure) -> BoolArray:
     observed = np.bincount(
-        structure.residues.chain[structure.residues.observed],
-        minlength=len(structure.chains.label),
+        structure.residues.chain[structure.residues.observed], minlength=len(structure.chains.label)
     )
     return (observed < FEWEST_OBSERVED) & np.isin(structure.chains.kind, POLYMERS)
 

@@ -59,11 +59,7 @@ class Poses:
         return pool.reshape(-1, int(self.num_atoms[row]), 3)
 
     def draw(
-        self,
-        component: Array,
-        residue: Array,
-        atom: Array,
-        generator: np.random.Generator,
+        self, component: Array, residue: Array, atom: Array, generator: np.random.Generator
     ) -> tuple[npt.NDArray[np.float32], BoolArray]:
         """Draw a pose of each residue and move it rigidly at random (AlphaFold3, table 5).
 
@@ -254,10 +250,7 @@ def write_poses(poses: Poses, path: str | Path) -> None:
         },
         metadata={b"format": FORMAT},
     )
-    with (
-        atomic_write(Path(path), DataError) as file,
-        pa.ipc.new_file(file, table.schema) as writer,
-    ):
+    with atomic_write(Path(path), DataError) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
 
 

@@ -6,14 +6,7 @@ import numpy.typing as npt
 from bevatron.data.proteins.complexes import describe
 from bevatron.data.proteins.conformers import component_key
 from bevatron.data.readers.proteins.components import Dictionary
-from bevatron.data.readers.proteins.structure import (
-    UNKNOWN_NUMBER,
-    Atoms,
-    Chains,
-    Links,
-    Residues,
-    Structure,
-)
+from bevatron.data.readers.proteins.structure import Links, Structure, structure_of_columns
 from bevatron.typing import Array, Arrays
 
 SULFUR = 16
@@ -49,39 +42,21 @@ def predicted_structure(
     # A ligand of the user's own has a colon in its code, which other programs may refuse.
     named = [codes[key].replace(":", "_") for key in np.asarray(entry["component"]).tolist()]
     owner = np.asarray(entry["ref_space_uid"]).astype(np.int32)
-    residues = len(chain)
     names = np.array(atom_names(entry), dtype=np.str_)
-    atoms = Atoms(
-        name=names,
-        element=np.asarray(entry["ref_element"], dtype=np.uint8),
-        position=np.asarray(position, dtype=np.float32),
-        b_factor=np.asarray(plddt, dtype=np.float32),
-        occupancy=np.ones(len(owner), dtype=np.float32),
-        charge=np.asarray(entry["ref_charge"], dtype=np.int8),
-        altloc=np.full(len(owner), "", dtype=np.str_),
-        residue=owner,
-    )
-    return Structure(
-        name=words["name"],
-        atoms=atoms,
-        residues=Residues(
-            component=np.array(named, dtype=np.str_),
-            parent=np.full(residues, "", dtype=np.str_),
-            letter=np.array(letters, dtype=np.str_),
-            chain=chain,
-            number=number,
-            author_number=np.full(residues, UNKNOWN_NUMBER, dtype=np.int32),
-            insertion=np.full(residues, "", dtype=np.str_),
-            atom_ptr=np.searchsorted(owner, np.arange(residues + 1)).astype(np.int64),
-        ),
-        chains=Chains(
-            label=np.array([each["label"] for each in words["chains"]], dtype=np.str_),
-            author=np.array([each["author"] for each in words["chains"]], dtype=np.str_),
-            entity=np.array(np.asarray(_entities(entry, len(sequences))), dtype=np.str_),
-            kind=np.array([each["kind"] for each in words["chains"]], dtype=np.str_),
-            residue_ptr=np.searchsorted(chain, np.arange(len(sequences) + 1)).astype(np.int64),
-        ),
-        links=_links(entry, names, chain),
+    chains = {key: [each[key] for each in words["chains"]] for key in ("label", "author", "kind")}
+    return structure_of_columns(
+        words["name"],
+        {
+            "name": names,
+            "element": entry["ref_element"],
+            "position": position,
+            "b_factor": plddt,
+            "charge": entry["ref_charge"],
+            "residue": owner,
+        },
+        {"component": named, "letter": letters, "chain": chain, "number": number},
+        {**chains, "entity": _entities(entry, len(sequences))},
+        _links(entry, names, chain),
     )
 
 

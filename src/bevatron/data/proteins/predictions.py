@@ -9,22 +9,11 @@ from typing import Any
 import numpy as np
 
 from bevatron.data.proteins.complexes import featurize
-from bevatron.data.proteins.conformers import (
-    component_of_file,
-    component_of_smiles,
-    heavy_atoms,
-)
+from bevatron.data.proteins.conformers import component_of_file, component_of_smiles, heavy_atoms
 from bevatron.data.proteins.tokens import component_of_letter
 from bevatron.data.readers.proteins.components import Component, Dictionary, open_components
 from bevatron.data.readers.proteins.inputs.complexes import AtomName, Complex, Entity
-from bevatron.data.readers.proteins.structure import (
-    UNKNOWN_NUMBER,
-    Atoms,
-    Chains,
-    Links,
-    Residues,
-    Structure,
-)
+from bevatron.data.readers.proteins.structure import Links, Structure, structure_of_columns
 from bevatron.errors import DataError
 from bevatron.typing import Arrays
 
@@ -134,7 +123,7 @@ class _Rows:
     """Rows of the tables of a structure, appended one by one."""
 
     residues: list[tuple[str, str, int, int]] = field(default_factory=list)
-    chains: list[tuple[str, str, str, int]] = field(default_factory=list)
+    chains: list[tuple[str, str, str]] = field(default_factory=list)
     atoms: list[tuple[str, int, int]] = field(default_factory=list)
     place: dict[tuple[int, str], int] = field(default_factory=dict)
     first: dict[str, int] = field(default_factory=dict)
@@ -148,7 +137,7 @@ def _structure(given: Complex, components: Dictionary) -> Structure:
         letters = entity.sequence or [""] * len(codes)
         for label in entity.chains:
             rows.first[label] = len(rows.residues)
-            rows.chains.append((label, str(number), entity.kind, len(codes)))
+            rows.chains.append((label, str(number), entity.kind))
             chain = len(rows.chains) - 1
             for place, (code, letter) in enumerate(zip(codes, letters, strict=True)):
                 rows.residues.append((code, letter, chain, place + 1))
@@ -221,40 +210,18 @@ def _ring_bonds(
 
 
 def _tables(name: str, rows: _Rows, pairs: Any) -> Structure:
-    number = len(rows.atoms)
-    owners = np.array([residue for _, _, residue in rows.atoms], dtype=np.int32)
+    names, elements, owners = list(zip(*rows.atoms, strict=True)) or [(), (), ()]
     codes, letters, chains, places = zip(*rows.residues, strict=True)
-    labels, entities, kinds, lengths = zip(*rows.chains, strict=True)
-    atoms = Atoms(
-        name=np.array([atom for atom, _, _ in rows.atoms], dtype=np.str_),
-        element=np.array([element for _, element, _ in rows.atoms], dtype=np.uint8),
-        position=np.zeros((number, 3), dtype=np.float32),
-        b_factor=np.full(number, np.nan, dtype=np.float32),
-        occupancy=np.ones(number, dtype=np.float32),
-        charge=np.zeros(number, dtype=np.int8),
-        altloc=np.full(number, "", dtype=np.str_),
-        residue=owners,
-    )
-    residues = Residues(
-        component=np.array(codes, dtype=np.str_),
-        parent=np.full(len(codes), "", dtype=np.str_),
-        letter=np.array(letters, dtype=np.str_),
-        chain=np.array(chains, dtype=np.int32),
-        number=np.array(places, dtype=np.int32),
-        author_number=np.full(len(codes), UNKNOWN_NUMBER, dtype=np.int32),
-        insertion=np.full(len(codes), "", dtype=np.str_),
-        atom_ptr=np.searchsorted(owners, np.arange(len(codes) + 1)).astype(np.int64),
-    )
-    return Structure(
-        name=name,
-        atoms=atoms,
-        residues=residues,
-        chains=Chains(
-            label=np.array(labels, dtype=np.str_),
-            author=np.array(labels, dtype=np.str_),
-            entity=np.array(entities, dtype=np.str_),
-            kind=np.array(kinds, dtype=np.str_),
-            residue_ptr=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        ),
-        links=Links(pairs, np.array(["covale"] * len(pairs), dtype=np.str_).reshape(-1)),
+    labels, entities, kinds = zip(*rows.chains, strict=True)
+    return structure_of_columns(
+        name,
+        {
+            "name": names,
+            "element": elements,
+            "position": np.zeros((len(names), 3)),
+            "residue": owners,
+        },
+        {"component": codes, "letter": letters, "chain": chains, "number": places},
+        {"label": labels, "author": labels, "entity": entities, "kind": kinds},
+        Links(pairs, np.array(["covale"] * len(pairs), dtype=np.str_).reshape(-1)),
     )

@@ -68,11 +68,7 @@ class SampleSizes:
 
 
 def sample(
-    entry: Arrays,
-    seed: int,
-    sources: Sources,
-    sizes: SampleSizes,
-    chains: Sequence[int] = (),
+    entry: Arrays, seed: int, sources: Sources, sizes: SampleSizes, chains: Sequence[int] = ()
 ) -> dict[str, Array]:
     """Draw a sample of an entry.
 
@@ -115,11 +111,7 @@ def sample(
     query = np.where(column >= 0, found["restype"], GAP).astype(np.int8)
     found |= sample_rows(lookup.stack, lookup.alignment[chain], column, query, sizes.rows, of_rows)
     return found | sample_templates(
-        lookup.templates,
-        lookup.sequence[chain],
-        column,
-        of_templates,
-        best=sizes.best_templates,
+        lookup.templates, lookup.sequence[chain], column, of_templates, best=sizes.best_templates
     )
 
 

@@ -125,9 +125,7 @@ def stored_templates(
     mask = np.array([template.mask for template in templates], dtype=bool)
     positions, mask = positions.reshape(*shape, 37, 3), mask.reshape(*shape, 37)
     angles = torsions(
-        torch.from_numpy(positions),
-        torch.from_numpy(mask).float(),
-        torch.from_numpy(aatype).long(),
+        torch.from_numpy(positions), torch.from_numpy(mask).float(), torch.from_numpy(aatype).long()
     )
     rows = len(templates) * length
     return {

@@ -1,23 +1,20 @@
 """Readers: files of structures as raw samples."""
 
-import glob
-from collections.abc import Sequence
 from pathlib import Path
 
+from bevatron.data.compressed import format_suffix
 from bevatron.data.readers.base import FileReader, Reader
 from bevatron.data.readers.labels import LabelOptions, watched_names
+from bevatron.data.readers.paths import Paths, given_files
 from bevatron.data.readers.structures import StructureReader
 from bevatron.errors import DataError
 
 __all__ = ["LabelOptions", "Reader", "StructureReader", "open_reader"]
 
-_COMPRESSED = {".gz", ".bz2", ".xz"}
 _IN_FOLDERS = (".extxyz", ".xyz", ".traj", ".db", ".aselmdb")
 
 
-def open_reader(
-    paths: str | Path | Sequence[str | Path], options: LabelOptions | None = None
-) -> StructureReader:
+def open_reader(paths: Paths, options: LabelOptions | None = None) -> StructureReader:
     r"""Open files of structures as one reader.
 
     Raises DataError if a file is missing, unreadable, given twice or holds what must not be trained
@@ -43,42 +40,10 @@ def open_reader(
     >>> folder.cleanup()
     """
     options = options or LabelOptions()
-    given = [paths] if isinstance(paths, str | Path) else list(paths)
-    files = [file for path in given for file in _expand(path)]
+    files = given_files(paths, _IN_FOLDERS)
     if not files:
         raise DataError("no file of structures was given")
-    seen: dict[Path, Path] = {}
-    for file in files:
-        if file.resolve() in seen:
-            raise DataError(f"{file}: given twice")
-        seen[file.resolve()] = file
     return StructureReader([_open_file(file, options) for file in files], options)
-
-
-def _expand(path: str | Path) -> list[Path]:
-    """Turn a file, a folder or a pattern into files."""
-    place = Path(path).expanduser()
-    if place.is_dir():
-        found = sorted(p for p in place.iterdir() if p.is_file() and _format(p) in _IN_FOLDERS)
-        if not found:
-            raise DataError(f"{path}: the folder holds no file of structures")
-        return found
-    if place.exists():
-        return [place]
-    matches = sorted(Path(match) for match in glob.glob(str(place), recursive=True))  # noqa: PTH207
-    if matches:
-        return [match for match in matches if match.is_file()]
-    if glob.has_magic(str(path)):
-        raise DataError(f"{path}: no file matches the pattern")
-    raise DataError(f"{path}: the file does not exist")
-
-
-def _format(path: Path) -> str:
-    """Last suffix in lower case, compression left out."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in _COMPRESSED:
-        suffixes.pop()
-    return suffixes[-1] if suffixes else ""
 
 
 def _open_file(path: Path, options: LabelOptions) -> FileReader:
@@ -92,7 +57,7 @@ def _open_file(path: Path, options: LabelOptions) -> FileReader:
             raise DataError(f"{path}: the file is empty")
         if is_pickle(path):
             return AseFile(path, watched, options.trust)
-        if _format(path) in {".xyz", ".extxyz"}:
+        if format_suffix(path) in {".xyz", ".extxyz"}:
             return ExtxyzFile(path, watched)
         if path.suffix in DATABASE_SUFFIXES:
             return DatabaseFile(path, watched)

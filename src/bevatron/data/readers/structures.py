@@ -11,12 +11,8 @@ from bevatron.data.readers.base import FileReader, RawFrame, Signature, Survey
 from bevatron.data.readers.checks import check_structure
 from bevatron.data.readers.elements import SYMBOLS
 from bevatron.data.readers.label_values import Labels, extract_labels
-from bevatron.data.readers.labels import (
-    LabelKeys,
-    LabelOptions,
-    Quantity,
-    find_keys,
-)
+from bevatron.data.readers.labels import LabelKeys, LabelOptions, Quantity, find_keys
+from bevatron.data.readers.paths import locate
 from bevatron.errors import DataError
 from bevatron.typing import Arrays
 
@@ -72,7 +68,7 @@ class StructureReader:
 
     def describe(self, index: int) -> str:
         """Return the origin of a sample: ``train.xyz, frame 12``."""
-        file, frame = self._locate(index)
+        file, frame = locate(self._starts, index)
         return f"{self._files[file].name}, frame {frame}"
 
     def read(self, start: int, stop: int) -> Iterator[Arrays]:
@@ -100,12 +96,6 @@ class StructureReader:
         ]
         classes = [line for file in self._files for line in _report_classes(file, self._options)]
         return lines + self._notes + classes
-
-    def _locate(self, index: int) -> tuple[int, int]:
-        if not 0 <= index < self.num_samples:
-            raise IndexError(f"sample {index} of {self.num_samples}")
-        file = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return file, index - int(self._starts[file])
 
     def _checked(self, file: FileReader, index: int, frame: RawFrame, keys: LabelKeys) -> Labels:
         try:

@@ -191,12 +191,7 @@ class ShardJob:
         return samples
 
     def _sample(
-        self,
-        raw: Iterator[Arrays],
-        index: int,
-        featurize: Featurize | None,
-        *,
-        stored: bool = True,
+        self, raw: Iterator[Arrays], index: int, featurize: Featurize | None, *, stored: bool = True
     ) -> Arrays:
         """Read and featurize one sample; errors name it."""
         try:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bevatron.data.packing import Algorithm, CostModel, Plan, pack
 from bevatron.data.store.store import Store
@@ -23,13 +22,16 @@ MOST_ROWS = 40
 """Maximum number of rows for files or groups; the others share one row."""
 
 
+Row = tuple[str | int | float | None, ...]
+
+
 @dataclass(frozen=True)
 class Table:
     """A table to print or to put into a report; None is an empty cell."""
 
     title: str
     headers: tuple[str, ...]
-    rows: list[tuple[str | int | float | None, ...]]
+    rows: list[Row]
 
     def records(self) -> list[dict[str, str | int | float | None]]:
         """Return the rows as mappings from the header of each column."""
@@ -121,7 +123,7 @@ def compare_plans(
 
 def plan_table(plans: Sequence[PlanStatistics], capacity: int, num_ranks: int) -> Table:
     """Tabulate the figures of several plans."""
-    rows: list[tuple[str | int | float | None, ...]] = []
+    rows: list[Row] = []
     for each in plans:
         plan = each.plan
         sizes = plan.batch_sizes
@@ -151,6 +153,30 @@ def plan_table(plans: Sequence[PlanStatistics], capacity: int, num_ranks: int) -
     return Table(f"One epoch on {num_ranks} ranks, {capacity:,} atoms per batch", headers, rows)
 
 
+def overview(store: Store, rows: Sequence[Row], more: Sequence[Row] = ()) -> Table:
+    """Return the first table of any store: ``rows``, its size, ``more``, its fingerprint."""
+    size = sum(int(shard["size"]) for shard in store.manifest["shards"])
+    every: list[Row] = [
+        *rows,
+        ("shards", len(store.manifest["shards"])),
+        ("size on disk (MB)", size / 1e6),
+        *more,
+        ("fingerprint", str(store.manifest["fingerprint"])[:16]),
+    ]
+    return Table(str(store.path), ("", "value"), every)
+
+
+def sizes_table(of: str, sizes: Mapping[str, IntArray]) -> Table:
+    """Return the range of sizes of samples, by name; those of 0 are none."""
+    rows: list[Row] = []
+    for name, lengths in sizes.items():
+        values = lengths[lengths > 0]
+        if len(values):
+            marks = np.percentile(values, [50, 99]).tolist()
+            rows.append((name, int(values.min()), float(values.mean()), *marks, int(values.max())))
+    return Table("Sizes", (f"per {of}", "min", "mean", "median", "99 %", "max"), rows)
+
+
 def _summary(store: Store) -> Mapping[str, Any]:
     summary = store.manifest.get("summary") or {}
     if "all" not in summary or "files" not in summary:
@@ -168,29 +194,25 @@ def _file_name(sources: Sequence[str], number: str) -> str:
 
 def _overview(store: Store, summary: Mapping[str, Any]) -> Table:
     whole = summary["all"]
-    size = sum(int(shard["size"]) for shard in store.manifest["shards"])
-    rows: list[tuple[str | int | float | None, ...]] = [
-        ("structures", len(store)),
-        ("atoms", int(whole.get("atoms", 0))),
-        ("edges", int(whole.get("edges", 0))),
-        ("files", len(store.manifest["sources"])),
-        ("shards", len(store.manifest["shards"])),
-        ("size on disk (MB)", size / 1e6),
-    ]
-    rows += [
+    settings = [
         (f"setting {name}", value)
         for name, value in store.manifest["settings"].items()
         if isinstance(value, int | float | str)
     ]
-    if len(summary.get("heads", {})) > 1:
-        rows += [(f"head {head}: structures", n) for head, n in summary["heads"].items()]
-    rows.append(("fingerprint", str(store.manifest["fingerprint"])[:16]))
-    return Table(str(store.path), ("", "value"), rows)
+    heads = summary.get("heads", {})
+    several = [(f"head {head}: structures", n) for head, n in heads.items() if len(heads) > 1]
+    rows = [
+        ("structures", len(store)),
+        ("atoms", int(whole.get("atoms", 0))),
+        ("edges", int(whole.get("edges", 0))),
+        ("files", len(store.manifest["sources"])),
+    ]
+    return overview(store, rows, [*settings, *several])
 
 
 def _files(store: Store, summary: Mapping[str, Any]) -> Table:
     files = list(summary["files"].items())
-    rows: list[tuple[str | int | float | None, ...]] = []
+    rows: list[Row] = []
     for number, part in files[:MOST_ROWS]:
         neighbours = part.get("neighbours", {})
         structures, atoms = part["structures"], part["atoms"]
@@ -213,7 +235,7 @@ def _files(store: Store, summary: Mapping[str, Any]) -> Table:
 def _labels(summary: Mapping[str, Any]) -> Table:
     whole = summary["all"]
     structures = whole["structures"]
-    rows: list[tuple[str | int | float | None, ...]] = []
+    rows: list[Row] = []
     for name in _LABELS:
         text = ""
         if name == "energy" and "energy_per_atom" in whole:
@@ -234,7 +256,7 @@ def _labels(summary: Mapping[str, Any]) -> Table:
 
 def _sizes(store: Store) -> Table:
     shares = (0, 0.05, 0.5, 0.95, 1)
-    rows: list[tuple[str | int | float | None, ...]] = []
+    rows: list[Row] = []
     for name, field in (("atoms", "atomic_numbers"), ("edges", "edges")):
         lengths = store.lengths(field)
         if len(lengths):
@@ -249,7 +271,7 @@ def _elements(summary: Mapping[str, Any]) -> Table:
 
     counts = summary["all"].get("elements", {})
     total = sum(counts.values())
-    rows: list[tuple[str | int | float | None, ...]] = [
+    rows: list[Row] = [
         (chemical_symbols[int(z)], counts[z], _percent(counts[z], total))
         for z in sorted(counts, key=int)
     ]
@@ -259,7 +281,7 @@ def _elements(summary: Mapping[str, Any]) -> Table:
 def _groups(summary: Mapping[str, Any]) -> Table:
     groups = sorted(summary.get("groups", {}).items(), key=lambda item: -item[1])
     total = sum(count for _, count in groups)
-    rows: list[tuple[str | int | float | None, ...]] = [
+    rows: list[Row] = [
         (name or "(none)", count, _percent(count, total)) for name, count in groups[:MOST_ROWS]
     ]
     if len(groups) > MOST_ROWS:
@@ -286,9 +308,3 @@ def _percent(part: float, whole: float) -> str:
     if 99.9 < value < 100:
         return "> 99.9 %"
     return f"{value:.3g} %" if value < 99.95 else "100 %"
-
-
-def counted(lengths: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the distinct values and their counts."""
-    values, counts = np.unique(lengths, return_counts=True)
-    return values.astype(np.int64), counts.astype(np.int64)

@@ -1,4 +1,4 @@
-"""The orders in which fast kernels walk the edges of a graph, found once per batch."""
+"""The orders in which fast kernels walk the edges of a graph, computed once per batch."""
 
 import torch
 from jaxtyping import Int
@@ -8,20 +8,19 @@ from bevatron.maths.irreps import Irreps
 
 
 class EdgeOrder:
-    """The edges of a graph with, once somebody asks, where those of each node are.
+    """The edges of a graph, with their orders by receiver and by sender, computed on first use.
 
-    Everything is computed on the device of the edges without asking it for a number, so that it can
-    be part of a captured CUDA graph. Make one for each batch and hand it to all layers: an operator
-    that takes ``edges`` takes this too, and sorts for itself if it is given a tensor. Raises
-    RuntimeError if the edges were declared sorted and are not (on a GPU: at the next
-    synchronisation).
+    Everything is computed on the device of the edges without synchronising, so a CUDA graph can
+    capture it. Make one per batch and pass it to all layers: an operator that takes ``edges`` takes
+    this too, and sorts for itself if it is given a tensor. Raises RuntimeError if the edges
+    were declared sorted and are not (on a GPU: at the next synchronisation).
 
     Parameters
     ----------
     edges : senders and receivers
     num_nodes : N
     by_receiver
-        Whether the edges are known to be sorted by receiver, which saves sorting them. It is
+        Whether the edges are already sorted by receiver, which saves sorting them. This is
         checked on the device, without waiting for it.
 
     Examples
@@ -65,17 +64,17 @@ class EdgeOrder:
         return self._by_receiver()[2]
 
     def by_sender(self, chunk: int) -> tuple[Int[Tensor, " E"], Int[Tensor, " _"]]:
-        """Sort the edges, which are sorted by receiver, by their senders; cut into runs.
+        """Sort runs of the receiver-ordered edges by sender.
 
         Returns
         -------
         permutation, ptr
-            The edges of sender n among those of run c, ``chunk`` edges long, are
-            ``permutation[ptr[n * C + c] : ptr[n * C + c + 1]]``, ascending, of C runs.
+            The edges of sender n in run c are ``permutation[ptr[n * C + c] : ptr[n * C + c + 1]]``,
+            ascending; there are C runs of ``chunk`` edges.
         """
         if chunk not in self._by_sender:
             if self._sorted_senders is None:
-                # Fewer digits, fewer passes of a radix sort.
+                # Fewer digits mean fewer passes of the radix sort.
                 narrow = torch.int16 if self.num_nodes < 2**15 else torch.int32
                 self._sorted_senders = torch.sort(self.senders.to(narrow), stable=True)
             ordered, permutation = self._sorted_senders
@@ -119,7 +118,7 @@ def check_edge_product(
     irreps_in: Irreps,
     irreps_harmonics: Irreps,
 ) -> int:
-    """Compare what all products over edges take with the irreps; return the number of edges."""
+    """Check the common arguments of products over edges; return the number of edges."""
     pairs = edges.edges if isinstance(edges, EdgeOrder) else edges
     num_edges = pairs.shape[-1]
     for name, tensor, shape in (

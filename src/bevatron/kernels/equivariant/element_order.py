@@ -1,4 +1,4 @@
-"""Atoms by element, found once per batch: maps of their own for each element run over these."""
+"""Atoms sorted by element, once per batch, for operators with one matrix per element."""
 
 import torch
 from jaxtyping import Int
@@ -6,18 +6,18 @@ from torch import Tensor
 
 
 class ElementOrder:
-    """The elements of a batch's atoms with, once somebody asks, where those of each element are.
+    """The elements of a batch's atoms, with the atoms of each element, computed on first use.
 
-    `order` and `ptr` are computed on the device of the elements without asking it for a number, so
-    they can be part of a captured CUDA graph; `counts` waits for the device. Make one for each
-    batch and hand it to all layers: an operator that takes ``elements`` takes this too, and sorts
-    for itself if it is given a tensor.
+    `order` and `ptr` are computed on the device of the elements without synchronising, so a CUDA
+    graph can capture them; `counts` waits for the device. Make one per batch and pass it to
+    all layers: an operator that takes ``elements`` takes this too, and sorts for itself if it
+    is given a tensor.
 
     Parameters
     ----------
     elements : the element of each atom
     num_elements
-        Z. Atoms of elements outside 0..Z-1 belong to none: operators give NaN for them, or refuse.
+        Z. Operators return NaN for atoms whose element is outside 0..Z-1, or refuse them.
 
     Examples
     --------
@@ -62,7 +62,7 @@ class ElementOrder:
 
     @property
     def counts(self) -> list[int]:
-        """The number of atoms of each element; asks the device, if there are several."""
+        """The number of atoms of each element; waits for the device if there are several."""
         if self._counts is None:
             one = self.num_elements == 1
             self._counts = [len(self.elements)] if one else self.ptr.diff().tolist()
@@ -70,7 +70,7 @@ class ElementOrder:
 
     def _sort(self) -> tuple[Tensor, Tensor]:
         if self._sorted is None:
-            # Fewer digits, fewer passes of a radix sort; all that are unknown are -1 or Z.
+            # Fewer digits mean fewer passes of the radix sort; unknown elements become -1 or Z.
             narrow = torch.int16 if self.num_elements < 2**15 else torch.int64
             known = self.elements.long().clamp(-1, self.num_elements).to(narrow)
             ordered, order = torch.sort(known, stable=True)

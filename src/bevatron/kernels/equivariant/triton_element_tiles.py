@@ -11,38 +11,45 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_tables = WeakTensorKeyDictionary()
+"""Tables by where groups begin; a step cuts the same groups two dozen times, in few ways."""
 
 
 def tile_table(ptr: Tensor, num_rows: int, rows: int, scale: int = 1) -> Tensor:
-    """Cut the rows of each group into tiles of at most ``rows``.
+    """Cut the rows of each group into tiles of at most ``rows``; once for a ``ptr``.
 
     Parameters
     ----------
-    ptr : [Z+1], where groups begin; on the device, where their sizes stay
-    num_rows : rows of all groups and of none
+    ptr : [Z+1], offsets of the groups, on the device; never written to afterwards
+    num_rows : rows in total, including those of no group
     scale : rows per unit of ``ptr``
 
     Returns
     -------
     Tensor
-        int32 [tiles, 3]: group, first row, end of the tile's rows. As many tiles as groups of any
-        sizes may need; those too many are empty.
+        int32 [tiles, 3]: group, first row, end of the tile's rows. There are as many tiles as
+        groups of any sizes can need; surplus tiles are empty.
     """
+    found: dict[tuple[int, int, int], Tensor] = _tables.setdefault(ptr, {})
+    key = num_rows, rows, scale
+    if key not in found:
+        found[key] = _make_table(ptr, *key)
+    return found[key]
+
+
+def _make_table(ptr: Tensor, num_rows: int, rows: int, scale: int) -> Tensor:
     num_groups = ptr.shape[0] - 1
     num_tiles = num_rows // rows + min(num_groups, num_rows)
     table = torch.empty(num_tiles, 3, dtype=torch.int32, device=ptr.device)
     if num_tiles:
         block = 32 if ptr.is_cuda else triton.next_power_of_2(num_tiles)
         tile_table_kernel[(triton.cdiv(num_tiles, block),)](
-            table,
-            ptr,
-            num_tiles,
-            scale,
-            NUM_GROUPS=num_groups,
-            GROUPS=triton.next_power_of_2(num_groups),
-            ROWS=rows,
+            table, ptr, num_tiles, scale,
+            NUM_GROUPS=num_groups, GROUPS=triton.next_power_of_2(num_groups), ROWS=rows,
             BLOCK=block,
-        )
+        )  # fmt: skip
     return table
 
 
@@ -58,17 +65,11 @@ def sum_tiles(parts: Tensor, ptr: Tensor, rows: int, scale: int = 1) -> Tensor:
     size = out[0].numel()
     block = 256 if parts.is_cuda else triton.next_power_of_2(size)
     sum_tiles_kernel[num_groups, triton.cdiv(size, block)](
-        out,
-        parts,
-        ptr,
-        scale,
-        SIZE=size,
-        NUM_GROUPS=num_groups,
-        GROUPS=triton.next_power_of_2(num_groups),
-        ROWS=rows,
+        out, parts, ptr, scale,
+        SIZE=size, NUM_GROUPS=num_groups, GROUPS=triton.next_power_of_2(num_groups), ROWS=rows,
         BLOCK=block,
         num_warps=4,
-    )
+    )  # fmt: skip
     return out
 
 
@@ -76,15 +77,9 @@ def sum_tiles(parts: Tensor, ptr: Tensor, rows: int, scale: int = 1) -> Tensor:
 @triton.jit(do_not_specialize=["num_tiles", "scale"])
 @no_type_check
 def tile_table_kernel(
-    table_ptr,
-    ptr_ptr,
-    num_tiles,
-    scale,
-    NUM_GROUPS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    table_ptr, ptr_ptr, num_tiles, scale,
+    NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Find the group of each tile as the number of groups whose last tile comes before it."""
     groups = tl.arange(0, GROUPS)
     valid = groups < NUM_GROUPS
@@ -109,16 +104,10 @@ def tile_table_kernel(
 @triton.jit
 @no_type_check
 def sum_tiles_kernel(
-    out_ptr,
-    parts_ptr,
-    ptr_ptr,
-    scale,
-    SIZE: tl.constexpr,
-    NUM_GROUPS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    ROWS: tl.constexpr,
+    out_ptr, parts_ptr, ptr_ptr, scale,
+    SIZE: tl.constexpr, NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Add the tiles of one group in order: out[group] = sum of parts[tile]."""
     group = tl.program_id(0)
     groups = tl.arange(0, GROUPS)

@@ -1,4 +1,4 @@
-"""Bonds of molecules as edges in both directions, and where each atom's lie: once per batch."""
+"""Bonds as edges in both directions, and the edges of each atom, computed once per batch."""
 
 from dataclasses import dataclass
 
@@ -9,17 +9,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Bonds:
-    """Directed edges of which rows 2k and 2k + 1 are the two directions of one bond.
+    """Directed edges; rows 2k and 2k + 1 are the two directions of one bond.
 
-    The reverse of edge e is therefore edge e ^ 1, so one list of the edges into each atom gives
-    those out of it too, and no sum over an atom's bonds needs a float atomic. Make it with
-    `index_bonds` and hand it to all layers.
+    The reverse of edge e is therefore edge e ^ 1, so one list of the edges into each atom also
+    gives those out of it, and no sum over an atom's bonds needs a float atomic. Make it with
+    `index_bonds` and pass it to all layers.
 
     Attributes
     ----------
     senders, receivers : [E]
-    incoming : [E], the edges, those into atom 0 first, in their order
-    incoming_ptr : [N + 1], where the edges into each atom begin in ``incoming``
+    incoming : [E], the edges sorted by receiver, stably
+    incoming_ptr : [N + 1], offsets of each atom's edges in ``incoming``
     """
 
     senders: Int[Tensor, " E"]
@@ -39,15 +39,15 @@ class Bonds:
 
 
 def index_bonds(edges: Int[Tensor, "2 E"], num_atoms: int) -> Bonds:
-    """Find the edges into each atom, on the device of the edges and without waiting for it.
+    """Sort the edges by receiver, on their device and without waiting for it.
 
     Raises ValueError if the number of edges is odd.
 
     Parameters
     ----------
     edges
-        Senders and receivers; edge 2k + 1 is edge 2k reversed. That is not checked: it would mean
-        asking the device.
+        Senders and receivers; edge 2k + 1 is edge 2k reversed. This is not checked, because that
+        would wait for the device.
     num_atoms : N
 
     Examples

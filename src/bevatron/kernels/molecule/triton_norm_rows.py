@@ -1,4 +1,4 @@
-"""Rows normalised in registers: what the norms of atoms and of bonds share."""
+"""Rows normalised in registers, shared by the norms of atoms and of bonds."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
@@ -9,13 +9,13 @@ from bevatron.errors import KernelError
 
 LARGEST_WIDTH = 8192
 CHANNELS_PER_WARP, MOST_WARPS = 256, 16
-"""A thread has eight neighbouring channels of all rows of a block, so that sums over rows need no
-exchange; few rows, so that several programs fit on an SM."""
+"""Block size: a thread holds eight adjacent channels of all rows, so that sums over rows need no
+shuffles; there are few rows, so that several programs fit on an SM."""
 ELEMENTS_PER_WARP = 512
 
 
 def check_width(operator: str, x: Tensor) -> None:
-    """Refuse rows that are too long for registers."""
+    """Raise KernelError if rows are too long for registers."""
     if x.shape[-1] > LARGEST_WIDTH:
         raise KernelError(
             f"{operator}: rows of {x.shape[-1]} channels do not fit the registers of the Triton "
@@ -24,7 +24,7 @@ def check_width(operator: str, x: Tensor) -> None:
 
 
 def shape_of_block(width: int, elements: int = ELEMENTS_PER_WARP) -> tuple[int, int, int]:
-    """Return the width rounded up to a power of two, the rows of a block, and warps."""
+    """Return the width padded to a power of two, the rows of a block, and warps."""
     pad = int(triton.next_power_of_2(width))
     warps = min(max(1, pad // CHANNELS_PER_WARP), MOST_WARPS)
     return pad, max(1, elements * warps // pad), warps

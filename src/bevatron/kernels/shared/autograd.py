@@ -1,11 +1,11 @@
-"""Queries to autograd by operators and their backward formulas."""
+"""What operators and their backward formulas ask of autograd."""
 
 import torch
 from torch import Tensor
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
-    """Whether autograd records operations on these, so that a backward pass may come.
+    """Whether autograd records operations on these tensors, so that a backward pass may follow.
 
     Examples
     --------
@@ -18,12 +18,12 @@ def needs_grad(*tensors: Tensor | None) -> bool:
 
 
 def empty_gradients(like: Tensor, *given: Tensor | None) -> list[Tensor]:
-    """Allocate the gradient of every tensor; one that is not given gets one without elements.
+    """Allocate the gradient of every tensor; None gets an empty one.
 
     Parameters
     ----------
-    like : where the gradients are allocated
-    given : tensors whose shapes and types they have
+    like : gradients are allocated on its device
+    given : tensors of the shapes and types of the gradients
     """
     return [
         like.new_empty(0)

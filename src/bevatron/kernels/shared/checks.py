@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def check_one_type(operator: str, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
-    """Refuse tensors of several types, which a kernel would round to that of the first.
+    """Refuse tensors of different types, which a kernel would round to the type of the first.
 
-    Under autocast they may differ: there torch makes them one type where they are multiplied.
-    Raises ValueError if one has another type than the first; it names both.
+    Under autocast they may differ: torch casts them to one type where they are multiplied.
+    Raises ValueError if a type differs from the first, naming both.
 
     Parameters
     ----------
-    tensors : by the name of the argument, the one whose type the result has first
+    tensors : by argument name; the first has the type of the result
 
     Examples
     --------
@@ -41,14 +41,14 @@ def check_one_type(operator: str, tensors: Mapping[str, Tensor | Sequence[Tensor
 def check_shapes(
     op: str, wanted: Mapping[str, tuple[Tensor | None, tuple[int, ...]]], source: str
 ) -> None:
-    """Compare tensors with the shapes that they must have.
+    """Check the shapes of tensors.
 
-    Raises ValueError if one has another shape; it names the argument.
+    Raises ValueError if a shape differs, naming the argument.
 
     Parameters
     ----------
-    wanted : tensor and shape by the name of the argument; None is any shape
-    source : what the shapes follow from, for the message
+    wanted : tensor and expected shape by argument name; None accepts any shape
+    source : what determines the shapes, for the message
     """
     for name, (tensor, shape) in wanted.items():
         if tensor is not None and tuple(tensor.shape) != shape:
@@ -74,17 +74,17 @@ def check_vectors(operator: str, x: Tensor, **vectors: Tensor | None) -> None:
 def check_segment_rows(
     operator: str, x: Tensor, rows: Tensor | None, index: Tensor | None, ptr: Tensor | None
 ) -> None:
-    """Refuse rows of segments that fit neither ``x`` nor the segments.
+    """Refuse rows per segment that do not fit ``x`` and the segments.
 
-    Raises ValueError if only some of the three are given, or shape or type of ``rows`` is another.
+    Raises ValueError if only some of the three are given, or shape or type of ``rows`` is wrong.
 
     Parameters
     ----------
     operator : for the message
     x : [N, C]
-    rows : [S, C] of the type of ``x``, one of each segment; None = none
-    index : [N] the segment of each row of ``x``
-    ptr : [S + 1] where each segment begins
+    rows : [S, C] in the type of ``x``, one per segment; None = none
+    index : [N], the segment of each row of ``x``
+    ptr : [S + 1], offsets of the segments
     """
     if len({rows is None, index is None, ptr is None}) > 1:
         raise ValueError(f"{operator}: rows of segments go with an index and a ptr")

@@ -1,4 +1,4 @@
-"""Matmuls for operators that work on a chunk of rows at a time."""
+"""Matmuls for operators that run one chunk of rows at a time."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -12,13 +12,13 @@ from bevatron.kernels.shared.rows import indexable_by_32_bits
 from bevatron.kernels.shared.standing_weights import once
 
 CHUNK_BYTES = 128 * 2**20
-"""Size of all buffers of one chunk together."""
+"""Total size of all buffers of one chunk."""
 LARGE = 3
-"""Multiple of `CHUNK_BYTES` where matmuls of few rows would leave much of the device idle."""
+"""Multiple of `CHUNK_BYTES` for operators whose matmuls would otherwise have too few rows."""
 MANY_ROWS = 4096
-"""From here on one matmul for several layers, and copies of what it gives, take less time."""
+"""From this number on one matmul for several layers is faster, copies of its parts included."""
 CHUNK_MULTIPLE = 1024
-"""Rows of a chunk are a multiple of this: matmuls of whole tiles."""
+"""A chunk has a multiple of this many rows, so that matmuls consist of whole tiles."""
 
 
 def chunks(
@@ -28,9 +28,9 @@ def chunks(
 
     Parameters
     ----------
-    rows, bytes_per_row : what there is, and the bytes of all buffers for one row
-    multiple : rows of a chunk are a multiple of it; `CHUNK_MULTIPLE` if not given
-    times : multiple of `CHUNK_BYTES` that a chunk may take
+    rows, bytes_per_row : number of rows, and bytes of all buffers per row
+    multiple : divides the rows of a chunk; `CHUNK_MULTIPLE` if not given
+    times : a chunk may take this multiple of `CHUNK_BYTES`
     """
     multiple = CHUNK_MULTIPLE if multiple is None else multiple
     most = max(times * CHUNK_BYTES // max(bytes_per_row, 1) // multiple, 1) * multiple
@@ -44,7 +44,7 @@ def chunks(
 
 
 def chunk_of(tensor: Tensor, part: slice) -> Tensor:
-    """Return a chunk of rows: the tensor itself if there is but one, as views take the host time.
+    """Return a chunk of rows; the tensor itself if there is only one, to save the host a view.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def linear(
 
 
 def wide_product(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
-    """Compute ``a b`` of matrices of one type, with a result in float32; or add it to ``onto``."""
+    """Compute ``a b`` of matrices of one type into a float32 result, or add it to ``onto``."""
     a, b = indexable_by_32_bits(a), indexable_by_32_bits(b)
     plain = a.dtype == torch.float32 or not on_gpu(a)
     if onto is None:
@@ -87,11 +87,11 @@ def weight_gradient(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 
 class WeightGradient:
-    """The gradient of a weight, summed in float32 over chunks of rows in their order.
+    """The gradient of a weight, summed in float32 over chunks of rows in order.
 
     Parameters
     ----------
-    weight : its shape and type are the gradient's
+    weight : has the shape and type of the gradient
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -118,7 +118,7 @@ class WeightGradient:
 
 
 class BiasGradient:
-    """The gradient of a bias, summed in float32 over chunks of rows in their order."""
+    """The gradient of a bias, summed in float32 over chunks of rows in order."""
 
     def __init__(self, bias: Tensor | None, like: Tensor) -> None:
         self._bias, self._like = bias, like
@@ -134,7 +134,7 @@ class BiasGradient:
         self._total = part if self._total is None else self._total.add_(part)
 
     def result(self) -> Tensor:
-        """Return the sum in the type of the bias; without a bias, no elements."""
+        """Return the sum in the type of the bias; empty without a bias."""
         if self._bias is None:
             return self._like.new_empty(0)
         if self._total is None:
@@ -147,8 +147,8 @@ class Linear:
 
     Parameters
     ----------
-    dtype : type of the matmuls; weights of another type are rounded to it
-    weights : [K, C] each; in the result the layers are concatenated
+    dtype : type of the matmuls; other weights are rounded to it
+    weights : [K, C] each; the result concatenates the layers
     biases : [K] each, or None
     """
 
@@ -199,6 +199,14 @@ class Linear:
         """Multiply rows [n, C] to [n, sum of K]."""
         return linear(x, self._matrix, self.bias, out)
 
+    def rectified(self, x: Tensor) -> Tensor:
+        """Return ``relu`` of the product; with a bias, cuBLAS computes it before it rounds."""
+        if self.bias is None:
+            return self(x).relu_()
+        x = indexable_by_32_bits(x)
+        found: Tensor = torch._addmm_activation(self.bias, x, self._matrix.t())  # noqa: SLF001
+        return found
+
     def backward(self, dy: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
         """Return the gradient of the rows; ``add`` adds it to what ``out`` holds."""
         dy = indexable_by_32_bits(dy)
@@ -211,8 +219,8 @@ class Linear:
     ) -> None:
         """Add a chunk to the gradients of weights and biases.
 
-        ``first_sum`` is that of the first layer's part of ``dy`` over rows, where it is known. What
-        the ``only`` chunk gives is not added to anything, and rounded by the matmul.
+        ``first_sum`` is the sum over rows of the first layer's part of ``dy``, if already known. The
+        gradients of an ``only`` chunk are not accumulated, so the matmul rounds them.
         """
         parts = torch.split(dy, self._sizes, dim=1)
         if only and len(dy) >= MANY_ROWS and len(parts) > 1 and self._is_rounded_once(x):
@@ -237,14 +245,14 @@ class Linear:
         return all(weight.dtype == x.dtype for weight in self._weights)
 
     def gradients(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return those of weights and biases, in their types; without a bias, no elements."""
+        """Return the gradients of weights and biases in their types; empty without a bias."""
         biases = [bias.result() for bias in self._dbiases]
         if self._whole:
             return self._whole, biases
         if len(self._weights) == 1:
             return [self._dweight.total().to(self._weights[0].dtype)], biases
         parts = torch.split(self._dweight.total(), self._sizes)
-        # Copies: what an operator returns must not lie in one piece of memory.
+        # Copies, because the results of a custom operator must not share memory.
         weights = [
             part.to(weight.dtype, copy=True)
             for part, weight in zip(parts, self._weights, strict=True)

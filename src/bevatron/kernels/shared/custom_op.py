@@ -9,8 +9,8 @@ A Triton launch is hidden from torch behind a custom operator. Such an operator 
     @forward.backward()
     def backward(dy: Tensor, x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]: ...
 
-The second is ``scale_backward``: its results look like the arguments of ``scale``, it takes what it
-needs from the forward pass by the names of its own parameters, and it is wired to autograd.
+The second is ``scale_backward``: its results look like the arguments of ``scale``, it names what it
+needs from the forward pass by its own parameters, and it is wired to autograd.
 """
 
 import functools
@@ -24,7 +24,7 @@ from torch import Tensor
 from bevatron.kernels.shared.launch import on_device
 
 PLAIN = {Tensor, torch.nn.Parameter, list, float, int, bool, str, type(None)}
-"""Types of arguments that do not watch what is done with them."""
+"""Argument types that do not intercept operators."""
 NEEDS = "needs"
 """Parameter of a formula that receives whether each gradient is needed."""
 bodies: dict[str, Callable[..., Any]] = {}
@@ -38,12 +38,12 @@ def custom_op(
 
     Parameters
     ----------
-    name : its name, without the namespace
+    name : without the namespace
     fake
-        What the results look like: names of the arguments that have their shapes and types (one
-        that is None has a result without elements), or a function that allocates them and takes
-        arguments of the operator by name.
-    outputs : names of the results, if a gradient's formula takes some of them
+        What the results look like: names of arguments of the same shape and type (None gives an
+        empty result), or a function that allocates the results and takes arguments of the
+        operator by name.
+    outputs : names of the results, if a gradient formula takes some of them
 
     Examples
     --------
@@ -65,13 +65,13 @@ class CustomOp:
 
     Its function runs with the device of its first tensor as the current one.
 
-    Calls go through the dispatcher only where something watches it (`is_watched`): for an operator
-    of many arguments a call through it and its backward pass take a few hundred microseconds of
-    host time.
+    Calls go through the dispatcher only if something intercepts it (`is_watched`): with many
+    arguments, a call through the dispatcher and its backward pass take a few hundred
+    microseconds of host time.
 
     Attributes
     ----------
-    op : the operator as torch knows it
+    op : the operator registered with torch
     parameters, outputs : names of arguments and results
     """
 
@@ -116,9 +116,9 @@ class CustomOp:
 
         Parameters
         ----------
-        of, asks, unpack : as `gradients` takes them
+        of, asks, unpack : see `gradients`
         fake, outputs
-            As `custom_op` takes them; without ``fake`` the results look like the arguments ``of``.
+            See `custom_op`; without ``fake`` the results look like the arguments ``of``.
         """
         first_order = self.__name__.removesuffix("_backward")
         order = "backward" if first_order == self.__name__ else "double_backward"
@@ -149,15 +149,15 @@ class CustomOp:
             Names of the arguments that have gradients, in the order of the formula's results; all
             tensors if empty.
         formula
-            Returns these gradients (a single one not in a tuple), or None for all. What it returns
-            for an argument that was None is dropped. Its parameters are taken by name: first
-            gradients of the operator's results, in their order, under any names; then results and
-            arguments of the operator, which are saved for it, and ``needs``, a list that says which
-            of the gradients the running backward pass uses (the others are dropped). Without
-            ``needs`` all are computed.
+            Returns these gradients (a single one not in a tuple), or None for all. The result for
+            an argument that was None is dropped. The first parameters receive the gradients of the
+            operator's results, in order, under any names. The others are matched by name:
+            results and arguments of the operator, which are saved, and ``needs``, a list that
+            says which gradients the running backward pass uses (the others are dropped).
+            Without ``needs`` all are computed.
         asks
-            Flags among the formula's parameters, each with the argument whose gradient it asks for.
-        unpack : makes gradients of what the formula returns
+            Flags among the formula's parameters, each with the argument whose gradient it requests.
+        unpack : turns the formula's result into gradients
         """
         names = of.split() or self._tensors()
         wiring = _Wiring(self, names, formula, dict(asks or {}), unpack)
@@ -166,7 +166,7 @@ class CustomOp:
     def register_autograd(
         self, backward: Callable[..., Any], *, setup_context: Callable[..., None]
     ) -> None:
-        """Register gradients as `torch.library.register_autograd` does, where names do not do."""
+        """Register gradients as `torch.library.register_autograd` does, if names do not suffice."""
         self.op.register_autograd(backward, setup_context=setup_context)
         self._apply = _recorded(self.__name__, self._function, setup_context, backward)
 
@@ -176,13 +176,13 @@ class CustomOp:
 
 
 def is_watched(arguments: tuple[Any, ...]) -> bool:
-    """Whether something must see the operator: a compiler, a mode or a subclass of tensors."""
+    """Whether something intercepts operators: a compiler, a mode or a tensor subclass."""
     if torch.compiler.is_compiling():
         return True
     for argument in arguments:
         if type(argument) not in PLAIN and isinstance(argument, Tensor):
             return True
-    # There is no public way to ask for either.
+    # Neither has a public query.
     transformed = torch._C._are_functorch_transforms_active()  # noqa: SLF001
     return transformed or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
 
@@ -190,9 +190,9 @@ def is_watched(arguments: tuple[Any, ...]) -> bool:
 def _is_used(ctx: Any, tensor: int) -> bool:
     """Whether the running backward pass uses the gradient of an argument that requires one.
 
-    The forces of a potential are gradients with respect to positions alone; then those of weights,
-    which also require gradients, would be computed and thrown away. ``tensor`` is the argument's
-    place among those that are tensors.
+    The forces of a potential are gradients with respect to positions alone; gradients of weights,
+    which are required later, would be computed and thrown away. ``tensor`` is the argument's
+    index among the tensors.
     """
     if torch.compiler.is_compiling():
         return True
@@ -202,7 +202,7 @@ def _is_used(ctx: Any, tensor: int) -> bool:
     try:
         return bool(torch._C._will_engine_execute_node(node))  # noqa: SLF001
     except (AttributeError, RuntimeError):
-        # A leaf that autograd.grad was asked for, or a torch without this feature.
+        # An input of autograd.grad that is a leaf, or a torch without this feature.
         return True
 
 
@@ -232,10 +232,10 @@ class _Wiring:
         self._formula, self._unpack = formula, unpack
         self._of, self._count = [places[name] for name in of], len(places)
         self._lists = [places[name] for name, kind in kinds.items() if kind == "list"]
-        # Places in `of` of the gradients that the formula leaves out where they are not used.
+        # Places in `of` of the gradients that the formula can skip.
         asked = range(len(of)) if NEEDS in wanted else map(of.index, asks.values())
         self._asked = sorted(set(asked))
-        # Where each parameter after the gradients comes from: a kind, and a place in that kind.
+        # The source of each parameter after the gradients: a kind, and an index in that kind.
         self._results = [op.outputs.index(n) for n in known if n in op.outputs]
         self._inputs: dict[str, list[int]] = {"tensor": [], "list": [], "value": []}
         self._sources: list[tuple[str, int]] = []
@@ -251,14 +251,14 @@ class _Wiring:
                 self._sources.append((kinds[name], len(self._inputs[kinds[name]]) - 1))
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keep what the formula takes."""
+        """Save what the formula needs."""
         several = isinstance(output, tuple)
         kept = [inputs[place] for place in self._inputs["tensor"]]
         kept += [output[place] if several else output for place in self._results]
         for place in self._inputs["list"]:
             kept += inputs[place]
         ctx.save_for_backward(*kept)
-        # What is set here and not taken costs each call host time.
+        # Attributes that are set and never read cost every call host time.
         if self._inputs["value"]:
             ctx.values = [inputs[place] for place in self._inputs["value"]]
         if self._lists:
@@ -275,7 +275,7 @@ class _Wiring:
             ctx.mark_non_differentiable(*output[self._num_gradients :])
 
     def backward(self, ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        """Call the formula and put its gradients in the places of their arguments."""
+        """Call the formula and assign its gradients to their arguments."""
         placed: list[Any] = [None] * self._count
         if self._lists:
             for place, length in ctx.of_lists:
@@ -300,7 +300,7 @@ class _Wiring:
         return tuple(placed)
 
     def _take(self, ctx: Any, needs: list[bool]) -> list[Any]:
-        saved = ctx.saved_tensors  # once: a recomputed tensor is handed out once
+        saved = ctx.saved_tensors  # only once: checkpointing hands out a recomputed tensor once
         results = len(self._inputs["tensor"])
         first = results + len(self._results)
         lists = []
@@ -352,12 +352,9 @@ def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _recorded(
-    name: str,
-    function: Callable[..., Any],
-    save: Callable[..., None],
-    formula: Callable[..., Any],
+    name: str, function: Callable[..., Any], save: Callable[..., None], formula: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return the function that autograd records where the dispatcher is not asked."""
+    """Return the function that autograd records if the dispatcher is bypassed."""
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         outputs = function(*inputs)
@@ -372,7 +369,7 @@ def _recorded(
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     kind = type(f"bevatron::{name}", (torch.autograd.Function,), methods)
-    # Function.apply would only look at each argument for transformations, as `is_watched` has done.
+    # Function.apply would only check each argument for transforms, as `is_watched` has.
     apply: Callable[..., Any] = super(torch.autograd.Function, kind).apply  # type: ignore[misc]
     return apply
 

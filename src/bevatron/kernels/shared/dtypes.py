@@ -1,4 +1,4 @@
-"""The type that sums are kept in."""
+"""The type in which sums accumulate."""
 
 import torch
 from torch import Tensor
@@ -10,5 +10,5 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def wide_type(tensor: Tensor) -> torch.dtype:
-    """Return the type that sums over a tensor are kept in."""
+    """Return the type in which sums over a tensor accumulate."""
     return torch.promote_types(tensor.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""The device that kernels are launched on, real or planned for."""
+"""The device of a launch, real or planned."""
 
 import contextlib
 import functools
@@ -12,21 +12,21 @@ _AS_IT_IS = contextlib.nullcontext()
 
 
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Set a tensor's device as the current one: Triton launches on the current device."""
+    """Make a tensor's device the current one, where Triton launches."""
     if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
         return _AS_IT_IS
     return torch.cuda.device(tensor.device)
 
 
 PLANNED_SMS = 132
-"""Of an H100 or H200; workspaces grow with it."""
+"""Number of SMs of an H100 or H200; workspaces grow with it."""
 
 _planned = False
 
 
 @contextlib.contextmanager
 def planned_for_gpu() -> Iterator[None]:
-    """Take tensors on the CPU for those of a GPU: to plan what is computed there, without it."""
+    """Treat CPU tensors as GPU tensors, to plan a GPU computation without a GPU."""
     global _planned  # noqa: PLW0603  no flag travels through operators
     before, _planned = _planned, True
     try:
@@ -36,7 +36,7 @@ def planned_for_gpu() -> Iterator[None]:
 
 
 def device_of(tensor: Tensor) -> torch.device:
-    """Return the device that a tensor is on, or is planned to be on."""
+    """Return the device of a tensor, real or planned."""
     return torch.device("cuda") if _planned else tensor.device
 
 
@@ -46,7 +46,7 @@ def on_gpu(tensor: Tensor) -> bool:
 
 
 def num_sms(device: torch.device) -> int:
-    """Return the number of SMs of a GPU; 1 for a CPU, where kernels are interpreted."""
+    """Return the number of SMs of a GPU; 1 for a CPU, which interprets kernels."""
     if _planned:
         return PLANNED_SMS
     if device.type != "cuda":
@@ -60,10 +60,10 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def contiguous(tensor: Tensor | None) -> Tensor | None:
-    """Return a tensor that is given with contiguous memory."""
+    """Return the tensor, contiguous, or None."""
     return None if tensor is None else tensor.contiguous()
 
 
 def pointers(placeholder: Tensor, *tensors: Tensor | None) -> list[Tensor]:
-    """Return tensors for a launch, the placeholder for those that are None and will not be read."""
+    """Return tensors for a launch; a placeholder stands in for None, which is never read."""
     return [placeholder if tensor is None else tensor for tensor in tensors]

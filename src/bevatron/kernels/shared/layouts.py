@@ -9,7 +9,7 @@ from torch import Tensor
 from bevatron.kernels.shared.launch import device_of
 
 MOST_LAYOUTS = 1024
-"""Layouts kept of a function; beyond, it starts afresh."""
+"""Layouts cached per function; beyond that, its cache is cleared."""
 
 T = TypeVar("T")
 _found: list[dict[Any, Any]] = []
@@ -18,8 +18,8 @@ _found: list[dict[Any, Any]] = []
 def per_layout(function: Callable[..., T]) -> Callable[..., T]:
     """Call a function once for all tensors of the same shapes, strides, types and device.
 
-    Its first argument is a tensor; it must neither keep tensors nor read their values, addresses or
-    what else may change. Arguments that are not tensors are compared by value.
+    Its first argument is a tensor. It must not keep tensors, nor read their values, addresses or
+    anything else that may change. Other arguments are compared by value.
 
     Examples
     --------
@@ -56,6 +56,6 @@ def per_layout(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def forget() -> None:
-    """Compute everything anew, after something else that it follows from has changed."""
+    """Clear all caches, after a change to something else that results depend on."""
     for found in _found:
         found.clear()

@@ -1,4 +1,4 @@
-"""Tensors that are parts of one: results of layers on the same rows, and their gradients."""
+"""Slices of one tensor: results of layers on the same rows, and their gradients."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,18 +12,18 @@ from bevatron.kernels.shared.standing_weights import storage_of
 
 
 def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return the tensor that parts of one shape make up, along their trailing axes; None if none.
+    """Return the tensor that consists of these parts along their trailing axes, or None.
 
     Parameters
     ----------
     parts
-        Tensors of one shape [..., w, ...]: the trailing axes of a part are contiguous, and the part
-        of a row is followed by that of the next.
+        Tensors of one shape [..., w, ...] whose trailing axes are contiguous; in every row, each
+        part follows the one before.
 
     Returns
     -------
     Tensor or None
-        [..., parts w ...], rows without gaps: a view, the trailing axes as one.
+        [..., parts w ...], a view without gaps between rows, with the trailing axes as one.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 def split(joint: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Split the last axis; gradients that lie as parts of one are not copied to join them.
+    """Split the last axis; gradients that already are slices of one tensor are not copied.
 
     Examples
     --------
@@ -88,9 +88,9 @@ class _Split(torch.autograd.Function):
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return what parts of the last axis make up where they lie, None if they lie apart.
+    """Return the tensor that consists of these parts of the last axis, or None.
 
-    Rows too far apart for a library's matmul, which is next to read them, are copied.
+    Rows too far apart for cuBLAS, which reads them next, are copied.
     """
     first = parts[0]
     place = first.storage_offset()
@@ -102,5 +102,5 @@ def _joined(parts: Sequence[Tensor]) -> Tensor | None:
         place += part.shape[-1]
     width = place - first.storage_offset()
     if first.numel() == 0 or any(step < width for step in first.stride()[:-1]):
-        return None  # rows that are expanded, or overlap
+        return None  # rows are expanded or overlap
     return indexable_by_32_bits(first.as_strided((*first.shape[:-1], width), first.stride()))

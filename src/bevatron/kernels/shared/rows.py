@@ -1,4 +1,4 @@
-"""Shared by operators on rows of channels: strides, shapes, gradients."""
+"""Rows of channels with any strides, as three axes that a kernel steps through."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 FARTHEST = 2**31
-"""Elements from the first to the last that 32 bits count."""
+"""Largest offset of an element that 32 bits hold."""
 
 MOST_AXES = 3
-"""Axes of rows that a kernel steps through, as many as a transposed pair of a batch has."""
+"""Axes of rows that a kernel steps through; a batch of transposed pairs has three."""
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class Rows:
 
     Attributes
     ----------
-    tensors : as given, or copied where the axes in front do not fold into three
-    count : rows of each, n0 n1 n2
+    tensors : as given, or copied if the leading axes do not fold into three
+    count : number of rows, n0 n1 n2
     sizes : n1 and n2
-    strides : strides of every tensor, those of its three axes of rows and of its channels
-    axes : how many of the three axes are longer than one, at least 1: the last ones
+    strides : of every tensor, along the three axes of rows and along channels
+    axes : number of axes in use, at least 1; they are the last of the three
     """
 
     tensors: tuple[Tensor, ...]
@@ -33,12 +33,12 @@ class Rows:
 
 
 def as_rows(*tensors: Tensor) -> Rows:
-    """Fold the axes in front of the last one, as far as the strides of all tensors allow.
+    """Fold all axes but the last, as far as the strides of all tensors allow.
 
     Parameters
     ----------
     tensors
-        Tensors of one shape with at least one axis. Axes that are broadcast (stride 0) stay so.
+        Tensors of one shape with at least one axis. Broadcast axes (stride 0) stay broadcast.
     """
     shape = tensors[0].shape
     axes = _fold(shape[:-1], [tensor.stride() for tensor in tensors])
@@ -55,10 +55,10 @@ def as_rows(*tensors: Tensor) -> Rows:
 
 
 def indexable_by_32_bits(matrix: Tensor) -> Tensor:
-    """Return rows that a library's matmul can address: a copy if the last begins too far behind.
+    """Return rows that cuBLAS can address: a copy if the offset of the last is too large.
 
-    cuBLASLt counts elements with 32 bits within a view whose rows leave gaps. Without gaps it
-    takes any size.
+    cuBLASLt computes offsets in 32 bits if there are gaps between rows; without gaps any size
+    works.
     """
     if matrix.is_contiguous():
         return matrix

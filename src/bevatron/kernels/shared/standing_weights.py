@@ -1,7 +1,7 @@
-"""Weights that are rounded and joined once while they stand still, as between steps of a sampling.
+"""Weights that are rounded and joined once while they do not change, as during sampling.
 
-Operators round weights to the type of the rows and concatenate those of the same rows. Where the
-same weights are used again and again without gradients that is most of the launches.
+Operators round weights to the type of the rows and concatenate those on the same rows. If the
+same weights are used repeatedly without gradients, these are most of the launches.
 """
 
 import threading
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class _Kept(threading.local):
-    """The cache of one thread: weights that are constant in one may change in another."""
+    """One cache per thread: weights that one thread holds constant may change in another."""
 
     made: dict[Hashable, tuple[Tensor, tuple[Tensor | None, ...]]] | None = None
 
@@ -23,7 +23,7 @@ _kept = _Kept()
 
 @contextmanager
 def standing_weights() -> Iterator[None]:
-    """Keep what `once` makes until the end; meanwhile no weight may change.
+    """Cache what `once` makes until the block ends; no weight may change within it.
 
     Examples
     --------
@@ -41,13 +41,13 @@ def standing_weights() -> Iterator[None]:
 
 
 def once(make: Callable[[], Tensor], *weights: Tensor | None, to: Hashable = None) -> Tensor:
-    """Return what is made of weights; within `standing_weights`, and without gradients, once.
+    """Return ``make()``; within `standing_weights` and without gradients, call it only once.
 
     Parameters
     ----------
-    make : makes it
-    weights : all that it is made of
-    to : tells apart what the same function makes of the same weights, such as a type
+    make : derives a tensor from the weights
+    weights : everything it depends on
+    to : distinguishes results of one function from the same weights, such as a type
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or _kept.made is None:
         return make()
@@ -55,13 +55,13 @@ def once(make: Callable[[], Tensor], *weights: Tensor | None, to: Hashable = Non
     made_by = getattr(make, "__code__", getattr(make, "__qualname__", None))
     key = (made_by, to, *(None if w is None else _name(w) for w in weights))
     if key not in kept:
-        # With the weights: memory that is freed could become that of others.
+        # Keep the weights too: freed memory could be reused by others.
         kept[key] = make(), weights
     return kept[key][0]
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Name the storage of a tensor; its address is the same for all tensors without memory."""
+    """Identify the storage of a tensor; all tensors without memory have the same address."""
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 

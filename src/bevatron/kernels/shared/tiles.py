@@ -1,6 +1,6 @@
-"""Sizes of the blocks that kernels work on: measured by hand, so a cold start compiles one of each.
+"""Block sizes of kernels, tuned by hand so that a cold start compiles one of each.
 
-Nothing is tuned at run time. Tests and measurements replace entries of a table.
+Nothing is tuned at run time. Tests and benchmarks replace entries of a table.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from torch import Tensor
 from bevatron.kernels.shared.layouts import forget
 
 ALIGNED = 16
-"""Bytes of which the rows of a matrix read through a tensor descriptor begin at multiples."""
+"""Alignment in bytes of the rows of a matrix read through a tensor descriptor."""
 
 T = TypeVar("T")
 
@@ -25,14 +25,14 @@ class Tiles:
 
     Attributes
     ----------
-    rows, columns : those of a block of what the kernel computes; in attention queries and keys
-    warps, stages : warps of a program, and number of blocks that its loads run ahead
-    depth : what is summed over at a time, where a kernel has such a loop
-    per_sm : programs on an SM at a time, where the number of programs is free
+    rows, columns : of a block of the result; in attention, queries and keys
+    warps, stages : warps of a program, and stages of its load pipeline
+    depth : size of a step along the summed dimension, if the kernel has such a loop
+    per_sm : programs per SM of a persistent kernel
     registers
-        Most registers of a thread, so that more programs fit on an SM; 0 leaves it to the compiler.
-    shared_memory : bytes that a program takes, where not every GPU has them
-    hold : whether rows that enter many products are held as a product's result is
+        Cap on registers per thread, so that more programs fit on an SM; 0 sets none.
+    shared_memory : bytes that a program needs, if not every GPU has them
+    hold : whether rows that enter many matmuls are held in the layout of a dot result
     """
 
     rows: int
@@ -46,12 +46,12 @@ class Tiles:
     hold: bool = False
 
     def register_limit(self, device: torch.device) -> dict[str, Any]:
-        """Return the launch option that limits registers, which NVIDIA's compiler alone knows."""
+        """Return the launch option that caps registers; only NVIDIA's compiler has one."""
         limited = self.registers and device.type == "cuda" and torch.version.hip is None
         return {"maxnreg": self.registers} if limited else {}
 
     def fits(self, *matrices: Tensor) -> bool:
-        """Whether the device has the memory, and tensor descriptors read these 16-bit matrices."""
+        """Whether the device has the shared memory, and TMA can read these 16-bit matrices."""
         device = matrices[0].device
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
@@ -82,7 +82,7 @@ class TileTable(dict[str, T]):
 
     @contextmanager
     def replaced(self, **tiles: T) -> Iterator[None]:
-        """Use other tiles within, by kernel: to measure them, and to test small blocks."""
+        """Replace tiles by kernel within a block, to benchmark others or to test small ones."""
         before = dict(self)
         self.update(tiles)
         forget()

@@ -1,12 +1,12 @@
-"""Compiling the kernels of some work ahead of it, many at a time.
+"""Ahead-of-time, parallel compilation of the kernels that some work will launch.
 
-Triton compiles a kernel when it is first launched, one after the other: a minute or two for the
-hundred kernels of a training step. Here the work is first rehearsed, without launching a kernel,
-to find out what it needs. Processes forked from this one then compile that into Triton's cache on
-disk, where the first launches find it.
+Triton compiles a kernel at its first launch, one after the other: a minute or two for the hundred
+kernels of a training step. Here the work is first rehearsed without launching a kernel, to collect
+what it needs. Processes forked from this one then compile that into Triton's cache on disk, where
+the first launches find it.
 
-A forked process inherits the kernels, generated ones included, and asks nothing of the GPU. One
-that dies or hangs costs time only: what it leaves out is compiled by the launch itself.
+A forked process inherits the kernels, generated ones included, and never uses the GPU. One
+that dies or hangs costs only time: the launch compiles what is missing.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from triton.runtime.jit import JITFunction
 
 from bevatron.garbage import no_garbage_collection
 
-# Before `run` is replaced below: launches that are prepared compare it with what it is now.
+# Imported before `run` is replaced below: prepared launches compare it with its present value.
 from bevatron.kernels.shared import triton_launch  # noqa: F401
 
 log = logging.getLogger(__name__)
@@ -40,12 +40,12 @@ QUIET_SECONDS = 2.0
 """Longer waits are logged."""
 
 MOST_SECONDS = 300.0
-"""Time limit; launches compile what is left."""
+"""Time limit in seconds; launches compile the rest."""
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """What Triton compiles for a launch: a function for types, constants and options."""
+    """What Triton compiles for a launch: a function with types, constants and options."""
 
     kernel: Any
     signature: dict[str, Any]
@@ -55,13 +55,13 @@ class Compilation:
 
     @property
     def source(self) -> Any:
-        """As `triton.compile` takes it."""
+        """The argument of `triton.compile`."""
         return self.kernel.ASTSource(self.kernel, self.signature, self.constants, self.attributes)
 
 
 def start() -> None:
-    """Do what Triton does once in a process: find the GPU and ptxas, hash what it consists of."""
-    with suppress(Exception):  # it only saves time later; the first kernel says what is wrong
+    """Do what Triton does once per process: find the GPU and ptxas, hash its own sources."""
+    with suppress(Exception):  # this only saves time later; the first kernel reports what is wrong
         make_backend(triton.runtime.driver.active.get_current_target()).hash()
         cache.triton_key()
 
@@ -74,11 +74,11 @@ def compile_ahead(
     Parameters
     ----------
     work
-        Is run once without launching a Triton kernel, so that what kernels would write is whatever
-        their memory held. Nothing in it may depend on such values, as in any work that can be
-        captured as a CUDA graph.
-    processes : how many compile at a time; with fewer than two this does nothing
-    say : takes a line for the log before a long wait
+        Runs once without launching a Triton kernel, so whatever kernels would write is
+        uninitialised memory. It must not depend on such values, like any work that a CUDA graph
+        can capture.
+    processes : number of compiling processes; fewer than two do nothing
+    say : receives a line for the log before a long wait
 
     Returns
     -------
@@ -96,7 +96,7 @@ def compile_ahead(
         return 0
     if len(found) < 2:
         return 0
-    # The longest sources first: one of them may take as long as all others together.
+    # Longest sources first: one may take as long as all others together.
     found.sort(key=lambda one: len(one.kernel.src), reverse=True)
     return _compile_all(found, target, min(processes, len(found)), say)
 
@@ -113,7 +113,7 @@ def rehearse(work: Callable[[], object]) -> list[Compilation]:
             (id(kernel), str(key)),
             Compilation(kernel, compile["signature"], compile["constants"], attributes, options),
         )
-        return True  # which tells Triton not to compile it
+        return True  # tells Triton not to compile it
 
     with _without_launches(note):
         work()
@@ -122,7 +122,7 @@ def rehearse(work: Callable[[], object]) -> list[Compilation]:
 
 @contextmanager
 def _without_launches(note: Callable[..., bool]) -> Iterator[None]:
-    """Let Triton look up each kernel but launch none; ask ``note`` about those not yet compiled."""
+    """Let Triton look up each kernel but launch none; pass ``note`` those not yet compiled."""
     run, hook = JITFunction.run, triton.knobs.runtime.jit_cache_hook
 
     def look_up(kernel: Any, *args: Any, warmup: bool = False, **kwargs: Any) -> Any:
@@ -138,7 +138,7 @@ def _without_launches(note: Callable[..., bool]) -> Iterator[None]:
 
 @contextmanager
 def nothing_launched() -> Iterator[None]:
-    """Launch no kernel, and look for none: what surrounds the launches runs alone."""
+    """Neither launch nor look up kernels: only the code around the launches runs."""
     kinds = (JITFunction, InterpretedFunction)
     before = [kind.run for kind in kinds]
     for kind in kinds:
@@ -169,7 +169,7 @@ def _compile_all(
         for _ in range(processes)
     ]
     began = time.monotonic()
-    # Freeing what is CUDA's aborts the forked processes, which inherit it.
+    # Forked processes inherit CUDA objects, and freeing one would abort them.
     with no_garbage_collection():
         for process in started:
             process.start()
@@ -189,8 +189,8 @@ def _join(processes: Sequence[Any], until: float) -> None:
 
 
 def _compile_some(found: Sequence[Compilation], target: Any, following: Any, compiled: Any) -> None:
-    """Compile one kernel after the other, each of which one of the processes takes."""
-    # Signals that stop a run are for the process that this one was forked from.
+    """Compile kernels one by one; the processes share the list."""
+    # Signals that stop a run are meant for the parent process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while True:
@@ -198,7 +198,7 @@ def _compile_some(found: Sequence[Compilation], target: Any, following: Any, com
             number = following.value
             following.value += 1
         if number >= len(found):
-            os._exit(0)  # without any destructor
+            os._exit(0)  # runs no destructor
         if _is_new(found[number], target):
             with compiled.get_lock():
                 compiled.value += 1
@@ -210,7 +210,7 @@ def _is_new(one: Compilation, target: Any) -> bool:
     triton.knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
     try:
         kernel = triton.compile(one.source, target=target, options=one.options)
-        # Triton 3.6 compiles C code with gcc that launches kernels of one signature.
+        # Triton 3.6 compiles a C launcher with gcc for each signature.
         triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
     except Exception:
         log.debug("%s was not compiled ahead", one.kernel, exc_info=True)

@@ -2,8 +2,8 @@
 
 Gluon is the level below Triton and takes the layout of every tensor explicitly. Triton infers the
 same layouts, but its pass that looks for better ones (`TritonGPUCoalesce`) visits the whole kernel
-for each of its loads and stores, and again from each operation that it finds: minutes for
-thousands of unrolled terms. The same text serves both, with or without the layouts.
+for each load and store, and again from each operation it finds: minutes for
+thousands of unrolled terms. The same text serves both, with or without layouts.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ _one_thread = threading.Lock()
 def generated(
     source: str, name: str, module: str, layouts: bool, do_not_specialize: Sequence[str] = ()
 ) -> Any:
-    """Return the kernel ``name`` of a source; Triton reads that where a debugger would.
+    """Return the kernel ``name`` of a source; Triton reads the source through `linecache`.
 
     Parameters
     ----------
-    source : defines the function and those it calls, with the help of ``tl`` and ``jit``
-    module : in which it counts as written
-    layouts : whether it states layouts, as Gluon requires and Triton does not accept
-    do_not_specialize : as `triton.jit` takes it
+    source : defines the function and those it calls, in terms of ``tl`` and ``jit``
+    module : reported as the module of the kernel
+    layouts : whether the source states layouts, which Gluon requires and Triton rejects
+    do_not_specialize : see `triton.jit`
     """
     jit, language = triton.jit, tl
     if layouts:
@@ -39,23 +39,23 @@ def generated(
         jit, language = gluon.jit, gluon.language
     operator = module.split(".")[-2]
     file = f"<bevatron {operator} {name} {len(linecache.cache)}>"
-    # Without a time of change, nobody looks for the file.
+    # Without a modification time, nothing looks for the file.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     namespace: dict[str, Any] = {"tl": language, "jit": jit, "__name__": module}
     with quick_blocks():
         exec(compile(source, file, "exec"), namespace)  # noqa: S102  our own text, written just now
         kernel = jit(do_not_specialize=do_not_specialize)(namespace[name])
-    # Triton would walk through the whole syntax tree to find what else the kernel depends on.
+    # Triton would walk the whole syntax tree to find the kernel's dependencies.
     kernel.hash = hashlib.sha256(f"{language.__name__} {name}\n{source}".encode()).hexdigest()
     return kernel
 
 
 @contextmanager
 def quick_blocks() -> Iterator[None]:
-    """Let `inspect` cut functions out of generated text without looking at every token.
+    """Let `inspect` extract functions from generated text without tokenizing it.
 
-    It does so for this thread alone, and one thread at a time: a validation beside training makes
-    kernels too.
+    This affects the current thread alone, and one thread at a time: a validation that runs during
+    training generates kernels too.
     """
     module: Any = inspect
     with _one_thread:
@@ -73,7 +73,7 @@ def quick_blocks() -> Iterator[None]:
 
 
 def block(lines: Sequence[str]) -> Sequence[str]:
-    """Return the lines of the first function: to the next that begins at the margin.
+    """Return the lines of the first function, up to the next one at the margin.
 
     Examples
     --------

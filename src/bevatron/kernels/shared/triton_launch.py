@@ -1,10 +1,10 @@
-"""Launches that are prepared once, because Triton's own take longer than many a kernel runs.
+"""Launches that are prepared once, because Triton's own take longer than many kernels run.
 
-For each launch Triton binds the arguments by name, specialises every one of them, writes all that
-down as text and looks it up: 30 to 75 us of host time for dozens of arguments. A `Launch` is a
-kernel with all its arguments but tensors. Once Triton has launched it, what was compiled is called
-with the tensors' addresses alone. What it depends on and may change is compared each time: types,
-the device, and which addresses are multiples of 16.
+For each launch Triton binds the arguments by name, specialises each of them, formats all that
+as a string and looks it up: 30 to 75 us of host time for dozens of arguments. A `Launch` is a
+kernel with all its arguments except tensors. Triton launches it once; later launches call the
+compiled kernel with the addresses of the tensors. They compare what the compiled kernel depends on
+and may change: types, the device, and which addresses are multiples of 16.
 """
 
 import itertools
@@ -22,11 +22,11 @@ from bevatron.errors import ran_out_of_memory
 log = logging.getLogger("bevatron.kernels")
 
 ALIGNED = 16
-"""Bytes: Triton compiles a kernel anew where other addresses are multiples of it."""
+"""Bytes; Triton specialises a kernel on which addresses are multiples of it."""
 INT32 = 32
-"""Bits: Triton passes larger integers as another type."""
+"""Bits; Triton passes larger integers as another type."""
 MOST_PREPARED = 4096
-"""Launches that `launch` keeps."""
+"""Launches that `launch` caches."""
 
 Direct = Callable[[Sequence[int], Sequence[float], list[int]], object]
 _triton_run = JITFunction.run
@@ -36,14 +36,14 @@ _gave_up = False
 
 
 class Launch:
-    """A kernel with its grid and all arguments but tensors.
+    """A kernel with its grid and all arguments except tensors.
 
     Parameters
     ----------
     kernel : a Triton function that takes tensors, then numbers, then constants
-    grid : numbers of programs; without programs nothing is launched
+    grid : number of programs along each axis; with none nothing is launched
     numbers
-        In the order of the kernel's parameters. They are part of what is prepared.
+        In the order of the kernel's parameters.
     constants : compile-time constants and launch options, by name
     """
 
@@ -64,7 +64,7 @@ class Launch:
     def launch(
         self, grid: Sequence[int], numbers: Sequence[float], tensors: Sequence[Tensor]
     ) -> None:
-        """Launch it with another grid, and other numbers where Triton does not specialise them."""
+        """Launch it with another grid, and other numbers that Triton does not specialise on."""
         if 0 in grid:
             return
         if self._is_interpreted:
@@ -100,19 +100,19 @@ class Launch:
         except RuntimeError as error:
             if not ran_out_of_memory(error) or torch.cuda.is_current_stream_capturing():
                 raise
-        # To load a kernel takes memory that torch may hold without using it.
+        # Loading a kernel needs memory that torch may have cached.
         torch.cuda.empty_cache()
         return self._kernel[grid](*tensors, *numbers, **self._constants)
 
     def _prepare(self, compiled: Any, num_tensors: int) -> Direct | None:
-        """Return what launches a compiled kernel, or None if only Triton can."""
+        """Return a direct launcher of the compiled kernel, or None if only Triton can launch it."""
         if _gave_up:
             return None
         parameters = list(self._kernel.signature.parameters.values())
         constants = parameters[num_tensors + len(self._numbers) :]
         rest = [self._constants.get(each.name, each.default) for each in constants]
         try:
-            # AMD's kernels also depend on how large tensors are.
+            # AMD kernels are also specialised on the sizes of tensors.
             if compiled.metadata.target.backend != "cuda":
                 return None
             driver = triton.runtime.driver.active
@@ -134,19 +134,19 @@ def launch(
     numbers: tuple[float, ...] = (),
     **constants: Any,
 ) -> None:
-    """Launch a kernel; what a `Launch` prepares is kept for all numbers but the first few.
+    """Launch a kernel through a cached `Launch`, whatever its first few numbers are.
 
-    Those are the ones that Triton does not specialise the kernel on, such as a number of rows.
+    Triton does not specialise on those numbers, such as a number of rows.
     """
     known = _num_free.get(id(kernel))
     if known is None:
         after_tensors = getattr(kernel, "params", [])[len(tensors) :]
         unspecialised = itertools.takewhile(lambda each: each.do_not_specialize, after_tensors)
-        # With the kernel, so that no other takes its place.
+        # Keep the kernel too, so that no other can reuse its id.
         known = _num_free[id(kernel)] = kernel, len(list(unspecialised))
     free = known[1]
     sizes = [each.bit_length() < INT32 if type(each) is int else None for each in numbers[:free]]
-    # By its place: the hash of a Triton function is that of its source.
+    # By id, because hashing a Triton function hashes its source.
     key = (id(kernel), *sizes, numbers[free:], *constants.items())
     found = _prepared.get(key)
     if found is None:
@@ -157,7 +157,7 @@ def launch(
 
 
 def _is_observed() -> bool:
-    """Whether someone wants to see launches as Triton makes them: a rehearsal or a profiler."""
+    """Whether a rehearsal or a profiler hooks into Triton's own launches."""
     runtime = triton.knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     hooked = getattr(enter, "calls", enter) or getattr(leave, "calls", leave)
@@ -165,7 +165,7 @@ def _is_observed() -> bool:
 
 
 def _give_up(error: Exception) -> None:
-    """Say once that this Triton is another than those whose launches are known."""
+    """Log once that the launches of this version of Triton are unknown."""
     global _gave_up  # noqa: PLW0603  it is so for the whole process
     if not _gave_up:
         _gave_up = True

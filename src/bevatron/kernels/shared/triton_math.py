@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Float32 matmuls on TF32 tensor cores, for use inside Triton kernels (3xTF32).
 
-Every float32 number is split into a high and a low part, both exact in TF32. Three of the four
-partial products are accumulated: the error is that of float32 arithmetic, the throughput is higher.
+Each float32 number is split into a high and a low part, both exact in TF32. Three of the four
+partial products are accumulated: the error of float32 arithmetic at a higher throughput.
 Shapes: a [M, K] times b [K, N].
 """
 
@@ -27,7 +27,7 @@ def allows_tf32() -> bool:
 
 
 def precision(x: Tensor) -> str:
-    """Name how `multiply` computes: ``float64``, ``split``, or ``tf32`` where torch allows it."""
+    """Name how `multiply` computes: ``float64``, ``split``, or ``tf32`` if torch allows it."""
     if x.dtype == torch.float64:
         return "float64"
     return "tf32" if allows_tf32() else "split"
@@ -160,7 +160,7 @@ def split_columns(both, BLOCK: tl.constexpr, HALF: tl.constexpr):
 
 
 GROUPED_ROWS = 8
-"""Blocks of rows that `place` works on together, so that weights are read from the cache."""
+"""Blocks of rows that `place` groups, so that they read weights from L2."""
 
 
 @triton.jit

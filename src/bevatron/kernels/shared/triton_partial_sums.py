@@ -1,4 +1,4 @@
-"""Adds what the programs of a kernel leave behind, in their order: results repeat bit for bit."""
+"""Adds the partial sums of a kernel's programs in order, so that results repeat bit for bit."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
@@ -11,9 +11,9 @@ from bevatron.kernels.shared.triton_launch import launch
 from bevatron.kernels.shared.triton_math import accumulator
 
 SUM_BLOCK, PAIR_BLOCK, SUM_BLOCK_C = 512, 1024, 8
-"""Partial sums that are added at once, at most, of one tensor and of two; columns of a program."""
+"""Most partial sums loaded at once, of one tensor and of two; columns of a program."""
 LAYER_BLOCK_C = 32
-"""The same of a layer: few, so that all partial sums are on their way at once."""
+"""Columns for a layer: few, so that all partial sums are in flight at once."""
 
 
 def new_sums(rows: Tensor, count: int, width: int) -> Tensor:
@@ -25,7 +25,7 @@ def new_sums(rows: Tensor, count: int, width: int) -> Tensor:
 
 
 def sum_partials(parts: Tensor, sums: Tensor) -> None:
-    """Add what programs left in ``parts`` [programs, ...], in their order."""
+    """Add the partial sums ``parts`` [programs, ...] in order."""
     programs, width = len(parts), sums.numel()
     launch(
         add_shares_kernel,
@@ -42,7 +42,7 @@ def sum_partials(parts: Tensor, sums: Tensor) -> None:
 def sum_weight_and_bias_partials(
     shares: Tensor, weight: Tensor | None, bias: Tensor | None, dweight: Tensor, dbias: Tensor
 ) -> None:
-    """Add what programs left in ``shares`` [programs, 2, C], in their order."""
+    """Add the partial sums ``shares`` [programs, 2, C] in order."""
     if weight is None and bias is None:
         return
     programs, _, width = shares.shape
@@ -69,16 +69,16 @@ def finish_normed_layer(
     dbias: Tensor,
     shares: Tensor,
 ) -> None:
-    """Make gradients of a linear layer that follows a norm of what programs left in ``parts``.
+    """Compute the gradients of a norm and the linear layer behind it from partial sums.
 
     Parameters
     ----------
     parts
         [programs, K C + K], partial sums over rows of ``d xhat^T`` and of d. d is the gradient of
-        the layer's result, xhat are the rows normalised, without the norm's weight and bias.
+        the layer's result, xhat are the normalised rows, without the norm's weight and bias.
     weight, norm_weight, norm_bias : [K, C] and [C]
-    dweight, dbias : are written; a bias that is not given has no elements
-    shares : [K, 2, C]: terms of the gradients of the norm's weight and bias, are written
+    dweight, dbias : written; empty if there is no bias
+    shares : [K, 2, C], written: terms of the gradients of the norm's weight and bias
     """
     K, C = weight.shape
     launch(
@@ -103,14 +103,14 @@ def finish_layer(
     K: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
     HAS_NORM_WEIGHT: tl.constexpr, HAS_NORM_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Finish BLOCK_C weights of channel h of a layer, their partial sums added in their order.
+    """Finish BLOCK_C weights of channel h of a layer, adding their partial sums in order.
 
     With X = sum d xhat^T and s = sum d, W the layer's weight, w and b the norm's: dW = X w + s b,
     ds = s, and dw = sum_h W_h X_h, db = sum_h W_h s_h, whose terms go to Shares.
     """
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     of_c = c < C
-    # Before the sums, so that they are on their way together.
+    # Loaded before the sums, so that all loads are in flight together.
     weight = tl.load(Weight + h * C + c, mask=of_c, other=0.0).to(tl.float32)  # [BLOCK_C]
     if HAS_NORM_WEIGHT:
         norm_weight = tl.load(NormWeight + c, mask=of_c, other=0.0).to(tl.float32)  # [BLOCK_C]
@@ -144,7 +144,7 @@ def finish_layer_kernel(
     K: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
     HAS_NORM_WEIGHT: tl.constexpr, HAS_NORM_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Finish a layer, of which a program takes a channel; see `finish_layer`."""
+    """Finish a layer, one channel per program; see `finish_layer`."""
     finish_layer(
         Parts, Weight, NormWeight, NormBias, DWeight, DBias, Shares, parts, tl.program_id(0),
         K, C, BLOCK, BLOCK_C, HAS_NORM_WEIGHT, HAS_NORM_BIAS, HAS_BIAS,
@@ -170,7 +170,7 @@ def add_shares_kernel(
 def sum_shares(
     Parts, Out, parts, which, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr
 ):
-    """Add the shares [parts, 2, C] of BLOCK_C channels of a weight's gradient, or a bias's (1)."""
+    """Add partial sums [parts, 2, C] of BLOCK_C channels, of a weight or (1) bias gradient."""
     col = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros([BLOCK, BLOCK_C], tl.float32)
     for first in range(0, parts, BLOCK):

@@ -1,4 +1,4 @@
-"""Sums of many rows, such as the gradient of a bias: torch takes several times as long."""
+"""Sums over many rows, such as bias gradients, several times as fast as torch's."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import torch
@@ -13,14 +13,14 @@ from bevatron.kernels.shared.triton_launch import launch
 from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
 BLOCK_M, LARGEST_BLOCK_C = 8, 256
-"""Rows that are loaded at once, and channels of a program: a warp's, so that a thread adds up its
+"""Rows loaded at once, and channels of a program: those of one warp, so that each thread sums its
 own."""
 PROGRAMS_PER_SM = 8
 
 
 @custom_op("sum_rows", fake=lambda rows: rows.new_empty(rows.shape[1], dtype=wide_type(rows)))
 def sum_rows(rows: Tensor) -> Tensor:
-    """Return the sum of all rows [n, C], which may be part of longer ones, in float32 at least."""
+    """Return the sum of all rows [n, C], possibly slices of longer ones, in at least float32."""
     wide = wide_type(rows)
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     count, width = rows.shape

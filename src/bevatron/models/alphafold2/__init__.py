@@ -15,6 +15,7 @@ from bevatron.models.alphafold2.convert import (
     from_mlperf,
     from_openfold,
     to_deepmind,
+    to_mlperf,
     to_openfold,
 )
 from bevatron.models.alphafold2.model import FEATURES, AlphaFold2, cycles_of
@@ -49,5 +50,6 @@ __all__ = [
     "predict",
     "save_model",
     "to_deepmind",
+    "to_mlperf",
     "to_openfold",
 ]

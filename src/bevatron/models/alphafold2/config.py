@@ -2,16 +2,30 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.models.common.folding import AUTOMATIC, Checkpointing
 from bevatron.models.common.hyper_parameters import check_ranges, from_preset
 
 
+class _Sizes:
+    """Whole numbers of 1 or more, and a rate of dropout."""
+
+    fewest_blocks: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name == "dropout":
+                check_ranges(self, [(name, 0, 1)])
+            elif isinstance(value, int) and not isinstance(value, bool):
+                least = self.fewest_blocks if name == "num_blocks" else 1
+                check_ranges(self, [(name, least, float("inf"))])
+
+
 @dataclass(frozen=True)
-class TriangleConfig:
-    """Sizes of what updates a pair representation from itself.
+class TriangleConfig(_Sizes):
+    """Sizes of the updates of a pair representation from itself.
 
     Attributes
     ----------
@@ -28,14 +42,9 @@ class TriangleConfig:
     transition_factor: int = 4
     dropout: float = 0.25
 
-    def __post_init__(self) -> None:
-        sizes = ("hidden", "num_heads", "head_width", "transition_factor")
-        check_ranges(self, ((name, 1, float("inf")) for name in sizes))
-        check_ranges(self, [("dropout", 0, 1)])
-
 
 @dataclass(frozen=True)
-class EvoformerConfig:
+class EvoformerConfig(_Sizes):
     """Sizes of a stack of Evoformer blocks (algorithm 6) or of extra-MSA blocks (18).
 
     Attributes
@@ -57,14 +66,9 @@ class EvoformerConfig:
     dropout: float = 0.15
     triangles: TriangleConfig = TriangleConfig()
 
-    def __post_init__(self) -> None:
-        sizes = ("num_blocks", "num_heads", "head_width", "transition_factor", "outer_width")
-        check_ranges(self, ((name, 1, float("inf")) for name in sizes))
-        check_ranges(self, [("dropout", 0, 1)])
-
 
 @dataclass(frozen=True)
-class TemplateConfig:
+class TemplateConfig(_Sizes):
     """Sizes of the template embedder (algorithms 16 and 17).
 
     Attributes
@@ -78,6 +82,8 @@ class TemplateConfig:
     triangles : updates of a template's pair representation
     """
 
+    fewest_blocks: ClassVar[int] = 0
+
     num_blocks: int = 2
     num_heads: int = 4
     head_width: int = 16
@@ -86,14 +92,9 @@ class TemplateConfig:
         hidden=64, num_heads=4, head_width=16, transition_factor=2
     )
 
-    def __post_init__(self) -> None:
-        check_ranges(self, [("num_blocks", 0, float("inf"))])
-        sizes = ("num_heads", "head_width")
-        check_ranges(self, ((name, 1, float("inf")) for name in sizes))
-
 
 @dataclass(frozen=True)
-class StructureConfig:
+class StructureConfig(_Sizes):
     """Sizes of the structure module (algorithm 20).
 
     Attributes
@@ -121,18 +122,13 @@ class StructureConfig:
     position_scale: float = 10.0
     dropout: float = 0.1
 
-    def __post_init__(self) -> None:
-        sizes = [name for name in vars(self) if name not in {"position_scale", "dropout"}]
-        check_ranges(self, ((name, 1, float("inf")) for name in sizes))
-        check_ranges(self, [("dropout", 0, 1)])
-
 
 EXTRA_MSA = EvoformerConfig(num_blocks=4, head_width=8)
-"""The published stack of the extra alignment: heads of 8, otherwise as the Evoformer."""
+"""The published stack of the extra alignment: heads of 8, otherwise like the Evoformer."""
 
 
 @dataclass(frozen=True)
-class AlphaFold2Config:
+class AlphaFold2Config(_Sizes):
     """Everything that defines an AlphaFold2 apart from its weights; the defaults are published.
 
     Attributes
@@ -165,10 +161,6 @@ class AlphaFold2Config:
     lddt_width: int = 128
     aligned_error: bool = False
     checkpointing: Checkpointing = AUTOMATIC
-
-    def __post_init__(self) -> None:
-        sizes = ("c_m", "c_z", "c_s", "c_t", "c_e", "max_offset", "lddt_width")
-        check_ranges(self, ((name, 1, float("inf")) for name in sizes))
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
@@ -221,5 +213,5 @@ FINE_TUNING_SIZES = ChainSizes(residues=384, msa_rows=508, extra_rows=5120)
 
 
 def whole_chains(longest: int) -> ChainSizes:
-    """Return the sizes of predictions: nothing is cropped, rows are as many as in fine-tuning."""
+    """Return the sizes of predictions: no crop, and as many rows as in fine-tuning."""
     return replace(FINE_TUNING_SIZES, residues=longest, best_templates=True)

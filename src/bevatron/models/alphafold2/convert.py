@@ -1,4 +1,4 @@
-"""Weights of OpenFold, MLPerf HPC and DeepMind, taken over and given back."""
+"""Conversion of weights from and to OpenFold, MLPerf HPC and DeepMind."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor
 from bevatron.errors import CheckpointError
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.deepmind_layout import place, their_shape
+from bevatron.models.alphafold2.mlperf_layout import in_mlperf_layout
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.alphafold2.openfold_layout import in_openfold_layout, openfold_name
 from bevatron.typing import Array, Arrays
@@ -49,7 +50,7 @@ def from_mlperf(
     ----------
     checkpoint
         ``alphafold_state_dict`` and ``optimizer_state_dict``, whose state is numbered in the order
-        of the former; merged layers of attention are taken apart.
+        of the former; merged layers of attention are split.
     config : sizes of the model
 
     Returns
@@ -70,6 +71,49 @@ def from_mlperf(
     return model, found | {f"{name}/step": step.clone() for name, _ in model.named_parameters()}
 
 
+def to_mlperf(
+    model: AlphaFold2, moments: Mapping[str, Tensor], iteration: int, *, merged: bool = False
+) -> dict[str, Any]:
+    """Return a resumable checkpoint of MLPerf HPC, or with merged layers of ScaleFold.
+
+    Parameters
+    ----------
+    moments : Adam's moments, see `from_mlperf`
+    iteration : number of training steps
+    merged : see `in_mlperf_layout`
+    """
+
+    def theirs(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        named = {openfold_name(name): value for name, value in values.items()}
+        return in_mlperf_layout(named, merged=merged)
+
+    weights = theirs(model.state_dict())
+    # A weight that no loss has reached has no moments.
+    parts = {
+        moment: theirs(
+            {
+                name: moments.get(f"{name}/{moment}", torch.zeros_like(value))
+                for name, value in model.state_dict().items()
+            }
+        )
+        for moment in ("exp_avg", "exp_avg_sq")
+    }
+    steps = (value for name, value in moments.items() if name.endswith("/step"))
+    step = next(steps, torch.zeros(()))
+    state = {
+        number: {"step": step.clone(), **{moment: part[name] for moment, part in parts.items()}}
+        for number, name in enumerate(weights)
+    }
+    # It loads a group as it is, without defaults of its own.
+    adam = torch.optim.Adam([torch.zeros(1)], lr=1e-3, eps=1e-6).state_dict()["param_groups"]
+    groups = [{**adam[0], "params": [*range(len(weights))]}]
+    return {
+        "iteration": iteration,
+        "alphafold_state_dict": weights,
+        "optimizer_state_dict": {"state": state, "param_groups": groups},
+    }
+
+
 def from_deepmind(
     arrays: Arrays, config: AlphaFold2Config, dtype: torch.dtype | None = None
 ) -> AlphaFold2:
@@ -80,7 +124,7 @@ def from_deepmind(
     Parameters
     ----------
     arrays : by their names in the file
-    config, dtype : as for `from_openfold`
+    config, dtype : see `from_openfold`
     """
     model = AlphaFold2(config, dtype)
     found: dict[str, Tensor] = {}

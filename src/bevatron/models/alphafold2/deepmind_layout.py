@@ -1,8 +1,8 @@
 """Names and shapes of the arrays in DeepMind's parameter files.
 
-Blocks of a stack are one array with the blocks as first axis; matrices are transposed, [in, out],
-and those of attention have an axis for heads: [in, H, D], and [H, D, out] for the last layer. In
-the triangle multiplication with incoming edges left and right are exchanged.
+The blocks of a stack are one array with the blocks as first axis. Matrices are transposed, [in,
+out], and those of attention have an axis for heads: [in, H, D], and [H, D, out] for the last layer.
+In the triangle multiplication with incoming edges, left and right are swapped.
 """
 
 import re

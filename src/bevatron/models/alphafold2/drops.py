@@ -21,7 +21,7 @@ class Drops:
     def draw(
         self, x: Float[Tensor, "*batch _ N C"], count: int, rate: float
     ) -> Float[Tensor, "count *batch N C"] | list[None]:
-        """Return masks that the rows (or columns) of x share, or as many None."""
+        """Return masks that the rows (or columns) of x share, or None for each."""
         if self.seed is None or rate == 0:
             return [None] * count
         self.calls += 1

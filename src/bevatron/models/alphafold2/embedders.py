@@ -1,4 +1,4 @@
-"""The first representations: from features, and from the cycle before.
+"""The first representations, from features and from the previous cycle.
 
 Supplement of AlphaFold2, algorithms 3 to 5 and 32.
 """
@@ -49,7 +49,7 @@ class InputEmbedder(nn.Module):
 
 
 class RecyclingEmbedder(nn.Module):
-    """Updates of alignment and pair by what the cycle before has found; algorithm 32."""
+    """Updates of alignment and pair from the results of the previous cycle; algorithm 32."""
 
     def __init__(self, c_m: int, c_z: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class RecyclingEmbedder(nn.Module):
 
 
 class Projection(nn.Module):
-    """One layer that published weights keep in a module of its own."""
+    """One layer that published weights store as a separate module."""
 
     def __init__(self, width: int, out: int, init: Init = "lecun") -> None:
         super().__init__()

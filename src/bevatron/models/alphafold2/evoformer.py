@@ -1,6 +1,6 @@
 """The Evoformer and the stack of the extra alignment; algorithms 6 and 18.
 
-Alignment and pair are own rows, R of them, where several processes share a sample; masks are whole.
+If several processes share a sample, alignment and pair hold R own rows; masks are whole.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from bevatron.models.common.folding import (
 from bevatron.parallel.axial import Coming, all_rows, sample_group, transposed, turned
 
 Masks = Sequence[Tensor | None] | Tensor
-"""Dropout masks, or as many None."""
+"""Dropout masks, or None for each."""
 
 Representations = tuple[Float[Tensor, "*batch R N M"], Float[Tensor, "*batch _ N Z"]]
 """Alignment and pair."""
@@ -77,7 +77,7 @@ class EvoformerBlock(nn.Module):
     ----------
     c_m, c_z : channels of the alignment and the pair
     column : attention over the rows of a column
-    checkpointing : which parts are computed again in the backward pass
+    checkpointing : which parts the backward pass recomputes
     """
 
     def __init__(
@@ -107,8 +107,9 @@ class EvoformerBlock(nn.Module):
     ) -> Representations:
         """Return the new alignment and pair.
 
-        Where processes share them, the pair enters and leaves as own columns, laid out as rows. It
-        is turned while columns of the alignment attend, the alignment while the pair is updated.
+        If processes share them, the pair enters and leaves as own columns, laid out as rows. Its
+        transposition overlaps with the column attention of the alignment, and that of the
+        alignment with the update of the pair.
         """
         m, z = state
         policy, several = self.checkpointing, sample_group().size > 1
@@ -195,7 +196,7 @@ class Evoformer(_Stack):
 
 
 class ExtraMSAStack(_Stack):
-    """Blocks that take in the extra alignment, of which only the pair is kept; algorithm 18."""
+    """Blocks over the extra alignment, of which only the pair is kept; algorithm 18."""
 
     column = MSAColumnGlobalAttention
 

@@ -1,4 +1,4 @@
-"""Features that the model computes on its device from what a sample holds.
+"""Features that the model computes from a sample on its device.
 
 Supplement of AlphaFold2, section 1.2.9 and table 1.
 """
@@ -42,7 +42,7 @@ def template_pair_features(
     Parameters
     ----------
     positions, mask : atoms in the 37 slots
-    unit_vectors : whether they are computed; otherwise zeros are in their place
+    unit_vectors : whether they are computed; otherwise they are zero
     """
     backbone = mask[..., N] * mask[..., CA] * mask[..., C]
     both = own(backbone, -1)[..., :, None] * backbone[..., None, :]

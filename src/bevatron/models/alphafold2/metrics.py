@@ -19,6 +19,7 @@ from bevatron.models.common.folding.metrics import (
     rmsd,
     tm_score,
 )
+from bevatron.models.common.metrics import Means
 from bevatron.parallel.axial import own_rows
 
 NAMES = (
@@ -27,7 +28,7 @@ NAMES = (
 )  # fmt: skip
 
 
-class ChainMetrics:
+class ChainMetrics(Means):
     """Means over chains.
 
     Names: ``loss`` and its weighted terms ``loss_fape`` and so on; ``lddt_ca`` and, of all heavy
@@ -37,7 +38,7 @@ class ChainMetrics:
     """
 
     def __init__(self) -> None:
-        self._sums = torch.zeros(len(NAMES), 2, dtype=torch.float64)
+        super().__init__(NAMES)
 
     def update(self, batch: ChainBatch, outputs: Mapping[str, Tensor]) -> None:
         """Add a chain."""
@@ -60,24 +61,7 @@ class ChainMetrics:
         real = given["seq_mask"].to(surest.dtype)
         found["plddt"] = (surest * real).sum() / real.sum().clamp(min=1.0)
         found |= _pairs(given, outputs["distogram_logits"], known)
-        self._sums = self._sums.to(batch.weight.device)
-        for name, value in found.items():
-            counts = (value == value).double() * batch.weight.double()  # noqa: PLR0124  not NaN
-            total = torch.where(counts > 0, value.double(), 0.0)
-            self._sums[NAMES.index(name)] += torch.stack([total * counts, counts])
-
-    def sums(self) -> Tensor:
-        """Return all running sums as one float64 vector."""
-        return self._sums.flatten()
-
-    def load_sums(self, sums: Tensor) -> None:
-        """Replace the running sums."""
-        self._sums = sums.detach().double().reshape(len(NAMES), 2).clone()
-
-    def compute(self) -> dict[str, float]:
-        """Compute all metrics by name."""
-        pairs = zip(NAMES, self._sums.tolist(), strict=True)
-        return {name: total / count for name, (total, count) in pairs if count > 0}
+        self.add(found, batch.weight)
 
 
 def _pairs(given: Mapping[str, Tensor], logits: Tensor, known: Tensor) -> dict[str, Tensor]:

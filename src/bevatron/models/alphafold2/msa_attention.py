@@ -65,7 +65,7 @@ class MSAColumnAttention(nn.Module):
 
 
 class _WithColumns(torch.autograd.Function):
-    """An alignment and its columns as rows, copied once, not by every operator that reads them.
+    """An alignment and its columns as rows, copied once instead of by every operator.
 
     One of the gradients is transposed; autograd would add them slowly.
     """

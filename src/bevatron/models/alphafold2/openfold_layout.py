@@ -1,7 +1,7 @@
 """Names of the tensors in OpenFold's state dicts, also in older files and in MLPerf HPC's.
 
-Our names are turned into OpenFold's, so that the names of one model are all that is needed to go
-back. Other layouts are first brought into OpenFold's.
+Our names are mapped to OpenFold's; the names of a model then suffice for the way back. Other
+layouts are first converted to OpenFold's.
 """
 
 import re
@@ -48,7 +48,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "out": "linear_out",
     },
 }
-"""Layers inside a module of this name, ours and OpenFold's; all others differ in norms alone."""
+"""Layers inside a module of this name, ours and OpenFold's; all others differ only in norms."""
 
 _OLDER = (
     (r"^(?:module|model)\.", ""),
@@ -66,11 +66,11 @@ _OLDER = (
 )
 
 _FUSED = {"linear_qkvg": "qkvg", "linear_kv": "kv"}
-"""Layers of MLPerf's attention that hold several of ours, one below the other."""
+"""Layers of MLPerf's attention that stack several of ours."""
 
 
 def openfold_name(ours: str) -> str:
-    """Return the name that OpenFold has for a tensor of ours.
+    """Return OpenFold's name of a tensor of ours.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Predictions of an AlphaFold2: the structure of a chain and how sure the model is."""
+"""Predictions of an AlphaFold2: the structure of a chain and its confidence."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def predict(
         With `bevatron.data.proteins.chains.CHAIN_FIELDS`, whose atoms are not read, and
         `template_atoms.TEMPLATE_FIELDS` if it has templates; the first four are shown.
     rows : its alignment
-    seed : seed of the rows that are drawn
+    seed : seed of the choice of rows
     activations : type of alignment and pair; None for that of the weights
     """
     length = len(chain["aatype"])

@@ -1,7 +1,7 @@
-"""The structure module: frames of the backbone, torsion angles and atoms from the representations.
+"""The structure module: backbone frames, torsion angles and atoms from the representations.
 
 Supplement of AlphaFold2, section 1.8, algorithms 20, 22 and 23; `bevatron.data.proteins` has 24.
-Inside, translations are in units of ``position_scale`` (10 Å); all that leaves is in Å.
+Internal translations are in units of ``position_scale`` (10 Å); all results are in Å.
 """
 
 from math import sqrt
@@ -35,8 +35,8 @@ class InvariantPointAttention(nn.Module):
         |T_i q_{ip} - T_j k_{jp}|^2\Big)
 
     for each of H heads of D channels and P points. Of the square only
-    :math:`2 T_i q_{ip} \cdot T_j k_{jp} - |T_j k_{jp}|^2` counts in the softmax: channels that are
-    appended to q and k, so that no array of all pairs of points is made. Where processes share a
+    :math:`2 T_i q_{ip} \cdot T_j k_{jp} - |T_j k_{jp}|^2` matters to the softmax: it becomes extra
+    channels of q and k, so that no array of all pairs of points is allocated. If processes share a
     sample, each attends from its own R residues.
     """
 
@@ -56,7 +56,7 @@ class InvariantPointAttention(nn.Module):
     def pair_bias(
         self, z: Float[Tensor, "*batch R N Z"], mask: Bool[Tensor, "*batch N"]
     ) -> Float[Tensor, "*batch H R N"]:
-        """Return what pair and mask add to the logits: the same in all blocks."""
+        """Return the terms of pair and mask in the logits, the same for all blocks."""
         both = own(mask, -1)[..., None, :, None] & mask[..., None, None, :]
         bias: Tensor = sqrt(1 / 3) * self.bias(z).movedim(-1, -3)
         return (bias - MASKED * ~both).contiguous()
@@ -102,8 +102,8 @@ class InvariantPointAttention(nn.Module):
         return (logits + bias).softmax(-1)
 
     def _points(self, s: Tensor, frames: Rigid) -> Float[Tensor, "*batch N H _ 3"]:
-        """Project s to points of queries, keys and values, and take them into the world."""
-        # A projection has all x before all y before all z.
+        """Project s to points of queries, keys and values, in global coordinates."""
+        # A projection stores all x, then all y, then all z.
         projected = [each(s).unflatten(-1, (3, self.sizes[0], -1))
                      for each in (self.q_points, self.kv_points)]  # fmt: skip
         points = torch.cat(projected, dim=-1).movedim(-3, -1)
@@ -185,9 +185,9 @@ class AngleResnet(nn.Module):
     def forward(
         self, s: Float[Tensor, "*blocks N C"], initial: Float[Tensor, "*batch N C"]
     ) -> tuple[Float[Tensor, "*blocks N 7 2"], Float[Tensor, "*blocks N 7 2"]]:
-        """Return the angles as they leave the network, and as points of the unit circle.
+        """Return the raw angles, and the angles as points of the unit circle.
 
-        ``initial`` is the same for all blocks, which may lead in s.
+        ``initial`` is the same for all blocks; s may have a leading axis of blocks.
         """
         a = self.linear_in(s.relu()) + self.linear_initial(initial.relu())
         for layer in self.layers:
@@ -253,7 +253,7 @@ class StructureModule(nn.Module):
             # Gradients through the rotations of several blocks destabilise training.
             frames = torch.cat([frames[..., :4].detach(), frames[..., 4:]], dim=-1)
         all_frames, states = (torch.stack(found) for found in zip(*blocks, strict=True))
-        # No block reads the angles of another, so one pass computes those of all.
+        # No block reads another's angles, so one pass computes those of all blocks.
         raw, angles = self.angle_resnet(states, initial)
         return self._structure(aatype, all_frames, raw, angles, states)
 

@@ -1,4 +1,4 @@
-"""Norm and transition that a condition s scales and gates (AlphaFold3, algorithms 25 and 26).
+"""Norm and transition scaled and gated by a condition s (AlphaFold3, algorithms 25 and 26).
 
 Legend: C channels of the rows, D of their condition, H hidden channels.
 """
@@ -20,7 +20,7 @@ GATE_BIAS = -2.0
 
 
 class Condition(NamedTuple):
-    """Precomputed values that a layer reads of its condition.
+    """Precomputed values of a layer's condition.
 
     Attributes
     ----------
@@ -38,9 +38,9 @@ class Condition(NamedTuple):
 
 
 def conditions_of(s: Float[Tensor, "*condition D"], layers: Sequence[nn.Module]) -> list[Condition]:
-    """Compute the conditions of many layers without gradients: s is read twice for all of them.
+    """Compute the conditions of many layers without gradients, reading s twice in total.
 
-    A norm's weight is multiplied into the layers behind it: norms differ in the matmul alone.
+    A norm's weight is folded into the layers behind it, so norms differ only in the matmul.
 
     Parameters
     ----------
@@ -111,13 +111,13 @@ class AdaptiveNorm(nn.Module):
     def forward(
         self, a: Float[Tensor, "*rows C"], s: Float[Tensor, "*condition D"]
     ) -> Float[Tensor, "*rows C"]:
-        """Normalise rows; a condition that copies share may have an axis of size 1 for them."""
+        """Normalise rows; a condition that copies share may have a copy axis of size 1."""
         return self.given(a, self.adapted(s))
 
     def given(
         self, a: Float[Tensor, "*rows C"], adapted: Float[Tensor, "*condition _"]
     ) -> Float[Tensor, "*rows C"]:
-        """Normalise rows with what `adapted` has returned."""
+        """Normalise rows with the result of `adapted`."""
         scale, shift = adapted.to(a.dtype).chunk(2, -1)
         return layer_norm(a, scale=scale, shift=shift, sigmoid=True)
 
@@ -166,7 +166,7 @@ class ConditionedTransition(nn.Module):
         )
 
     def ungated(self, a: Float[Tensor, "*rows C"], given: Condition) -> Float[Tensor, "*rows C"]:
-        """Return what the gate is multiplied with."""
+        """Return the values that the gate multiplies."""
         n = self.norm.given(a, given.norms[0])
         update: Tensor = self.down(swiglu(joined(n, self.gate.weight, self.up.weight)))
         return update

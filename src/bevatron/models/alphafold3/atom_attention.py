@@ -1,7 +1,8 @@
 """From atoms to tokens and back (AlphaFold3, algorithms 5 and 6).
 
-What does not depend on noise is computed once for all copies and sampling steps: `AtomEncoder`'s
-`describe` gives the atoms' condition c and the pairs p within windows, `forward` the rest.
+Values that do not depend on noise are computed once for all copies and sampling steps:
+`AtomEncoder.describe` returns the atoms' condition c and the pairs p within windows, `forward`
+computes the rest.
 
 Legend: M copies, A atoms, N tokens, W windows of Q = 32 queries and K = 128 keys, C channels of an
 atom, P of an atom pair, T of a token.
@@ -57,7 +58,7 @@ class TrunkToAtoms(nn.Module):
         self.coordinates = Linear(3, config.width, bias=False)
 
     def singles(self, s: Float[Tensor, "*batch N D"], tokens: AtomTokens) -> Tensor:
-        """Give every atom what the trunk says of its token, [..., 1, A, C]."""
+        """Give every atom the trunk's embedding of its token, [..., 1, A, C]."""
         rows = layer_norm_linear(s, *self.single_norm.parts, self.single.weight)
         return tokens.spread(rows[..., None, :, :])
 
@@ -67,9 +68,9 @@ class TrunkToAtoms(nn.Module):
         token: Int[Tensor, "*batch A"],
         mask: Bool[Tensor, "*batch A"],
     ) -> Float[Tensor, "*batch W Q K P"]:
-        """Give every pair of atoms in a window what the trunk says of their tokens.
+        """Give every pair of atoms in a window the trunk's embedding of their tokens.
 
-        Windows meet any row of the pairs: all are gathered, in the channels of atoms' pairs.
+        Windows touch any row of the pairs, so all are gathered, with the channels of atom pairs.
         """
         N = z.shape[-2]
         rows = all_rows(layer_norm_linear(z, *self.pair_norm.parts, self.pair.weight))
@@ -95,7 +96,7 @@ class AtomEncoder(nn.Module):
     trunk_widths
         Channels of the trunk's single and pair representation for the diffusion module's encoder,
         which also takes coordinates; None for the encoder of the input embedder.
-    checkpointing : what the backward pass computes again
+    checkpointing : what the backward pass recomputes
     """
 
     def __init__(
@@ -218,7 +219,7 @@ class AtomDecoder(nn.Module):
     ----------
     config : widths, heads and blocks
     token_width : T
-    checkpointing : what the backward pass computes again
+    checkpointing : what the backward pass recomputes
     """
 
     def __init__(self, config: AtomConfig, token_width: int, checkpointing: Checkpointing) -> None:

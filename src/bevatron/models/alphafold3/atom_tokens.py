@@ -1,4 +1,4 @@
-"""Rows of tokens given to their atoms, and means of atoms' rows for their tokens.
+"""Broadcasts rows of tokens to their atoms, and averages rows of atoms over their tokens.
 
 The two sums (one forward, one in the backward pass) run over the consecutive atoms of each token in
 a fixed order, so that results repeat bit for bit.
@@ -34,7 +34,7 @@ class AtomTokens(NamedTuple):
         atom_mask: Bool[Tensor, "*batch A"],
         num_tokens: int,
     ) -> Self:
-        """Find where each token's atoms begin.
+        """Compute the offsets of each token's atoms.
 
         Parameters
         ----------
@@ -79,7 +79,7 @@ class _Spread(torch.autograd.Function):
 
 
 def _sums(x: Float[Tensor, "*batch M A C"], ptr: Int[Tensor, "*batch _"]) -> Tensor:
-    """Sum the rows of each token. Of every copy a last segment holds the padding."""
+    """Sum the rows of each token; the last segment of every copy holds the padding."""
     M, A, C = x.shape[-3:]
     rows = x.reshape(-1, C)
     first = torch.arange(0, len(rows), A, device=x.device).reshape(*ptr.shape[:-1], M, 1)

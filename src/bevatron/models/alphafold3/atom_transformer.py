@@ -105,7 +105,7 @@ class WindowAttention(nn.Module):
 
 
 class Prepared(NamedTuple):
-    """Values shared by the passes of an `AtomTransformer` over the same atoms.
+    """Values that all passes of an `AtomTransformer` over the same atoms share.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class AtomTransformer(nn.Module):
     ----------
     width, pair_width : C and P
     num_heads, num_blocks : H, and how many
-    checkpointing : what the backward pass computes again
+    checkpointing : what the backward pass recomputes
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class AtomTransformer(nn.Module):
     def prepare(
         self, c: Float[Tensor, "*batch _ A C"], p: Float[Tensor, "*batch W Q K P"]
     ) -> Prepared:
-        """Compute, without gradients, what many passes share."""
+        """Compute the values that many passes share, without gradients."""
         biases = [bias.contiguous() for bias in self._biases(p)]
         return Prepared(block_conditions(c, self.blocks), biases)
 

@@ -16,7 +16,7 @@ KEYS_BEFORE = (KEYS - QUERIES) // 2
 
 
 def num_windows(num_atoms: int) -> int:
-    """Return how many windows hold all atoms.
+    """Return the number of windows that hold all atoms.
 
     Examples
     --------
@@ -27,7 +27,7 @@ def num_windows(num_atoms: int) -> int:
 
 
 def queries_of(x: Shaped[Tensor, "*batch A C"]) -> Shaped[Tensor, "*batch W Q C"]:
-    """Cut rows into windows; slots past the last atom are zero. A view where A fills windows."""
+    """Cut rows into windows; slots past the last atom are zero. A view if A fills all windows."""
     A = x.shape[-2]
     W = num_windows(A)
     filled = x if A == W * QUERIES else F.pad(x, (0, 0, 0, W * QUERIES - A))
@@ -36,9 +36,9 @@ def queries_of(x: Shaped[Tensor, "*batch A C"]) -> Shaped[Tensor, "*batch W Q C"
 
 
 def keys_of(x: Shaped[Tensor, "*batch A C"]) -> Shaped[Tensor, "*batch W K C"]:
-    """Show the rows around each window; slots without an atom are zero.
+    """Return the rows around each window; slots without an atom are zero.
 
-    A view of one filled copy: rows that windows share are in memory once.
+    This is a view of one padded copy: rows that windows share are in memory once.
     """
     A = x.shape[-2]
     behind = num_windows(A) * QUERIES - A + KEYS - QUERIES - KEYS_BEFORE

@@ -50,7 +50,7 @@ def centre_and_move(
     ----------
     x : coordinates, of M copies or of one for all
     move : a motion for every copy
-    mask : which atoms the mean is taken over; the others are set to 0
+    mask : atoms that enter the mean; the others are set to 0
     """
     keep = mask[..., None, :, None].to(x.dtype)
     count = keep.sum(-2, keepdim=True).clamp(min=1)

@@ -1,4 +1,4 @@
-"""Weights of Boltz-2's Pairformer, taken over and given back."""
+"""Conversion of weights from and to Boltz-2's Pairformer."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The confidence head (AlphaFold3, algorithm 31): how wrong a predicted structure may be.
+"""The confidence head (AlphaFold3, algorithm 31): expected errors of a predicted structure.
 
 Legend: A atoms, N tokens, C channels of a single, P of a pair, I of the input embedding, K the
 largest number of atoms in a token.
@@ -26,7 +26,7 @@ LARGEST_SINGLE = 512.0
 
 
 class ConfidenceLogits(NamedTuple):
-    """Logits of classes; `bevatron.models.alphafold3.losses` knows what they mean.
+    """Logits of classes; `bevatron.models.alphafold3.losses` defines them.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class ConfidenceHead(nn.Module):
     Parameters
     ----------
     widths : I, C and P of the trunk
-    checkpointing : what the backward pass computes again
+    checkpointing : what the backward pass recomputes
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ConfidenceHead(nn.Module):
         z: Float[Tensor, "*batch R N P"],
         coordinates: Float[Tensor, "*batch A 3"],
     ) -> ConfidenceLogits:
-        """Judge one structure of every sample; nothing but the head's own weights is trained.
+        """Judge one structure of every sample; only the head's own weights are trained.
 
         Parameters
         ----------
@@ -125,9 +125,9 @@ def _normed(z: Tensor, norm: LayerNorm, layer: Linear) -> Tensor:
 
 
 def _per_atom(s: Tensor, norm: LayerNorm, weight: Tensor, tokens: AtomTokens) -> Tensor:
-    """Apply the weights of an atom's place in its token to the token's row.
+    """Apply the weights of an atom's position in its token to the token's row.
 
-    All places are computed for all tokens, which takes less memory than an atom's own weights.
+    All positions are computed for all tokens, which takes less memory than gathering weights.
     """
     K, _, bins = weight.shape
     n = norm(s)

@@ -42,7 +42,7 @@ class TokenTransformerConfig:
 
 @dataclass(frozen=True)
 class TrunkWidths:
-    """Channels of what the trunk gives.
+    """Channels of the trunk's outputs.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
-"""Weights of Protenix, taken over and given back.
+"""Conversion of weights from and to Protenix.
 
-Each kind of module says what its parts are called there; a part may be a path of several names. The
-longest path that fits is taken, and what no table names is called the same.
+Each kind of module has a table of Protenix's names of its parts; a part may be a path of several
+names. The longest matching path wins, and names in no table are equal.
 """
 
 from collections.abc import Mapping
@@ -105,7 +105,7 @@ NAMES: dict[type[nn.Module], Mapping[str, str]] = {
 
 
 def protenix_names(module: nn.Module) -> dict[str, str]:
-    """Return Protenix's name of every key of a module's state dict.
+    """Map every key of a module's state dict to Protenix's name.
 
     Examples
     --------
@@ -154,7 +154,7 @@ def state_from_protenix(module: nn.Module, weights: Mapping[str, Tensor]) -> dic
 def renamed(
     module: nn.Module, weights: Mapping[str, Tensor], names: Mapping[str, str], whose: str
 ) -> dict[str, Tensor]:
-    """Return weights under a module's own names; CheckpointError names the first that is amiss."""
+    """Return weights under a module's own names; CheckpointError names the first bad one."""
     own = module.state_dict()
     missing = sorted(set(names.values()) - set(weights))
     unknown = sorted(set(weights) - set(names.values()))

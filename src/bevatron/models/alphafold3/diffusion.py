@@ -1,8 +1,8 @@
 """The denoiser of AlphaFold3 (algorithm 20).
 
-`describe` computes what all noisy copies and sampling steps share, once; `forward` denoises copies.
-Nothing that is shared is repeated for the copies. Sampling asks `prepare` and `levels` for more:
-all that does not depend on coordinates, of several noise levels at a time.
+`describe` computes, once, the values that all noisy copies and sampling steps share; `forward`
+denoises copies. Shared values are never repeated for the copies. Sampling also calls `prepare` and
+`levels`: everything that does not depend on coordinates, for several noise levels at a time.
 
 Legend: M copies, A atoms, N tokens, C channels of a single, P of a pair, I of the input embedding.
 """
@@ -38,8 +38,8 @@ class Shared(NamedTuple):
     ----------
     singles : the condition of tokens before the noise level is added
     biases
-        What the conditioned pairs add in the attention of each block of the token transformer, own
-        rows of it.
+        Biases from the conditioned pairs for the attention of each block of the token transformer,
+        own rows.
     atoms : conditions and pairs of atoms
     mask : false for padded tokens
     encoder, decoder : of `DiffusionModule.prepare`
@@ -101,7 +101,7 @@ class DiffusionModule(nn.Module):
         s: Float[Tensor, "*batch N C"],
         z: Float[Tensor, "*batch R N P"],
     ) -> Shared:
-        """Compute what all copies share.
+        """Compute the values that all copies share.
 
         Parameters
         ----------
@@ -116,10 +116,10 @@ class DiffusionModule(nn.Module):
         return Shared(singles, self.transformer.biases(pairs), atoms, batch["token_mask"])
 
     def prepare(self, shared: Shared) -> Shared:
-        """Add, without gradients, what is worth computing beforehand for many passes.
+        """Precompute, without gradients, values that pay off over many passes.
 
-        Of processes that share a sample each then has all rows of the biases; where blocks compute
-        activations again, to save memory, they gather their own in every pass instead.
+        If processes share a sample, each then has all rows of the biases; blocks that recompute
+        activations to save memory gather their own in every pass instead.
         """
         atoms, biases = shared.atoms, shared.biases
         if sample_group().size == 1 or self.transformer.checkpointing.kind == "none":
@@ -132,7 +132,7 @@ class DiffusionModule(nn.Module):
         )
 
     def levels(self, sigmas: Float[Tensor, "L"], shared: Shared) -> Iterator[Level]:
-        """Condition on levels, in Å, that all copies have in turn; without gradients."""
+        """Condition on levels, in Å, that all copies take in turn; without gradients."""
         *batch, N, _ = shared.singles.shape
         noise = edm.preconditioning(sigmas).noise
         for some in noise.split(max(ROWS_AT_ONCE // N, 1)):
@@ -156,8 +156,8 @@ class DiffusionModule(nn.Module):
         ----------
         x : noisy coordinates, Å
         sigma : noise level of each copy, Å; above 0
-        shared : what `describe` returns
-        level : what `levels` returns, if all copies have that of ``sigma``
+        shared : result of `describe`
+        level : result of `levels`, if all copies have the level ``sigma``
         """
         factors = edm.preconditioning(sigma)
         skip, out, in_ = (factor[..., None, None] for factor in factors[:3])

@@ -55,7 +55,7 @@ def biases_of(
 ) -> list[Float[Tensor, "*pairs H Q K"]]:
     """Compute the biases of all blocks of a stack, reading the pair once.
 
-    A norm's weight is multiplied into the layer behind it: blocks differ in the matmul alone.
+    A norm's weight is folded into the layer behind it, so blocks differ only in the matmul.
 
     Parameters
     ----------
@@ -105,14 +105,14 @@ class ConditionedAttention(nn.Module):
     ) -> Float[Tensor, "*batch M N C"]:
         """Return the update, to be added to a; masked tokens are not attended to.
 
-        ``bias`` is b(z), of `biases_of`; own rows of it are gathered here, so that all of them are
-        there for one block at a time.
+        ``bias`` is b(z) of `biases_of`; own rows of it are gathered here, so that all rows exist
+        for one block at a time.
         """
         given = Condition((self.norm.adapted(s),), self.output_gate(s).sigmoid())
         return given.gate * self.ungated(a, given, bias, mask)
 
     def ungated(self, a: Tensor, given: Condition, bias: Tensor, mask: Tensor) -> Tensor:
-        """Return what the gate is multiplied with."""
+        """Return the values that the gate multiplies."""
         keys = mask[..., None, :].expand(a.shape[:-1])
         N = a.shape[-2]
         whole = gathered(bias, -2, N) if bias.shape[-2] < N else bias
@@ -158,14 +158,14 @@ def block_conditions(
 class DiffusionTransformer(nn.Module):
     """Blocks of attention and transition, each added to its input: algorithm 23.
 
-    The supplement prints no residual around the attention and feeds the transition with the block's
-    input; published models have the residual, and the transition behind the attention.
+    The supplement prints no residual around the attention and feeds the transition the block's
+    input; published models have the residual, and the transition after the attention.
 
     Parameters
     ----------
     width, condition_width, pair_width : C, D and P
     num_heads, num_blocks : H, and how many
-    checkpointing : what the backward pass computes again
+    checkpointing : what the backward pass recomputes
     """
 
     def __init__(
@@ -199,9 +199,9 @@ class DiffusionTransformer(nn.Module):
         biases: Sequence[Float[Tensor, "*batch H R N"]],
         mask: Bool[Tensor, "*batch N"],
     ) -> Float[Tensor, "*batch M N C"]:
-        """Update tokens of all copies, with what `biases` gives; padded tokens are masked.
+        """Update tokens of all copies with the result of `biases`; padded tokens are masked.
 
-        ``s`` may be what `block_conditions` computes of it.
+        ``s`` may be the result of `block_conditions`.
         """
         conditions = [s] * len(self.blocks) if isinstance(s, Tensor) else s
         blocks = [

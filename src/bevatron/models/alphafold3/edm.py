@@ -1,7 +1,7 @@
 r"""Noise levels of the diffusion (AlphaFold3, section 3.7; Karras et al., arXiv 2206.00364).
 
-A noise level sigma is the standard deviation, in Å, of what is added to every coordinate;
-``SIGMA_DATA`` = 16 Å that of the structures themselves.
+A noise level sigma is the standard deviation, in Å, of the noise on every coordinate;
+``SIGMA_DATA`` = 16 Å is that of the structures themselves.
 """
 
 from typing import NamedTuple

@@ -10,6 +10,7 @@ from bevatron.models.alphafold3.losses.confidence import distogram_loss
 from bevatron.models.common.folding.metrics.confidence import expected_lddt
 from bevatron.models.common.folding.metrics.contacts import contact_precision, contact_probability
 from bevatron.models.common.folding.metrics.lddt import KINDS, lddt_by_kind
+from bevatron.models.common.metrics import Means
 from bevatron.parallel.axial import all_of
 
 PAIRS = [f"{a}_{b}" for i, a in enumerate(KINDS) for b in KINDS[i:]]
@@ -21,7 +22,7 @@ NAMES = (
 )  # fmt: skip
 
 
-class ComplexMetrics:
+class ComplexMetrics(Means):
     """Means over structures, or for lDDT over pairs of atoms.
 
     Names: ``distogram``, cross entropy; ``contact_precision`` of the surest L long-range contacts
@@ -31,35 +32,21 @@ class ComplexMetrics:
     """
 
     def __init__(self) -> None:
-        self._sums = torch.zeros(len(NAMES), 2, dtype=torch.float64)
+        super().__init__(NAMES)
 
     def update(self, batch: ComplexBatch, outputs: Mapping[str, Tensor]) -> None:
         """Add a structure."""
         given = batch.tensors()
         truth = outputs["position"], outputs["truth_resolved"]
-        found = {"distogram": self._distogram(given, outputs, *truth)}
-        found |= self._contacts(given, outputs, *truth)
-        found |= _lddt(given, outputs["rollout"][0], *truth)
+        found: dict[str, Tensor | tuple[Tensor, Tensor]] = {
+            "distogram": self._distogram(given, outputs, *truth),
+            "contact_precision": self._contacts(given, outputs, *truth),
+            **_lddt(given, outputs["rollout"][0], *truth),
+        }
         plddt = expected_lddt(outputs["plddt"][0])
         counts = given["atom_mask"]
         found["plddt"] = ((plddt * counts).sum(), counts.sum())
-        self._sums = self._sums.to(batch.weight.device)
-        for name, (total, count) in found.items():
-            row = torch.stack([total.double(), count.double()]) * batch.weight.double()
-            self._sums[NAMES.index(name)] += row
-
-    def sums(self) -> Tensor:
-        """Return all running sums as one float64 vector."""
-        return self._sums.flatten()
-
-    def load_sums(self, sums: Tensor) -> None:
-        """Replace the running sums."""
-        self._sums = sums.detach().double().reshape(len(NAMES), 2).clone()
-
-    def compute(self) -> dict[str, float]:
-        """Compute all metrics by name."""
-        pairs = zip(NAMES, self._sums.tolist(), strict=True)
-        return {name: total / count for name, (total, count) in pairs if count > 0}
+        self.add(found, batch.weight)
 
     @staticmethod
     def _distogram(
@@ -73,21 +60,20 @@ class ComplexMetrics:
     @staticmethod
     def _contacts(
         given: Mapping[str, Tensor], outputs: Mapping[str, Tensor], truth: Tensor, resolved: Tensor
-    ) -> dict[str, tuple[Tensor, Tensor]]:
+    ) -> Tensor:
         """Compare contacts within protein chains; chains are moved apart by their numbers."""
         logits, representative = outputs["distogram"], given["representative_atom"]
         tokens = logits.shape[-2]
         probability = all_of(contact_probability(logits), -2, tokens)
         same = given["asym_id"][:, None] == given["asym_id"]
         counts = resolved[representative] & given["token_mask"] & (given["molecule_type"] == 0)
-        precision = contact_precision(
+        precision: Tensor = contact_precision(
             torch.where(same, probability, 0.0),
             truth[representative],
             counts,
             given["residue_index"],
         )
-        known = precision == precision  # noqa: PLR0124  not NaN
-        return {"contact_precision": (torch.where(known, precision, 0.0), known)}
+        return precision
 
 
 def _lddt(

@@ -1,7 +1,7 @@
 """AlphaFold3: tokens and pairs from sequences and alignments, coordinates by diffusion.
 
-Algorithm 1 of its supplement. `forward` runs the trunk; `Diffusion` of what it returns denoises
-copies and samples structures; `judge` says how wrong a structure may be.
+Algorithm 1 of its supplement. `forward` runs the trunk; from its result the diffusion denoises
+copies and samples structures; `judge` predicts the errors of a structure.
 
 Legend: A atoms, N tokens, C channels of a single, P of a pair, I of the input embedding, M copies.
 """
@@ -70,7 +70,7 @@ class AlphaFold3(nn.Module):
         Parameters
         ----------
         batch : fields of `bevatron.data.proteins.complex_batch.ComplexBatch`
-        cycles : passes; None = the largest number, as in predictions
+        cycles : passes; None = the maximum, as in predictions
         seed : seed of dropout; None = no dropout
         dtype : type of all activations; None = that of the batch
         """
@@ -89,7 +89,7 @@ class AlphaFold3(nn.Module):
         return torch.cat([a, restype, batch["profile"].to(a.dtype), deletions.to(a.dtype)], -1)
 
     def condition(self, batch: Mapping[str, Tensor], trunk: Representation) -> Shared:
-        """Compute what all copies of the diffusion share."""
+        """Compute the values that all copies of the diffusion share."""
         shared: Shared = self.diffusion.describe(batch, *trunk)
         return shared
 

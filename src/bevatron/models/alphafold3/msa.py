@@ -1,4 +1,4 @@
-"""The MSA module (AlphaFold3, algorithm 8): what the rows of an alignment tell of pairs of tokens.
+"""The MSA module (AlphaFold3, algorithm 8): updates pairs of tokens from an alignment.
 
 Legend: S rows, N tokens, M channels of a row, P of the pair, H heads, D channels of a head. R rows
 are a process's own where several share a sample; masks are whole.
@@ -146,7 +146,7 @@ class MsaModule(nn.Module):
     Parameters
     ----------
     input_width, pair_width : channels of the input embedding and of the pair
-    checkpointing : what the backward pass computes again
+    checkpointing : what the backward pass recomputes
     call : tells its dropout from that of other stacks: this number and the next
     """
 

@@ -91,7 +91,7 @@ class Pairformer(nn.Module):
     Parameters
     ----------
     width, pair_width : channels of the single and of the pair representation
-    checkpointing : what the backward pass computes again
+    checkpointing : what the backward pass recomputes
     call : tells its dropout from that of other stacks
     """
 

@@ -1,8 +1,8 @@
 """Permutation alignment: name the atoms of the truth so that it is nearest to a prediction.
 
-Copies of a chain may be exchanged, and so may atoms of a residue or ligand whose exchange keeps its
-bonds: section 4.2 of the AlphaFold3 supplement. It is done once a step, on the coordinates of the
-mini-rollout, before any loss. Nothing here asks the device for a number.
+Copies of a chain may be swapped, and so may atoms of a residue or ligand if its bonds stay the
+same: section 4.2 of the AlphaFold3 supplement. This runs once per step, on the coordinates of the
+mini-rollout, before any loss. Nothing here waits for the device.
 
 A **molecule** is a chain, or several joined by covalent bonds; molecules of one entity are copies
 of each other. A sample brings, for its A cropped atoms, N tokens and M molecules of which
@@ -43,7 +43,7 @@ _ENOUGH_OF_A_POLYMER = 12
 """Tokens with a resolved centre for an anchor, and tokens of a polymer that is preferred as one."""
 
 _UNRESOLVED = 1e6
-"""Å; distance to a copy of which nothing is seen: it is taken after all others."""
+"""Å; distance to a copy without resolved atoms, which is chosen after all others."""
 
 
 _AS_GOOD = 1e-4
@@ -78,11 +78,11 @@ def exchange_copies(
 ) -> tuple[Float[Tensor, "A 3"], Bool[Tensor, "A"]]:
     """Return the truth after giving each molecule the copy of its entity that fits best.
 
-    The anchor is the molecule with the fewest copies, of those the one most of which is seen. The
-    truth is superposed by each copy of it in turn; every other molecule, large ones first, takes
-    the copy not yet taken whose centre is nearest. Of all assignments, and that of the file, the
-    one of the smallest deviation of all centres after superposition is returned; if several are
-    as good, as in a symmetric complex, the one that exchanges least.
+    The anchor is the molecule with the fewest copies, and among those the one with the most
+    resolved tokens. The truth is superposed on each copy of it in turn; every other molecule, large
+    ones first, takes the nearest free copy, by centre. Of all assignments, including that of the
+    file, the one with the smallest deviation of all centres after superposition is returned; among
+    equals, as in a symmetric complex, the one with the fewest swaps.
     """
     x_KA3, seen_KA = batch["copy_position"].to(rollout.dtype), batch["copy_resolved"]
     centre = batch["centre_atom"]
@@ -125,14 +125,14 @@ def _sum_over_molecules(
 
 
 def _anchor(batch: Mapping[str, Tensor], members: Tensor, count_KM: Tensor) -> Int[Tensor, "1"]:
-    """Choose the molecule to superpose by: a polymer, of few copies, of which much is seen."""
+    """Choose the molecule to superpose on: a polymer with few copies and many resolved tokens."""
     size = members.sum(-1)
     ligand = (members & (batch["molecule_type"] == 3)).sum(-1)
     polymer = (2 * ligand <= size) & (size >= _ENOUGH_OF_A_POLYMER)
     seen = count_KM.amax(0).long()
     copies = batch["molecule_copies"]
     last = len(size) - 1 - torch.arange(len(size), device=size.device)
-    # Compared one after the other, in one number.
+    # Packed into one number, so that they are compared lexicographically.
     merit = (seen >= _ENOUGH_TO_SUPERPOSE).long() * 2 + polymer
     for more in (len(count_KM) - copies, seen, last):
         merit = (merit << 18) + more
@@ -150,7 +150,7 @@ def _centre_distances(
 ) -> Float[Tensor, "K M K"]:
     """Measure how far molecule m is from copy k of its entity in candidate c.
 
-    Between their centres, both those of the tokens that are seen in the copy.
+    The distance is between their centres, each over the tokens that the copy resolves.
     """
     centres = []
     for points in (truth, predicted[None]):
@@ -197,7 +197,7 @@ def _deviations(
     seen: Bool[Tensor, "K N"],
     molecule: Int[Tensor, "N"],
 ) -> Float[Tensor, "C"]:
-    """Mean squared deviation of all centres after superposition, infinite if none is seen."""
+    """Mean squared deviation of all centres after superposition, infinite if none is resolved."""
     copy = assigned[:, molecule]
     tokens = torch.arange(len(molecule), device=molecule.device)
     x, weight = truth[copy, tokens], seen[copy, tokens].to(truth.dtype)
@@ -213,7 +213,7 @@ def exchange_atoms(
     resolved: Bool[Tensor, "A"],
     batch: Mapping[str, Tensor],
 ) -> Int[Tensor, "A"]:
-    """Return for every atom the one whose true position it takes: the best order per residue.
+    """Return for every atom the atom whose true position it takes: the best order per residue.
 
     The truth is superposed as a whole; in each residue the order of the smallest squared deviation
     wins, of equal ones the first listed.
@@ -229,7 +229,7 @@ def exchange_atoms(
     target = torch.where(listed, first + place, 0)
     source = torch.where(listed, first + wanted, 0)
     squared = (position[source] - rollout[target]).square().sum(-1)
-    # In whole millionths of Å^2: a sum of integers is the same in any order.
+    # In integer units of 1e-6 Å^2, because a sum of integers is the same in any order.
     cost = (squared.clamp(max=2**30).double() * 2**20).long() * (resolved[source] & listed)
     cost = torch.zeros_like(order).index_add(0, order, cost)[order]
     cost = torch.where(listed, cost, torch.iinfo(torch.int64).max)
@@ -266,7 +266,7 @@ def _residue_sizes(batch: Mapping[str, Tensor]) -> Int[Tensor, "U"]:
 
 
 def _first_atoms(batch: Mapping[str, Tensor]) -> Int[Tensor, "U"]:
-    """Find the first atom of each residue; that of one without atoms is 0."""
+    """Find the first atom of each residue; 0 for a residue without atoms."""
     residue, mask = batch["ref_space_uid"], batch["atom_mask"]
     atoms = torch.arange(len(mask), device=mask.device)
     none = torch.full_like(batch["permutation_ptr"][1:], len(mask))

@@ -35,7 +35,7 @@ class Predicted:
     Attributes
     ----------
     seed : seed of the random numbers
-    number : place among the samples of this seed, from 0
+    number : index among the samples of this seed, from 0
     position : float32 [A, 3]
         Å.
     plddt : float32 [A]
@@ -129,7 +129,7 @@ def ranked(structures: Sequence[Predicted]) -> list[Predicted]:
 def _scores(
     given: Mapping[str, Tensor], pae: Tensor, plddt: Tensor, structure: Tensor
 ) -> dict[str, Any]:
-    """Score a structure; the share of disordered residues is taken as 0."""
+    """Score a structure; the fraction of disordered residues is taken as 0."""
     frames, chain = given["has_frame"], given["asym_id"]
     everything = given["token_mask"]
     chains = chain.unique().tolist()

@@ -15,7 +15,7 @@ FARTHEST, FARTHEST_COPY = 32, 2
 OFFSETS, COPIES = 2 * FARTHEST + 2, 2 * FARTHEST_COPY + 2
 """Classes of offsets, in residues as in tokens, and in copies of an entity."""
 PAIRS = 2**16
-"""Whose classes are written as vectors at a time."""
+"""Pairs whose classes become one-hot vectors at a time."""
 
 
 class RelativePositionEncoding(nn.Module):
@@ -51,8 +51,8 @@ class RelativePositionEncoding(nn.Module):
 class _SumOfRows(torch.autograd.Function):
     """Sums of rows of a table, whose gradient is a product by the classes as vectors.
 
-    Hundreds of thousands of pairs have the same few classes: to add them row by row takes much
-    longer than to multiply.
+    Hundreds of thousands of pairs have the same few classes, so adding them row by row takes much
+    longer than a matmul.
     """
 
     @staticmethod
@@ -76,6 +76,6 @@ def _same(x: Int[Tensor, "*batch N"]) -> Tensor:
 
 
 def _classes(x: Int[Tensor, "*batch N"], farthest: int, where: Tensor) -> Tensor:
-    """Class of the offset i - j; one more class for pairs where it means nothing."""
+    """Class of the offset i - j, with an extra class for pairs without a meaningful one."""
     offset = (own(x, -1)[..., :, None] - x[..., None, :] + farthest).clamp(0, 2 * farthest)
     return offset.masked_fill(~where, 2 * farthest + 1)

@@ -1,7 +1,7 @@
 """Sampling of structures by the diffusion (AlphaFold3, algorithm 18).
 
-Random numbers are drawn in front of the arithmetic: `draw_steps` draws what `sample` takes, so that
-a run is a function of its draws.
+Random numbers are drawn before the arithmetic: `draw_steps` draws the inputs of `sample`, so a run
+is a function of its draws.
 
 Legend: M copies, A atoms. Coordinates and noise levels in Å.
 """
@@ -17,10 +17,10 @@ from bevatron.models.alphafold3.augmentation import Move, centre_and_move, draw_
 from bevatron.models.common.folding.normal import Normal
 
 GAMMA, SMALLEST_RAISED = 0.8, 1.0
-"""A step to a level above the second (Å) first raises the noise by this share."""
+"""A step to a level above the second (Å) first raises the noise by this fraction."""
 NOISE_SCALE, STEP_SCALE = 1.003, 1.5
 DRAWN_AT_ONCE = 20
-"""Steps whose numbers take one draw: a draw is some sixty launches, however many it is of."""
+"""Steps per draw; a draw takes some sixty launches, whatever its size."""
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]
 """Maps noisy coordinates [..., M, A, 3] and their levels [..., M] to denoised coordinates."""
@@ -40,7 +40,7 @@ class StepDraw(NamedTuple):
 
 
 def draw_steps(num_steps: int, shape: tuple[int, ...], normal: Normal) -> Iterator[StepDraw]:
-    """Draw the numbers of some steps at once when they are reached; shape is [..., M, A]."""
+    """Draw the numbers of several steps at once, as needed; shape is [..., M, A]."""
     for first in range(0, num_steps, DRAWN_AT_ONCE):
         count = min(DRAWN_AT_ONCE, num_steps - first)
         moves = draw_moves((count, *shape[:-1]), normal)

@@ -71,12 +71,12 @@ class AlphaFold3Task:
     collate = staticmethod(collate_complex)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Do nothing: what changes follows from the step."""
+        """Do nothing: all changes follow from the step."""
 
     def begin_step(self, numbers: StepNumbers) -> Mapping[str, int]:
         """Draw the passes of the step and the seed of its noise.
 
-        The seed is a tensor that stays where it is: a captured step reads it anew.
+        The seed is a tensor at a fixed address, which a captured step reads again.
         """
         self.stage = min(numbers.stage, len(self.stages) - 1)
         every = self.options.confidence_every
@@ -89,7 +89,7 @@ class AlphaFold3Task:
 
     @property
     def options(self) -> StepOptions:
-        """What the steps of the stage compute."""
+        """The losses of the stage's steps."""
         return self.stages[self.stage]
 
     def constants(self) -> int:
@@ -153,7 +153,7 @@ class AlphaFold3Task:
 def judged(
     model: AlphaFold3, given: Mapping[str, Tensor], trunk: Representation, structure: Tensor
 ) -> dict[str, Tensor]:
-    """Return a structure and the confidence head's logits, as the loss takes them."""
+    """Return a structure and the confidence head's logits in the form that the loss takes."""
     logits = model.judge(given, trunk, structure)._asdict()
     return {"rollout": structure[None], **{name: x[None] for name, x in logits.items()}}
 

@@ -80,7 +80,7 @@ def template_pairs(
 
 
 class TemplateEmbedder(nn.Module):
-    r"""Average of what each template says of the pair.
+    r"""Average of the templates' updates of the pair.
 
     .. math::
 
@@ -92,7 +92,7 @@ class TemplateEmbedder(nn.Module):
     Parameters
     ----------
     pair_width : P
-    checkpointing : what the backward pass computes again
+    checkpointing : what the backward pass recomputes
     call : tells its dropout from that of other stacks
     """
 

@@ -20,14 +20,14 @@ from bevatron.models.common.folding import LayerNorm, Linear
 from bevatron.parallel.axial import own, own_rows
 
 CALLS = {"templates": 0, "msa": 1, "pairformer": 3}
-"""Numbers that tell the dropout of the stacks from each other; that of the alignment takes two."""
+"""Call numbers that separate the dropout of the stacks; the alignment uses two."""
 
 CYCLE = 2**40
-"""Between the seeds of two cycles: in the upper half of a seed."""
+"""Offset between the seeds of two cycles, in the upper half of a seed."""
 
 
 class Recycling(nn.Module):
-    """Add what the last cycle gave, ``x_0 + W LayerNorm(x)``; W starts at zero."""
+    """Add the result of the last cycle, ``x_0 + W LayerNorm(x)``; W starts at zero."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ C = TypeVar("C")
 def check_ranges(config: object, ranges: Iterable[tuple[str, float, float]]) -> None:
     """Check that entries are within (name, lowest, highest).
 
-    Raises ConfigError naming the first entry that does not.
+    Raises ConfigError naming the first entry that is not.
     """
     for name, low, high in ranges:
         value = getattr(config, name)
@@ -24,7 +24,7 @@ def check_ranges(config: object, ranges: Iterable[tuple[str, float, float]]) -> 
 def preset_values(presets: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
     """Return a copy of the preset of this name.
 
-    Raises ConfigError if there is no such preset; it names those that there are.
+    Raises ConfigError if there is no such preset, listing the existing ones.
     """
     if name not in presets:
         raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(presets)})")
@@ -36,7 +36,7 @@ def from_preset(
 ) -> C:
     """Build a configuration from the preset of a name, with changes.
 
-    Raises ConfigError if there is no such preset, or a change is of no entry of the configuration.
+    Raises ConfigError if there is no such preset or entry.
     """
     known = {field.name: field.type for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     for key in changes:

@@ -9,11 +9,56 @@ from torch import Tensor
 from bevatron.typing import IntArray
 
 
-class ErrorSums:
+class RunningSums:
+    """Sums that add up over batches and ranks: one float64 tensor."""
+
+    _sums: Tensor
+
+    def sums(self) -> Float[Tensor, " n"]:
+        """Return all running sums as one float64 vector."""
+        return self._sums.flatten()
+
+    def load_sums(self, sums: Float[Tensor, " n"]) -> None:
+        """Replace the running sums by such a vector."""
+        self._sums = sums.detach().double().reshape(self._sums.shape).clone()
+
+
+class Means(RunningSums):
+    """Weighted means of named values; values that are always NaN are left out.
+
+    Examples
+    --------
+    >>> means = Means(["lddt", "rmsd"])
+    >>> found = {"lddt": (torch.tensor(1.5), torch.tensor(2.0)), "rmsd": torch.tensor(torch.nan)}
+    >>> means.add(found, torch.tensor(1.0))
+    >>> means.compute()
+    {'lddt': 0.75}
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._sums = torch.zeros(len(self.names), 2, dtype=torch.float64)
+
+    def add(self, found: Mapping[str, Tensor | tuple[Tensor, Tensor]], weight: Tensor) -> None:
+        """Add a sample's values, or (sum, count) pairs, by name, times its weight."""
+        self._sums = self._sums.to(weight.device)
+        for name, value in found.items():
+            total, count = value if isinstance(value, tuple) else (value, torch.ones_like(value))
+            counts = torch.where(total.isnan(), 0.0, count.double() * weight.double())
+            added = torch.where(counts > 0, total.double() * weight.double(), 0.0)
+            self._sums[self.names.index(name)] += torch.stack([added, counts])
+
+    def compute(self) -> dict[str, float]:
+        """Compute all means by name."""
+        pairs = zip(self.names, self._sums.tolist(), strict=True)
+        return {name: total / count for name, (total, count) in pairs if count > 0}
+
+
+class ErrorSums(RunningSums):
     """Mean absolute and root mean square errors of several quantities, in several groups.
 
-    For every group and quantity three sums are kept: number of values compared, sum of absolute
-    errors and sum of squared errors. Sums of different batches or ranks just add up.
+    Every group and quantity has three sums: number of values compared, sum of absolute errors and
+    sum of squared errors. Sums of different batches or ranks simply add up.
 
     Parameters
     ----------
@@ -47,14 +92,6 @@ class ErrorSums:
         if group is None:
             group = torch.zeros(len(stacked), dtype=torch.int64, device=stacked.device)
         self._sums = self._sums.index_add(0, group, stacked)
-
-    def sums(self) -> Float[Tensor, " n"]:
-        """Return all running sums as one float64 vector."""
-        return self._sums.flatten()
-
-    def load_sums(self, sums: Float[Tensor, " n"]) -> None:
-        """Replace the running sums by such a vector."""
-        self._sums = sums.detach().double().reshape(self._sums.shape).clone()
 
     def compute(self) -> dict[str, float]:
         """Compute ``NAME_mae`` and ``NAME_rmse`` of the quantities with data."""

@@ -1,7 +1,7 @@
 """Folders that hold one model: ``model.json`` (kind and configuration) and ``weights.safetensors``.
 
-A folder says by itself what it is, holds no pickle and is written wholly or not at all. model.json
-holds the checksum of the weights, which are read only if they match it and are finite.
+A folder describes itself, holds no pickle and is written completely or not at all. model.json holds
+the checksum of the weights, which are read only if they match it and are finite.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,9 +54,9 @@ class ModelFolder:
 def save_model(
     path: Path | str, kind: str, config: Mapping[str, Any], state_dict: Mapping[str, Tensor]
 ) -> None:
-    """Write a model into a folder, which is made if need be; other files in it are left alone.
+    """Write a model into a folder, which is created if needed; other files in it are untouched.
 
-    Raises CheckpointError if a weight is NaN or infinite, which is named, or the folder cannot be
+    Raises CheckpointError if a weight is NaN or infinite, naming it, or the folder cannot be
     written.
 
     Parameters
@@ -80,8 +80,8 @@ def save_model(
     tensors = {name: value.detach().cpu().contiguous() for name, value in state_dict.items()}
     description = folder / MODEL_FILE
     weights = save({name: value.clone() for name, value in tensors.items()})
-    # The description comes last, and an older one goes before its weights do: a folder without one
-    # is not a model, and a kill never leaves weights with the checksum of others.
+    # The description is written last, and an older one is removed before its weights: a folder
+    # without one is not a model, so a kill never leaves weights with the wrong checksum.
     with atomic_write(folder / WEIGHTS_FILE, CheckpointError) as file:
         file.write(weights)
         file.flush()
@@ -178,7 +178,7 @@ class ModelKind(Generic[Config, Model]):
     kind : the name in ``model.json``
     config : class of the configuration, which the model keeps as ``config``
     model : makes a model from its configuration and a floating-point type
-    absent : values of keys that folders of earlier versions lack, where they are not the defaults
+    absent : values of keys that folders of earlier versions lack, unless they are the defaults
     """
 
     def __init__(
@@ -200,9 +200,9 @@ class ModelKind(Generic[Config, Model]):
 
         Parameters
         ----------
-        name : a preset of the configuration; by default the one that is named as the kind
+        name : a preset of the configuration; by default the one named after the kind
         dtype : floating-point type
-        **changes : entries of the configuration to be changed
+        **changes : entries of the configuration to change
         """
         return self.model(self.config.preset(name or self.kind, **changes), dtype)
 
@@ -214,7 +214,7 @@ class ModelKind(Generic[Config, Model]):
         """Read a model from a folder, ready for predictions.
 
         Raises CheckpointError if the folder cannot be read, holds another kind of model, its
-        configuration is not one or its weights do not fit it.
+        configuration is invalid or its weights do not fit it.
 
         Parameters
         ----------

@@ -1,7 +1,7 @@
 """Ranking quality of scores: ROC curve and average precision.
 
-Ranking measures need all scores: a process alone keeps them and computes exactly; several add up
-counts in fine bins of the score.
+Ranking measures need all scores. A single process keeps them and computes exact values; several
+processes add up counts in fine bins of the score.
 """
 
 import numpy as np
@@ -9,15 +9,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from bevatron.models.common.metrics import RunningSums
 from bevatron.typing import FloatArray
 
 
 def ranking(negatives: npt.ArrayLike, positives: npt.ArrayLike) -> tuple[float, float] | None:
     """Compute (area under the ROC curve, average precision) from counts by ascending score.
 
-    The area is the chance that a positive scores above a negative, the precision's average is over
-    the recall that is won. Equal scores count half for the area, and together for the precision, as
-    in scikit-learn.
+    The area is the probability that a positive scores above a negative; the precision is averaged
+    over the gain in recall. Equal scores count half for the area, and together for the precision,
+    as in scikit-learn.
 
     Returns
     -------
@@ -108,7 +109,7 @@ class RankingSums:
     def load_sums(self, sums: Tensor, num_processes: int) -> None:
         """Replace the running sums by those of several processes.
 
-        All ranks must decide alike, also the one that happens to have all labels.
+        All ranks must decide alike, even one that happens to have all labels.
         """
         if num_processes != 1:
             self._scores = None
@@ -121,3 +122,21 @@ class RankingSums:
         scores, positive, weight = torch.cat(self._scores[label], 1).cpu().numpy()
         known = weight > 0
         return ranking_of_scores(scores[known], positive[known], weight[known])
+
+
+class RankedSums(RunningSums):
+    """Running sums with a ranking; their vector begins with the number of processes."""
+
+    _ranking: RankingSums
+
+    def sums(self) -> Tensor:
+        """Return all running sums as one float64 vector; the first counts the processes."""
+        ranked = self._ranking.sums().to(self._sums.device)
+        return torch.cat([self._sums.new_ones(1), super().sums(), ranked])
+
+    def load_sums(self, sums: Tensor) -> None:
+        """Replace the running sums; exact scores are available on one process only."""
+        sizes = [1, self._sums.numel(), self._ranking.size]
+        count, own, ranked = sums.detach().double().to(self._sums.device).split(sizes)
+        super().load_sums(own)
+        self._ranking.load_sums(ranked, int(count))

@@ -27,7 +27,7 @@ class Target:
 
     Attributes
     ----------
-    name : as in metrics and predictions
+    name : name in metrics and predictions
     kind : see `TargetKind`
     mean, std : for ``regression``: the network learns (label - mean) / std
     unit : unit, for tables
@@ -51,7 +51,7 @@ class Target:
 
     @property
     def width(self) -> int:
-        """Number of outputs of the network for it."""
+        """Number of network outputs for this target."""
         return self.num_classes if self.kind == "multiclass" else 1
 
 
@@ -75,7 +75,7 @@ class TrainedOn:
     formal_charges: tuple[int, ...] | None = None
 
     def joined(self, other: Self | None) -> Self:
-        """Return both together."""
+        """Return the union of both domains."""
         if other is None:
             return self
         charges, others = self.formal_charges, other.formal_charges
@@ -103,7 +103,7 @@ class DropoutConfig:
     attention : rate for single attention probabilities
     graph
         Rate at which a whole molecule skips attention and FFN of the last block (stochastic depth);
-        it rises linearly with depth from 0 in the first.
+        it rises linearly with depth, from 0 in the first block.
     ffn : rate for single hidden features of the FFN
     """
 

@@ -1,8 +1,8 @@
 """Weights of the official TensorFlow model, converted by the names and order of its variables.
 
-Names in the official model repeat (four encoders are called ``encoder``), so that the order counts:
-encoders, the two layers that join their results, block after block, decoder. What is read from the
-shapes alone: widths, heads, kernels, the feature set, and which parts a block has.
+Names in the official model repeat (four encoders are called ``encoder``), so the order counts:
+encoders, the two layers that join their results, block by block, decoder. Widths, heads, kernels,
+the feature set and the parts of a block follow from the shapes alone.
 """
 
 import re
@@ -32,8 +32,8 @@ class Piece:
     ----------
     theirs : regular expression of the end of its name
     ours : entry of our state dict
-    transposed : keras keeps the matrices of linear layers as [in, out]
-    start : first row in our entry; None = the whole of it
+    transposed : whether it is a linear layer's matrix, which Keras stores as [in, out]
+    start : first row in our entry; None = the whole entry
     """
 
     theirs: str
@@ -47,7 +47,7 @@ def from_official(
 ) -> GPSPlusPlus:
     """Build the model that an official checkpoint holds.
 
-    Raises CheckpointError if a variable is missing, too many or of another shape.
+    Raises CheckpointError if a variable is missing, superfluous or of the wrong shape.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ def _kernels(ours: str) -> Iterator[Piece]:
 
 
 def _put(state: dict[str, Tensor], piece: Piece, name: str, array: npt.NDArray[Any]) -> None:
-    """Write an array to its place."""
+    """Write an array to its destination."""
     if not re.search(rf"(^|/){piece.theirs}(:\d+)?$", name):
         raise CheckpointError(
             f"the official weights have '{name}' where '{piece.theirs}' should come"
@@ -229,7 +229,7 @@ def _put(state: dict[str, Tensor], piece: Piece, name: str, array: npt.NDArray[A
     target = state[piece.ours]
     if piece.start is not None:
         target = target[piece.start : piece.start + len(values)]
-    # The one global vector is a table of one row there.
+    # The official model stores the global vector as a table of one row.
     if piece.ours == "encoders.global_":
         values = values.reshape(-1)
     if values.shape != target.shape:
@@ -261,7 +261,7 @@ def _named_arrays(
 
 
 class _Index:
-    """Looks variables up by a part of their names."""
+    """Looks up variables by a part of their names."""
 
     def __init__(self, found: Sequence[tuple[str, npt.NDArray[Any]]]) -> None:
         self.found = found

@@ -1,8 +1,8 @@
-"""Inputs of a model: a batch as it is, or masked and corrupted with noise for training.
+"""Inputs of a model: a batch unchanged, or masked and corrupted with noise for training.
 
-All random numbers are drawn by torch on the batch's device, in shapes that depend on the batch's
-shapes alone: a captured step draws new ones at every replay, and the host never waits for the
-device. Every mask is one of whole molecules, so that none can join two molecules.
+torch draws all random numbers on the batch's device, in shapes that depend on the batch's shapes
+alone: a captured step draws new ones at every replay, and the host never waits for the device.
+Every mask applies to whole molecules, so none can join two molecules.
 """
 
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ class CorruptionConfig:
     Attributes
     ----------
     node_noise : probability that an entry of an atom's features is resampled from its vocabulary
-    edge_noise : the same of a directed edge's
+    edge_noise : the same for a directed edge's features
     masking
         Odds that a molecule with positions is shown with shortest paths only, positions only, or
-        both. It acts if the model can use positions.
+        both. Applies only if the model can use positions.
     random_signs
         Flip the signs of the Laplacian's eigenvectors at random for every molecule and step.
     position_noise
@@ -92,7 +92,7 @@ class Inputs:
 
 
 def observe(batch: MoleculeBatch, mode: str = "2d") -> Inputs:
-    """Show a batch as it is.
+    """Show a batch unchanged.
 
     Raises ConfigError if there is no such mode.
 
@@ -128,9 +128,9 @@ def corrupt(
     Parameters
     ----------
     batch : molecules
-    config : how
+    config : rates and odds of the corruption
     features : sizes of the vocabularies
-    uses_positions : whether the model can; else all molecules are shown with their shortest paths
+    uses_positions : whether the model can; if not, all molecules are shown with shortest paths
     denoising : whether noise is added to positions
     """
     positions, noise, keep_2d, keep_3d = batch.positions, None, None, None

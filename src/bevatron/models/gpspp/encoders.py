@@ -1,4 +1,4 @@
-"""From chemical features, encodings and positions to the first nodes, edges, globals and bias."""
+"""Maps chemical features, encodings and positions to the first nodes, edges, globals and bias."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from bevatron.models.gpspp.graphs import Graphs
 from bevatron.models.gpspp.layers import MLP, dense
 
 KERNEL_SCALE = 0.1
-"""Factor of the Gaussian kernels; it and `KERNEL_EPSILON` are in the official configuration."""
+"""Factor of the Gaussian kernels; like `KERNEL_EPSILON` from the official configuration."""
 
 KERNEL_EPSILON = 0.01
 """Minimum width of a Gaussian kernel."""
@@ -37,7 +37,7 @@ class Tables(nn.Module):
     def __init__(self, sizes: tuple[int, ...], width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(sum(sizes), width))
-        # Keras begins tables so.
+        # Keras initialises tables like this.
         nn.init.uniform_(self.weight, -0.05, 0.05)
         starts = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
         self.register_buffer("starts", starts, persistent=False)
@@ -59,7 +59,7 @@ class Tables(nn.Module):
 def padded(weight: Float[Tensor, "R *C"]) -> Float[Tensor, "S *C"]:
     """Append rows of zeros up to a multiple of eight.
 
-    The library's fast matmuls need rows of a multiple of 16 bytes.
+    cuBLAS needs rows of a multiple of 16 bytes for its fast matmuls.
     """
     missing = -len(weight) % 8
     return F.pad(weight, (0, 0) * (weight.ndim - 1) + (0, missing)) if missing else weight
@@ -68,7 +68,7 @@ def padded(weight: Float[Tensor, "R *C"]) -> Float[Tensor, "S *C"]:
 def one_hot(
     index: Int[Tensor, "M F"], width: int, module: nn.Module, scale: Tensor | None = None
 ) -> Float[Tensor, "M W"]:
-    """Mark the places of each row with ones, or with the row's factor."""
+    """Set the selected entries of each row to one, or to the row's factor."""
     dtype = compute_dtype(next(module.parameters()))
     zeros = torch.zeros(len(index), width, dtype=dtype, device=index.device)
     if scale is None:
@@ -127,7 +127,7 @@ class PairBias(nn.Module):
     def forward(
         self, batch: MoleculeBatch, psi: Tensor | None, keep_2d: Tensor | None, keep_3d: Tensor
     ) -> Float[Tensor, "P H"]:
-        """Compute the bias, each head's in one piece.
+        """Compute the bias, each head contiguous.
 
         Parameters
         ----------
@@ -154,7 +154,7 @@ class PairBias(nn.Module):
 class Encoders(nn.Module):
     """All inputs of a model (arXiv 2302.02947, section 4; sizes and order of the official code).
 
-    A feature that is masked is zero once encoded.
+    A masked feature is zero after encoding.
     """
 
     def __init__(self, config: GPSPlusPlusConfig) -> None:
@@ -313,9 +313,9 @@ class _Spread(torch.autograd.Function):
 
 
 def pair_rows(graphs: Graphs) -> Int[Tensor, " _"]:
-    """Return the offsets of the pairs of each atom with all of its molecule, [N + 1].
+    """Return the offsets of each atom's pairs with all atoms of its molecule, [N + 1].
 
-    An atom of a molecule without pairs, which padding has, has none.
+    Atoms of a molecule without pairs, such as padding, have none.
     """
     graph, begin, pairs = graphs.graph, graphs.graph_ptr[:-1], graphs.pair_ptr
     place = torch.arange(len(graph), device=graph.device) - begin[graph]

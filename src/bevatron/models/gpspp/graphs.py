@@ -20,7 +20,7 @@ class Graphs:
     ----------
     bonds : see `bevatron.kernels.molecule.bonds`
     graph, edge_graph : the molecule of each atom and directed edge
-    graph_ptr, edge_ptr, pair_ptr : where the atoms, edges and pairs of each molecule begin
+    graph_ptr, edge_ptr, pair_ptr : offsets of the atoms, edges and pairs of each molecule
     degree : bonds of each atom
     """
 
@@ -34,7 +34,7 @@ class Graphs:
 
     @classmethod
     def of(cls, batch: MoleculeBatch) -> Self:
-        """Take them from a batch."""
+        """Read the indices of a batch."""
         senders, receivers = batch.edges.unbind()
         return cls(
             Bonds(senders, receivers, batch.incoming, batch.incoming_ptr),
@@ -55,7 +55,7 @@ class Drops:
     Attributes
     ----------
     node, edge, global_ : dropout of the updates of message passing
-    attention, ffn : dropout of what these add, [N], one value for a whole molecule
+    attention, ffn : dropout of their updates, [N], one value per molecule
     seed : seed of the dropout of attention probabilities
     """
 

@@ -14,9 +14,9 @@ from bevatron.models.gpspp.layers import MLP, dense, uniform_dense
 
 
 class Decoder(nn.Module):
-    """Properties of a molecule from the sum over its atoms, in float32 at least.
+    """Properties of a molecule from the sum over its atoms, in at least float32.
 
-    In 16 bits labels a hundredth of a standard deviation apart would be equal.
+    16 bits could not distinguish labels a hundredth of a standard deviation apart.
     """
 
     def __init__(self, config: GPSPlusPlusConfig) -> None:
@@ -44,7 +44,7 @@ class Decoder(nn.Module):
         return {"graph_embedding": pooled, "raw": raw, "prediction": self.in_units(raw)}
 
     def in_units(self, raw: Float[Tensor, "G W"]) -> Float[Tensor, "G T"]:
-        """Turn the network's outputs into values in units, probabilities and classes."""
+        """Convert the network's outputs to values in units, probabilities and classes."""
         columns, start = [], 0
         scaled = raw * self.std.to(raw) + self.mean.to(raw)
         for target in self.targets:

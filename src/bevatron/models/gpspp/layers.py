@@ -1,12 +1,12 @@
 """The block of GPS++: message passing and biased attention in parallel, then an FFN.
 
-First linear layers are split by input. The matmul with an atom's features is computed once per
-atom and gathered by its bonds, that with a molecule's once per molecule. Since every bond is
+First linear layers are split by input. The matmul with an atom's features runs once per atom and
+is gathered by its bonds, that with a molecule's features once per molecule. Since every bond is
 stored in both directions, the sum over senders into an atom equals the sum over receivers out of
-it, and the two blocks of weights that act on it are added up. The weights are those of the plain
+it, and the two blocks of weights that act on it are added. The weights are those of the plain
 layers.
 
-What several operators read (atoms, messages, the bias) is `Shared`; see there.
+Tensors that several operators read (atoms, messages, the bias) are `Shared`; see there.
 """
 
 from typing import NamedTuple
@@ -28,20 +28,14 @@ from bevatron.kernels import (
 from bevatron.kernels.molecule.norm_gelu import Activation
 from bevatron.models.gpspp.config import GPSPlusPlusConfig
 from bevatron.models.gpspp.graphs import Drops, Graphs
-from bevatron.models.gpspp.shared import (
-    Shared,
-    attention_of,
-    linear_of,
-    neighbour_sums_of,
-    sums_of,
-)
+from bevatron.models.gpspp.shared import Shared, attention_of, linear_of, neighbour_sums_of, sums_of
 
 EPS = 1e-3
 """Epsilon of all layer norms: the default of Keras, as in the published models."""
 
 
 def dense(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:
-    """Build a linear layer as Keras initialises it: Glorot's uniform weights, no bias."""
+    """Build a linear layer with Keras' initialisation: Glorot uniform weights, no bias."""
     layer = nn.Linear(width_in, width_out, bias=bias)
     nn.init.xavier_uniform_(layer.weight)
     if bias:
@@ -60,8 +54,8 @@ def uniform_dense(width_in: int, width_out: int, radius: float) -> nn.Linear:
 class MLP(nn.Module):
     """Two linear layers with norm and activation between them: ``W2 act(LN(W1 x))``.
 
-    The norm comes before the activation, as in the official code; the report (arXiv 2212.02229,
-    eq. 13-14) prints it behind.
+    The norm precedes the activation, as in the official code; the report (arXiv 2212.02229,
+    eq. 13-14) prints the reverse.
 
     Parameters
     ----------
@@ -200,18 +194,18 @@ class NodeUpdate(MLP):
         )
         if not self.adjacent:
             return linear(sums, torch.cat(parts, 1)) + linear(x.value, own)
-        # The neighbours are the same whichever way the bonds are walked.
+        # The neighbours are the same in both directions of the bonds.
         of_neighbours = parts[1] + parts[3] if self.sides == 2 else parts[1]
         return linear(sums, torch.cat([*parts[0::2], of_neighbours, own], 1))
 
     def _from_nodes(self, x: Tensor, parts: list[Tensor], own: Tensor, graphs: Graphs) -> Tensor:
-        """Without edge features a sum over bonds is of neighbours, or the atom times its degree."""
+        """Without edge features, sum over neighbours or multiply the atom by its degree."""
         near = neighbour_sums(None, x, graphs.bonds)
         times = x * graphs.degree.to(x.dtype)[:, None]
         step = 3 if self.adjacent else 2
         repeated, others = parts[0], [*parts[1:step]]
         if self.sides == 2:
-            # Of an outgoing edge the receiver, which comes first, is the neighbour.
+            # The neighbour of an outgoing edge is its receiver, which comes first.
             repeated = repeated + parts[step + 1]
             others += [parts[step], *parts[step + 2 :]]
         weight = torch.cat([repeated, torch.stack(others).sum(0), own], 1)
@@ -234,7 +228,7 @@ class GlobalUpdate(MLP):
         graphs: Graphs,
         scale: Tensor | None = None,
     ) -> Tensor:
-        """Sum up each molecule's updates, and its messages times their factors; pass both on."""
+        """Sum each molecule's updates, and its messages times their factors; return both too."""
         read = [g, sums_of(nodes, graphs.graph_ptr).to(g.dtype)]
         if messages is not None:
             read.append(sums_of(messages, graphs.edge_ptr, scale).to(g.dtype))
@@ -242,7 +236,7 @@ class GlobalUpdate(MLP):
 
 
 class Stream(NamedTuple):
-    """Features of edges or of molecules, a residual stream that no norm bounds.
+    """Features of edges or of molecules, a residual stream without norms.
 
     Attributes
     ----------
@@ -283,8 +277,7 @@ class MessagePassing(nn.Module):
 class Attention(nn.Module):
     """Self-attention within molecules with a bias for every pair of atoms.
 
-    Scores are divided by the root of a head's size, as in the code (the report prints that of the
-    node's).
+    Scores are divided by the root of the head size, as in the code (the report prints the node's).
     """
 
     def __init__(self, config: GPSPlusPlusConfig) -> None:
@@ -331,7 +324,7 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """``m = LN(x + MPNN(x)) + LN(x + attention(x))``, then ``LN(m + FFN(m))``.
 
-    The norm is of the sum, as in the code; the report (eq. 9) prints it of the update alone.
+    The norm acts on the sum, as in the code; the report (eq. 9) prints it on the update alone.
     """
 
     def __init__(self, config: GPSPlusPlusConfig, layer: int) -> None:
@@ -353,7 +346,7 @@ class Block(nn.Module):
         graphs: Graphs,
         drops: Drops,
     ) -> tuple[Tensor, Stream | None, Stream | None, Tensor | None]:
-        """Compute new nodes, edges and globals; pass the bias on."""
+        """Compute new nodes, edges and globals; return the bias for the next block."""
         nodes, pairs = Shared(x), None if bias is None else Shared(bias)
         updates: list[tuple[Tensor, nn.LayerNorm, Tensor | None]] = []
         if self.mpnn is not None and self.mpnn_norm is not None:

@@ -62,8 +62,8 @@ def label_counts(
 ) -> dict[str, Tensor]:
     """Count what each term averages over.
 
-    How many molecules are seen in 3D only is drawn later; what counts for ``directions`` is how
-    many atoms they have on average.
+    The molecules seen in 3D only are drawn later, so ``directions`` counts their expected number of
+    atoms.
     """
     weight = batch.graph_weight.double()
     atoms = batch.graph_ptr.diff() * weight
@@ -111,7 +111,7 @@ def feature_loss_sum(
     sizes: tuple[int, ...],
     weight: Float[Tensor, " M"],
 ) -> Float[Tensor, ""]:
-    """Sum over rows the cross-entropy of their features, mean over these, in float32 at least."""
+    """Sum the mean cross-entropy of each row's features over rows, in at least float32."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     found = logits.gather(1, features + starts_on(sizes, logits.device))
     losses = (feature_log_sums(logits, sizes) - found).sum(1)

@@ -1,4 +1,4 @@
-"""Errors of predictions in the user's units, as sums that add up over batches and ranks."""
+"""Errors of predictions in the user's units, as sums over batches and ranks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bevatron.data.samples import MoleculeBatch
-from bevatron.models.common.ranking import RankingSums
+from bevatron.models.common.ranking import RankedSums, RankingSums
 from bevatron.models.gpspp.config import Target
 from bevatron.models.gpspp.losses import LossConfig, target_losses
 
@@ -17,13 +17,13 @@ MOMENTS = 6
 """Sums per target: weight, loss, absolute and squared error (or hits), label, its square."""
 
 
-class PropertyMetrics:
+class PropertyMetrics(RankedSums):
     """Errors per target.
 
     Names, with ``gap`` for the target's: ``gap_mae``, ``gap_rmse`` (in the target's unit) and
     ``gap_r2``; ``gap_auroc``, ``gap_ap`` and ``gap_accuracy`` of a binary target;
     ``gap_accuracy`` of one with several classes; ``loss``, the mean of all targets' losses in
-    normalised units. What has no label is left out.
+    normalised units. Metrics without any label are left out.
 
     Parameters
     ----------
@@ -39,28 +39,16 @@ class PropertyMetrics:
     ) -> None:
         self.targets, self.config, self.modes = tuple(targets), config, tuple(modes)
         shape = len(self.modes), len(self.targets)
-        self._moments = torch.zeros(*shape, MOMENTS, dtype=torch.float64)
+        self._sums = torch.zeros(*shape, MOMENTS, dtype=torch.float64)
         self._binary = [t for t, target in enumerate(targets) if target.kind == "binary"]
         self._ranking = RankingSums(shape[0] * len(self._binary), NUM_BINS)
 
     def update(self, batch: MoleculeBatch, outputs: Mapping[str, Tensor]) -> None:
         """Add a batch; outputs of all but the first mode are named ``MODE/raw`` and so on."""
-        self._moments = self._moments.to(batch.target_weight.device)
+        self._sums = self._sums.to(batch.target_weight.device)
         for m, mode in enumerate(self.modes):
             prefix = "" if m == 0 else f"{mode}/"
             self._add(m, batch, outputs[f"{prefix}raw"], outputs[f"{prefix}prediction"])
-
-    def sums(self) -> Tensor:
-        """Return all running sums as one float64 vector; the first counts the processes."""
-        ranked = self._ranking.sums().to(self._moments.device)
-        return torch.cat([self._moments.new_ones(1), self._moments.flatten(), ranked])
-
-    def load_sums(self, sums: Tensor) -> None:
-        """Replace the running sums; exact scores are available on one process only."""
-        sums = sums.detach().double()
-        count, moments, ranked = sums.split([1, self._moments.numel(), self._ranking.size])
-        self._moments = moments.reshape(self._moments.shape).clone()
-        self._ranking.load_sums(ranked, int(count))
 
     def compute(self) -> dict[str, float]:
         """Compute all metrics by name."""
@@ -69,7 +57,7 @@ class PropertyMetrics:
             prefix = "" if m == 0 else f"{mode}/"
             losses = []
             for t, target in enumerate(self.targets):
-                weight, loss, *_ = row = self._moments[m, t].tolist()
+                weight, loss, *_ = row = self._sums[m, t].tolist()
                 if weight > 0:
                     losses.append(loss / weight)
                     found |= self._target(f"{prefix}{target.name}", m, t, target, row)
@@ -93,7 +81,7 @@ class PropertyMetrics:
             [torch.ones_like(error), losses, size, square, centred, centred.square()], 2
         )
         rows = torch.where(weight[..., None] > 0, rows * weight[..., None], 0.0)
-        self._moments[mode] += rows.sum(0)
+        self._sums[mode] += rows.sum(0)
         for place, t in enumerate(self._binary):
             start = sum(target.width for target in self.targets[:t])
             self._ranking.add(

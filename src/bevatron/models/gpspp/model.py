@@ -79,7 +79,7 @@ class GPSPlusPlus(nn.Module):
         Parameters
         ----------
         batch : molecules with the model's feature set
-        inputs : what is seen of them, see `corruption`; by default all, in 2D
+        inputs : the visible part of them, see `corruption`; by default everything, in 2D
         compute : any of `OUTPUTS`
 
         Returns
@@ -103,7 +103,7 @@ class GPSPlusPlus(nn.Module):
     def _compute(
         self, batch: MoleculeBatch, inputs: Inputs, graphs: Graphs, compute: Collection[str]
     ) -> dict[str, Tensor]:
-        """Run encoders, blocks and heads; may return more than was asked for."""
+        """Run encoders, blocks and heads; may return more than requested."""
         nodes, edges, globals_, bias = self.encoders(batch, inputs, graphs)
         drops = draw_drops(self.config, graphs) if self.training else [Drops()] * len(self.blocks)
         edge_stream = None if edges is None else Stream(edges, edges)
@@ -134,7 +134,7 @@ class GPSPlusPlus(nn.Module):
         ):
             if not len(values):
                 continue
-            # By numpy, every step: torch takes four times as long along columns.
+            # numpy, because this runs every step and torch takes four times as long along columns.
             wrong = (values.numpy() < 0) | (values.numpy() >= sizes)
             if wrong.any():
                 row, column = np.argwhere(wrong)[0].tolist()

@@ -1,9 +1,9 @@
 """Tensors that several operators of a block read: atoms, messages, the bias.
 
-Autograd would add up the gradients that come back from the operators, with a launch for each. Here
-every operator returns the tensor for the next one that reads it, so that the gradient comes back
-along the same path and each adds its share where it writes. `Shared` holds what the last reader
-returned; a forward reads like its equation.
+Autograd would sum the gradients that come back from the operators, with one launch each. Here
+every operator returns the tensor for its next reader, so that the gradient comes back along the
+same path and each operator adds its term where it writes. `Shared` holds what the last reader
+returned, so that a forward reads like its equation.
 """
 
 from torch import Tensor
@@ -20,7 +20,7 @@ class Shared:
 
     Attributes
     ----------
-    value : the tensor as the last reader returned it; whoever reads it otherwise comes last
+    value : the tensor returned by the last reader; any other use must come last
     """
 
     __slots__ = ("value",)

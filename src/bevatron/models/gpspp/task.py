@@ -34,7 +34,7 @@ class GPSPlusPlusTask:
     loss : the loss and its weights
     corruption : how inputs are masked and corrupted in training
     modes
-        What is seen of molecules in validation and predictions: ``2d``, ``3d``, ``both``. With
+        Visible part of molecules in validation and predictions: ``2d``, ``3d``, ``both``. With
         several, the outputs and metrics of all but the first are named ``MODE/...``.
     """
 
@@ -83,7 +83,7 @@ class GPSPlusPlusTask:
     ) -> Loss:
         """Corrupt a batch and compute the loss; each term is divided by the step's count.
 
-        A term without anything to average over in the whole step is zero.
+        A term with nothing to average over in the whole step is zero.
         """
         config = self.model_config
         inputs = corrupt(

@@ -2,11 +2,7 @@
 
 from bevatron.models.common.model_folder import ModelKind
 from bevatron.models.graph_attention.config import PRESETS, GraphAttentionConfig
-from bevatron.models.graph_attention.convert import (
-    from_agnn_conv,
-    from_gat_conv,
-    from_gatv2_conv,
-)
+from bevatron.models.graph_attention.convert import from_agnn_conv, from_gat_conv, from_gatv2_conv
 from bevatron.models.graph_attention.formula.layer import Layer
 from bevatron.models.graph_attention.formula.planner import Plan, Widths, plan
 from bevatron.models.graph_attention.layers import Sgc, agnn, agnn_paper, gat, gatv2, gcn, gin, va

@@ -54,13 +54,13 @@ class GraphAttentionConfig:
     attention_dropout
         Dropout rate of edges; gat and gatv2.
     value_dropout
-        Dropout rate of the projected features that attention sums, not of those that scores are
-        computed from; gat.
+        Dropout rate of the projected features that attention sums, but not of those in the scores;
+        gat.
     head_masks
-        Each head draws its own mask of a layer's inputs, as in the program of gat's authors;
+        Each head draws its own mask of a layer's inputs, as in the code of gat's authors;
         otherwise all heads of a layer share one. Plain stacks of gat.
     head_glorot
-        Each head's weights begin as those of a layer by itself, as there; gat.
+        Initialise each head as a layer of its own, as in that code; gat.
     slope
         Negative slope of the leaky ReLU in scores.
     mlp_factor
@@ -129,7 +129,7 @@ class GraphAttentionConfig:
             raise ConfigError("stack: sgc is one linear map, it has no residual stack; use gcn")
 
     def with_data(self, *, inputs: int, outputs: int, labels: LabelKind = "classes") -> Self:
-        """Return this configuration for certain data."""
+        """Return a copy with the entries that depend on the data."""
         return dataclasses.replace(self, inputs=inputs, outputs=outputs, labels=labels)
 
     @classmethod
@@ -171,8 +171,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Published recipes: GAT (ICLR 2018), AGNN (2018), heterophilous-graphs (2023).
 
-GAT's drop what the authors' program drops, on all graphs: 0.6 of the inputs, of the normalised
-coefficients and of the projected features that are summed. There each head draws its own mask of
-the inputs and begins as a layer by itself; here those of PubMed do, whose validation is a little
-better for it; on the other graphs all heads of a layer share one mask.
+Those of GAT drop what the authors' code drops, on all graphs: 0.6 of the inputs, of the normalised
+coefficients and of the projected features that are summed. In that code each head draws its own
+mask of the inputs and is initialised as a layer of its own. Here only PubMed does so, where it
+improves validation slightly; on the other graphs all heads of a layer share one mask.
 """

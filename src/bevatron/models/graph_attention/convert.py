@@ -24,7 +24,7 @@ def from_gat_conv(
     slope: float = 0.2,
     attention_dropout: float = 0.0,
 ) -> Gat:
-    """Build the layer that computes what a ``GATConv`` with this state dict does.
+    """Build the layer equivalent to a ``GATConv`` with this state dict.
 
     Raises ConfigError if the layer has edge features, matrices of its own for sources and receivers
     or a residual connection, naming the key.
@@ -64,14 +64,14 @@ def from_gatv2_conv(
     attention_dropout: float = 0.0,
     share_weights: bool | None = None,
 ) -> GatV2:
-    """Build the layer that computes what a ``GATv2Conv`` with this state dict does.
+    """Build the layer equivalent to a ``GATv2Conv`` with this state dict.
 
     Raises ConfigError if the layer has edge features or a residual connection, naming the key.
 
     Parameters
     ----------
     share_weights
-        Whether ``lin_l`` and ``lin_r`` are one and train as one; None: if their numbers are equal.
+        Whether ``lin_l`` and ``lin_r`` are one parameter; None: if their values are equal.
     state, combine, slope, attention_dropout : see `from_gat_conv`
     """
     _refuse("GATv2Conv", state, combine)
@@ -107,7 +107,7 @@ def from_gatv2_conv(
 
 
 def from_agnn_conv(state: Mapping[str, Tensor], width: int, *, beta: float = 1.0) -> Agnn:
-    """Build the layer that computes what an ``AGNNConv`` with this state dict does.
+    """Build the layer equivalent to an ``AGNNConv`` with this state dict.
 
     Raises ConfigError if the state has other keys.
 

@@ -35,8 +35,8 @@ R = TypeVar("R")
 def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Keep a function out of `torch.compile`.
 
-    Like `torch.compiler.disable`, which imports torch._dynamo where a function is defined: that
-    takes seconds, also when nothing is ever compiled.
+    Like `torch.compiler.disable`, but that imports torch._dynamo when a function is defined, which
+    takes seconds even if nothing is ever compiled.
     """
     disabled: Callable[P, R] | None = None
 
@@ -58,8 +58,8 @@ class GraphLayer(nn.Module):
     Parameters
     ----------
     inputs, outputs : widths of H and of one head's result
-    learned : shapes of what the scores learn, by name; the first axis is that of the heads
-    initial : where learned scalars start, by name
+    learned : shapes of the scores' parameters, by name; the first axis is heads
+    initial : initial values of learned scalars, by name
     phi
         ``"linear"``: a learned matrix for each head; a module from [n, inputs] to [n, outputs],
         used as it is; None: nothing.
@@ -106,7 +106,7 @@ class GraphLayer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw matrices and vectors as Glorot and Bengio did; reset scalars and biases."""
+        """Initialise matrices and vectors with Glorot's scheme; reset scalars and biases."""
         together = 1 if self.own_glorot else self.heads
         with torch.no_grad():
             if self.weight is not None:
@@ -133,7 +133,7 @@ class GraphLayer(nn.Module):
     def forward(self, csr: Matrix, features: Float[Tensor, "n inputs"] | Csr) -> Tensor:
         """Compute H' [n, _] from a square matrix, whose row i attends to its columns, and H.
 
-        On a graph that is cut over processes, H and H' are of this rank's vertices.
+        On a partitioned graph, H and H' are of this rank's vertices.
         """
         n = csr.shape[0]
         if csr.shape[1] != n or tuple(features.shape) != (n, self.inputs):
@@ -205,7 +205,7 @@ class GraphLayer(nn.Module):
 
 
 def scores(x: Float[Tensor, "n _ k"], vector: Float[Tensor, "H k"]) -> Float[Tensor, "n H"]:
-    """Multiply rows by each head's vector, in at least float32 whatever autocast says."""
+    """Multiply rows by each head's vector, in at least float32 even under autocast."""
     with torch.autocast(x.device.type, enabled=False):
         rows = wide(x)
         return torch.einsum("nhk,hk->nh", rows, vector.to(rows.dtype))

@@ -1,8 +1,8 @@
 """Interface of a graph's matrix to a layer, whole or partitioned over processes.
 
 On a partitioned graph, features are those of this rank's vertices. GAT's attention and dot products
-run on every partition; everything else needs rows that are whole on one rank, with the features of
-their columns fetched from the others.
+run on every partition; everything else needs whole rows on one rank, with the features of their
+columns fetched from the others.
 """
 
 from typing import Any, Literal
@@ -49,15 +49,15 @@ def whole_rows(matrix: Matrix) -> Csr:
 
 
 def of_columns(matrix: Matrix, x: Tensor) -> Tensor:
-    """Return what belongs to the columns of `whole_rows`, of values of this rank's vertices."""
+    """Return the values of the columns of `whole_rows`, given those of this rank's vertices."""
     return matrix.fetch(x) if isinstance(matrix, DistributedGraph) else x
 
 
 def sum_of_columns(matrix: Matrix, x: Tensor) -> Tensor:
-    """Bring values on the columns of `whole_rows` back to their vertices and add them up."""
+    """Return values on the columns of `whole_rows` to their vertices and sum them."""
     return matrix.add_up(x) if isinstance(matrix, DistributedGraph) else x
 
 
 def over_vertices(matrix: Matrix, total: Tensor) -> Tensor:
-    """Complete a sum over this rank's vertices by those of the others."""
+    """Add the other ranks' terms to a sum over this rank's vertices."""
     return matrix.sum_of_shares(total) if isinstance(matrix, DistributedGraph) else total

@@ -1,4 +1,4 @@
-"""Accuracy, area under the ROC curve and average precision, added up over batches and ranks.
+"""Accuracy, area under the ROC curve and average precision over batches and ranks.
 
 Ranks exchange one vector of sums. Ranking measures are exact on one process; on several they are
 computed from bins of the score (off by less than 1e-4 for smooth scores).
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from bevatron.data.samples import GraphBatch
-from bevatron.models.common.ranking import RankingSums
+from bevatron.models.common.ranking import RankedSums, RankingSums
 from bevatron.models.graph_attention.config import LabelKind
 
 NUM_BINS = 2**14
 """Bins of a label's logits; scores in one bin count as equal."""
 
 
-class NodeMetrics:
+class NodeMetrics(RankedSums):
     """Metrics of node classification over the labels that count.
 
     ``classes``: ``accuracy`` and ``loss``. ``yes_no``: ``roc_auc`` and ``average_precision``,
@@ -63,16 +63,6 @@ class NodeMetrics:
         self._sums += torch.stack([right.sum().double(), counts.sum().double(), loss]).cpu()
         for label in range(self.outputs):
             self._ranking.add(label, logits[:, label], target[:, label] > 0.5, counts[:, label])
-
-    def sums(self) -> Tensor:
-        """Return all running sums as one float64 vector; the first counts the processes."""
-        return torch.cat([self._sums.new_ones(1), self._sums, self._ranking.sums().cpu()])
-
-    def load_sums(self, sums: Tensor) -> None:
-        """Replace the running sums."""
-        sums = sums.detach().double().cpu()
-        self._sums = sums[1:4].clone()
-        self._ranking.load_sums(sums[4:], int(sums[0]))
 
     def compute(self) -> dict[str, float]:
         """Compute the metrics by name; one without any label is left out."""

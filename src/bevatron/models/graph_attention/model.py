@@ -1,9 +1,9 @@
 """Node classification with stacks of graph layers.
 
-A batch's graph is turned into a `Csr` once (and remembered with the graph); features may be dense
-or sparse. Plain stacks are those of the GAT and AGNN papers, residual stacks those of
-heterophilous-graphs. Nothing depends on how many graphs a batch holds: several are the blocks of
-one, so learning may be transductive or inductive.
+A batch's graph is converted to a `Csr` once (and cached with the graph); features may be dense or
+sparse. Plain stacks are those of the GAT and AGNN papers, residual stacks those of
+heterophilous-graphs. The number of graphs in a batch does not matter: several are the diagonal
+blocks of one, so learning may be transductive or inductive.
 """
 
 from collections.abc import Mapping
@@ -92,10 +92,10 @@ class NodeClassifier(nn.Module):
 
 @not_compiled
 def graph_matrix(graph: Graph, *, self_loops: bool) -> Matrix:
-    """Return a graph's matrix, row = receiver, made the first time it is asked for.
+    """Return a graph's matrix, row = receiver, built on first use.
 
-    For a part of a graph that is cut over processes, this is the `DistributedGraph` that it belongs
-    to; whether that has self loops was decided when it was cut.
+    For a part of a partitioned graph this is its `DistributedGraph`; self loops were decided when
+    it was partitioned.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def graph_matrix(graph: Graph, *, self_loops: bool) -> Matrix:
 
 @not_compiled
 def graph_features(graph: Graph) -> Features:
-    """Return a graph's features; sparse ones as a matrix in both orders, made once."""
+    """Return a graph's features; sparse ones as a cached matrix in both orders."""
     if isinstance(graph.features, Tensor):
         return graph.features
 
@@ -132,7 +132,7 @@ def graph_features(graph: Graph) -> Features:
 
 
 class FeatureDropout(nn.Module):
-    """Dropout of dense or sparse features; of sparse ones only stored values are dropped."""
+    """Dropout of dense or sparse features; it affects only stored values of sparse ones."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ def _sparse_product(features: Csr, matrix: Tensor) -> Tensor:
 
 
 class PlainStack(nn.Module):
-    """Layer after layer, dropout before each, the last one's result being the logits."""
+    """A chain of layers with dropout before each; the last one computes the logits."""
 
     def __init__(self, config: GraphAttentionConfig) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ class PropagationStack(nn.Module):
 
 
 class SgcStack(nn.Module):
-    """One linear map of features that are spread over several hops."""
+    """One linear map of features that are propagated over several hops."""
 
     def __init__(self, config: GraphAttentionConfig) -> None:
         super().__init__()

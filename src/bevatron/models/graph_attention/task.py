@@ -55,7 +55,7 @@ class NodeTask:
     def loss(
         self, model: torch.nn.Module, batch: GraphBatch, normalisers: Mapping[str, Tensor]
     ) -> Loss:
-        """Compute the mean cross entropy; zero where no label of the whole step counts."""
+        """Compute the mean cross entropy; zero if no label of the whole step counts."""
         logits = model(batch)["logits"]
         if self.labels == "classes":
             total = F.cross_entropy(

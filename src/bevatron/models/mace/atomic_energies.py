@@ -8,7 +8,7 @@ import numpy as np
 from bevatron.typing import BoolArray, FloatArray
 
 SMALLEST = 1e-8
-"""Singular values below this share of the largest are round-off."""
+"""Singular values below this fraction of the largest are round-off."""
 
 SIGNIFICANCE = 5.0
 """A combination of E0 changes only if it explains this many times the remaining error."""
@@ -50,17 +50,17 @@ def least_change(counts: FloatArray, residuals: FloatArray, known: BoolArray) ->
 
     min |d| subject to d = argmin sum_s ((residual_s - counts_s . d) / atoms_s)^2
 
-    A combination of elements whose amount does not vary, or varies so little that its share of the
-    errors is lost in the rest of them, stays as it is: errors of the model would otherwise be
-    amplified into E0. The energy of an element without an old E0 has no change to be small, so it
-    explains what it can and the others explain the rest.
+    A combination of elements whose amount does not vary, or so little that its effect disappears
+    among the other errors, stays unchanged: otherwise E0 would amplify errors of the model. An
+    element without an old E0 has no change to minimise, so it explains what it can and the
+    others explain the rest.
 
     Parameters
     ----------
     counts : [S, Z]
         Atoms of each element in each structure.
     residuals : [S] eV
-        Label minus the model's energy; for elements that are not known with an E0 of 0.
+        Label minus the model's energy, with E0 = 0 for unknown elements.
     known : [Z]
         Whether the model has an E0 of an element.
 

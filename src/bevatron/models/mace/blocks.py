@@ -40,7 +40,7 @@ SILU_NORM = 1.6791767923989418
 
 def split_degrees(x: Float[Tensor, "N D"], channels: Sequence[int]) -> list[Tensor]:
     """View a flat feature as a block [N, K, 2l+1] for each degree."""
-    # One split: with a slice per degree the backward pass would sum full-sized gradients.
+    # One split, because the gradient of every slice would be a full-sized sum.
     widths = [mul * (2 * degree + 1) for degree, mul in enumerate(channels)]
     return [
         part.unflatten(1, (2 * degree + 1, mul)).transpose(1, 2)
@@ -154,7 +154,7 @@ class RadialBasis(nn.Module):
     def forward(
         self, lengths: Float[Tensor, " E"], numbers: Int[Tensor, " N"], edges: Int[Tensor, "2 E"]
     ) -> "RadialFunctions":
-        """Return the basis, and the cutoff where it is not yet part of the basis."""
+        """Return the basis, and the cutoff if it is not part of the basis."""
         constants = (self.frequencies, self.prefactor, self.r_max)
         if self.apply_cutoff and self.agnesi is None:
             given = (lengths, *constants, self.polynomial_cutoff)
@@ -178,8 +178,8 @@ class RadialFunctions:
     basis : computes them [E, B] on first use
     cutoff : [E, 1], if it is not part of the basis; None if it is
     network
-        Computes the hidden features [E, H] from the matrices of all hidden layers at once, where a
-        fused operator does.
+        Computes the hidden features [E, H] from the matrices of all hidden layers at once, if a
+        fused operator supports that.
     """
 
     def __init__(
@@ -249,8 +249,8 @@ class PairRepulsion(nn.Module):
         self.register_buffer("coefficients", phi)
         self.register_buffer("exponent", torch.tensor(0.3, dtype=dtype))
         self.register_buffer("prefactor", torch.tensor(0.4543, dtype=dtype))
-        # mace-torch's decays are constants of its code, exact in any precision; so are these, for a
-        # change of a module's floating-point type leaves integers alone.
+        # mace-torch's decays are constants in its code, exact in any precision. So are these,
+        # because casting a module leaves integers alone.
         decays = torch.tensor([32000, 9423, 4028, 2016])
         self.register_buffer("decays_e4", decays, persistent=False)
         self.register_buffer("covalent_radii", torch.tensor(covalent_radii, dtype=dtype))

@@ -26,7 +26,7 @@ class MaceConfig:
 
     The entries that depend on the data (`atomic_numbers`, `atomic_energies`, `avg_num_neighbors`,
     `scale`, `shift`) are filled from statistics of the training set; see `with_data`. The command
-    line leaves them out (``Suppress``).
+    line omits them (``Suppress``).
 
     Attributes
     ----------

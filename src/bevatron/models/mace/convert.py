@@ -1,10 +1,10 @@
 """From and to mace-torch: state dict and configuration.
 
-Weights and buffers are taken as stored, also where they are rounded to float32; coupling
-coefficients that differ from those built here (a reduced basis, float32 rounding) come along and
-are saved with the model. Every entry of a state dict is either used, checked or refused by name.
-Coupling coefficients of messages are exact here; mace-torch uses those of a float32 checkpoint
-rounded, also in float64, where forces then differ by some 1e-9 of their size.
+Weights and buffers are taken as stored, even if they are rounded to float32. Coupling coefficients
+that differ from those built here (a reduced basis, float32 rounding) are converted too and saved
+with the model. Every entry of a state dict is used, checked or refused by name. Coupling
+coefficients of messages are exact here; mace-torch uses the rounded ones of a float32 checkpoint
+even in float64, where forces then differ by some 1e-9 of their size.
 """
 
 from collections.abc import Mapping
@@ -34,17 +34,16 @@ from bevatron.models.mace.model import MACE
 
 
 def from_mace_torch(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> MACE:
-    """Build the model that a state dict of mace-torch belongs to.
+    """Build the model of a mace-torch state dict.
 
-    Raises ConfigError if the configuration lacks a key or asks for something that this model has
-    not; CheckpointError if the state dict lacks an entry or has one that is unknown or of another
-    shape.
+    Raises ConfigError if the configuration lacks a key or requires something unsupported;
+    CheckpointError if an entry of the state dict is missing, unknown or of the wrong shape.
 
     Parameters
     ----------
     state_dict : state dict of a ``MACE`` or ``ScaleShiftMACE``
     config
-        What the state dict does not hold, with the keys of mace-torch's
+        The settings that the state dict lacks, with the keys of mace-torch's
         ``extract_config_mace_model``; classes may be given by name or by their repr.
 
     Returns
@@ -111,7 +110,7 @@ def to_mace_torch(model: MACE) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 class _Reader:
-    """A state dict from which every entry is taken exactly once."""
+    """A state dict whose entries are each taken exactly once."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = {name: value.detach().cpu() for name, value in tensors.items()}
@@ -167,7 +166,7 @@ class _Reader:
         return self.get(name) if name in self.tensors else None
 
     def refuse_rest(self) -> None:
-        """Raise if an entry was not used to its end."""
+        """Raise if an entry was not used completely."""
         for name, value in self.tensors.items():
             if name not in self._used:
                 raise CheckpointError(
@@ -210,7 +209,7 @@ def _check_coupling(
 
 
 def _check_constants(config: MaceConfig, reader: _Reader) -> None:
-    """Check what carries no information: masks, empty biases, numbers that the config has too."""
+    """Check redundant entries: masks, empty biases, numbers that the configuration repeats."""
     expected = constants(config, torch.float64)
     wigner = dict(wigner_names(config))
     for name, value in expected.items():
@@ -237,7 +236,7 @@ def _check_constants(config: MaceConfig, reader: _Reader) -> None:
 
 
 def _with_stored(config: MaceConfig, state: dict[str, Tensor], *, stored: bool) -> MaceConfig:
-    """Write into the configuration what the state dict holds of it."""
+    """Add the settings that the state dict holds to the configuration."""
 
     def values(name: str) -> tuple[float, ...]:
         return tuple(float(value) for value in state[name].reshape(-1))

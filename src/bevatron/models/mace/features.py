@@ -22,11 +22,11 @@ E0Choice = Literal["auto", "least_squares", "isolated"] | Mapping[int, float] | 
 """Source of E0: isolated atoms, least squares, the first of these that works, or given values."""
 
 BLOCK = 2048
-"""Samples per block where a data set has no flat columns."""
+"""Samples per block if a data set has no flat columns."""
 
 
 class Samples(Protocol):
-    """Samples by index; `bevatron.data.dataset.Dataset` is more than that."""
+    """Samples by index; `bevatron.data.dataset.Dataset` is one."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Arrays: ...
@@ -79,7 +79,7 @@ def statistics(
     e0: E0Choice | Mapping[str, E0Choice] = "auto",
     elements: Sequence[int] | None = None,
 ) -> Statistics:
-    """Compute what depends on the training data.
+    """Compute the statistics of the training data.
 
     Raises DataError if there are no samples, a head has no energies at all, or E0 of an element is
     missing.
@@ -93,7 +93,7 @@ def statistics(
         Energies of isolated atoms: ``auto`` (isolated atoms in the data if every element has one,
         else least squares), one of both, or element -> eV, also as `AtomicEnergies` with an origin
         for the log; or one of these for each head by name.
-    elements : the model's elements if they are more than the data hold
+    elements : the model's elements if it has more than the data
     """
     sums = _Sums(len(heads))
     for block in _blocks(dataset, indices):
@@ -153,8 +153,8 @@ class _Sums:
         self.element_counts = np.zeros(119, dtype=np.int64)
         self.isolated: list[dict[int, list[float]]] = [{} for _ in range(num_heads)]
         self.isolated_indices: list[int] = []
-        # Compositions and energies of a head as the triangular factor of a QR decomposition: the
-        # least squares problem of any number of structures in 120 x 120 numbers.
+        # Compositions and energies of a head as the triangular factor of a QR decomposition, which
+        # holds the least-squares problem of any number of structures in 120 x 120 numbers.
         self._factor = [np.zeros((0, 120)) for _ in range(num_heads)]
         self._per_atom = np.zeros((num_heads, 120))
         self.num_energies = np.zeros(num_heads, dtype=np.int64)
@@ -285,7 +285,7 @@ def _least_squares(sums: _Sums, head: int, numbers: tuple[int, ...]) -> AtomicEn
 
 
 def _blocks(dataset: Any, indices: Sequence[int] | IntArray | None) -> Iterator[_Block]:
-    """Read a data set in blocks, from flat columns where it has them."""
+    """Read a data set in blocks, from flat columns if it has them."""
     if indices is None and hasattr(dataset, "flat"):
         yield from _flat_blocks(dataset)
         return
@@ -297,48 +297,33 @@ def _blocks(dataset: Any, indices: Sequence[int] | IntArray | None) -> Iterator[
 
 def _flat_blocks(dataset: Any) -> Iterator[_Block]:
     """Read whole shards of a store."""
-    names = ("atomic_numbers", "edges", "forces", "energy", "head", "group")
     start = 0
-    for columns in zip(*(dataset.flat(name) for name in names), strict=True):
-        (numbers, atom_ptr), (edges, edge_ptr), (forces, force_ptr) = columns[:3]
-        (energy, _), (head, _), (group, group_ptr) = columns[3:]
-        yield _Block(
-            np.arange(start, start + len(energy)),
-            numbers.astype(np.int64),
-            atom_ptr,
-            edges[:, 1].astype(np.int64),
-            edge_ptr,
-            forces,
-            force_ptr,
-            energy,
-            head.astype(np.int64),
-            group.tobytes(),
-            group_ptr,
-        )
+    for columns in zip(*(dataset.flat(name) for name in (*_RAGGED, *_SINGLE)), strict=True):
+        energy, head = (values for values, _ in columns[len(_RAGGED) :])
+        yield _block(np.arange(start, start + len(energy)), columns[: len(_RAGGED)], energy, head)
         start += len(energy)
 
 
 def _joined(indices: IntArray, samples: Sequence[Arrays]) -> _Block:
     """Concatenate samples."""
+    columns = [
+        (
+            np.concatenate([sample[name] for sample in samples]),
+            np.cumsum([0, *(len(sample[name]) for sample in samples)], dtype=np.int64),
+        )
+        for name in _RAGGED
+    ]
+    energy, head = (np.array([sample[name].item() for sample in samples]) for name in _SINGLE)
+    return _block(indices, columns, energy, head)
 
-    def ragged(name: str) -> tuple[Any, IntArray]:
-        ptr = np.cumsum([0, *(len(sample[name]) for sample in samples)], dtype=np.int64)
-        return np.concatenate([sample[name] for sample in samples]), ptr
 
-    numbers, atom_ptr = ragged("atomic_numbers")
-    edges, edge_ptr = ragged("edges")
-    forces, force_ptr = ragged("forces")
-    group, group_ptr = ragged("group")
+_RAGGED, _SINGLE = ("atomic_numbers", "edges", "forces", "group"), ("energy", "head")
+
+
+def _block(indices: IntArray, columns: Sequence[Any], energy: Any, head: Any) -> _Block:
+    (numbers, atom_ptr), (edges, edge_ptr), (forces, force_ptr), (group, group_ptr) = columns
     return _Block(
-        indices,
-        numbers.astype(np.int64),
-        atom_ptr,
-        edges[:, 1].astype(np.int64),
-        edge_ptr,
-        forces,
-        force_ptr,
-        np.array([float(sample["energy"]) for sample in samples]),
-        np.array([int(sample["head"]) for sample in samples], dtype=np.int64),
-        group.astype(np.uint8).tobytes(),
-        group_ptr,
+        *(indices, numbers.astype(np.int64), atom_ptr),
+        *(edges[:, 1].astype(np.int64), edge_ptr, forces, force_ptr, energy),
+        *(head.astype(np.int64), group.astype(np.uint8).tobytes(), group_ptr),
     )

@@ -1,8 +1,7 @@
 """Start from another model, with other elements or heads; matching weights are copied.
 
-Weights of an element or a head move to the index of that element or head. Where a map
-is normalised by the number of elements or heads, the weights are rescaled so that the function
-stays the same.
+Weights of an element or a head move to its new index. If a map is normalised by the number of
+elements or heads, the weights are rescaled so that the function does not change.
 """
 
 import re
@@ -29,8 +28,8 @@ class TransferRow:
     ----------
     name : name of the tensor in the state dict
     status
-        ``loaded`` as it is; ``resized``: for other elements or heads, some of it may be new (see
-        ``note``); ``new``: not in the source; ``ignored``: in the source only, or of another shape.
+        ``loaded`` unchanged; ``resized`` for other elements or heads, partly new (see ``note``);
+        ``new``: not in the source; ``ignored``: only in the source, or of another shape.
     shape : in the model, or in the source if ignored
     note : what was done
     """
@@ -52,8 +51,9 @@ def adapted_config(
 ) -> MaceConfig:
     """Return the configuration of a model like ``source`` for other elements and heads.
 
-    Everything that gives the weights their meaning stays, the average number of neighbours too.
-    A head has scale and shift of the source's head that it starts from, see `load_matching`.
+    Everything that gives the weights their meaning stays, including the average number of
+    neighbours. A head gets the scale and shift of the source's head that it starts from, see
+    `load_matching`.
     """
     index = [_start_index(source.heads, head, start) for head in heads]
 

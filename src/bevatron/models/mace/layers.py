@@ -73,7 +73,7 @@ class Interaction(nn.Module):
         edges: EdgeOrder,
         elements: ElementOrder,
     ) -> tuple[Float[Tensor, "N K S"], Float[Tensor, "N F"] | None]:
-        """Return A and, in the residual kinds, what the skip adds after the product."""
+        """Return A and, in the residual kinds, the skip that is added after the product."""
         messages = radial_tensor_product(
             self.linear_up(features),
             harmonics,
@@ -143,8 +143,8 @@ class Product(nn.Module):
 class ContractionWeights(nn.Module):
     """Weights [Z, paths, K] of one degree L for every correlation, and its coefficients if stored.
 
-    A checkpoint with coefficients of its own may have another number of paths: loading it changes
-    the shape of the weights.
+    A checkpoint with its own coefficients may have a different number of paths; loading it
+    changes the shape of the weights.
     """
 
     def __init__(self, config: MaceConfig, degree: int) -> None:
@@ -184,7 +184,7 @@ class ContractionWeights(nn.Module):
         return self._couplings
 
     def take_shapes(self, state: Mapping[str, Tensor], prefix: str) -> None:
-        """Give stored coefficients, and the paths of the weights, the shapes of a state dict."""
+        """Resize stored coefficients, and the paths of the weights, to a state dict."""
         if self.coefficients is None:
             return
         self._couplings = None
@@ -223,7 +223,7 @@ class StoredCoupling(nn.Module):
         self.values = self.values.new_zeros(shape[0])
 
     def coupling(self, degree: int, l_max: int, num_paths: int) -> CouplingTensor:
-        """Return the coefficients as the contraction takes them."""
+        """Return the coefficients in the form that the contraction takes."""
         indices = self.indices.cpu().to(torch.int64).numpy()
         return CouplingTensor(
             degree=degree,

@@ -33,7 +33,7 @@ from bevatron.errors import ConfigError
 
 @dataclass(frozen=True)
 class StageTwo:
-    """Weights of the second stage of training, which stresses energies.
+    """Weights of the second stage of training, which emphasises energies.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class LossConfig:
     huber_delta
         Threshold of ``huber`` and ``universal``.
     stage_two
-        The weights of the second stage; None = as `StageTwo` has them, without a second stage.
+        The weights of the second stage; None = no second stage, with the defaults of `StageTwo`.
 
     Raises
     ------
@@ -162,8 +162,8 @@ def loss_sum(
 ) -> Tensor:
     """Sum one term over the labels of a batch; divided by its count it is mace's mean.
 
-    Structures without the label have weight 0, and reference 0: their difference is masked before
-    it is squared, so that no gradient, however large, comes from them.
+    Structures without the label have weight 0 and reference 0; their difference is masked before it
+    is squared, so that even a huge one contributes no gradient.
     """
     if term == "energy":
         num_atoms = atoms_per_structure(batch)

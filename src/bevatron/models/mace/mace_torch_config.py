@@ -32,8 +32,8 @@ Block = Literal[
 class MaceTorchConfig:
     """Keys of a mace-torch configuration and their supported values.
 
-    Keys without a default must be there. What mace-torch's modules do not read (``cueq_config``)
-    or the state dict holds (E0, scale and shift) may be anything.
+    Keys without a default are required. Values that mace-torch's modules do not read
+    (``cueq_config``) or that the state dict holds (E0, scale and shift) are arbitrary.
     """
 
     r_max: float
@@ -45,7 +45,7 @@ class MaceTorchConfig:
     num_interactions: int
     hidden_irreps: str
     MLP_irreps: str
-    # Without an activation (None) or with another one the read-out is another function. A model of
+    # With no activation (None) or another one the read-out is a different function. A model of
     # one layer has no such read-out.
     gate: Literal["silu", "SiLU"]
     avg_num_neighbors: float
@@ -80,13 +80,13 @@ class MaceTorchConfig:
 def parse_config(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> MaceConfig:
     """Read mace-torch's configuration.
 
-    Raises ConfigError for a missing key or an option that this model has not; it names key, value
-    and what is supported.
+    Raises ConfigError for a missing key or an unsupported option, naming key, value and the
+    supported ones.
 
     Parameters
     ----------
     config
-        Values as mace-torch's ``extract_config_mace_model`` gives them, or the same as plain JSON.
+        The result of mace-torch's ``extract_config_mace_model``, or the same as plain JSON.
     state : the state dict, which alone shows whether there are a scale and a shift
     """
     given = _read(config)
@@ -180,7 +180,7 @@ def _read(config: Mapping[str, Any]) -> MaceTorchConfig:
     for key, value in values.items():
         if key not in known and value not in (None, False):
             raise ConfigError(f"{key}: {value!r} is not supported, this option is not known here")
-    # To mace-torch None is as good as absent, but for the gate: there it is the identity.
+    # mace-torch treats None as absent, except for the gate, where it is the identity.
     given = {k: v for k, v in values.items() if k in known and v is not None}
     if "gate" in values:
         given["gate"] = str(values["gate"])
@@ -194,11 +194,11 @@ def _read(config: Mapping[str, Any]) -> MaceTorchConfig:
 
 
 _NAMED = ("interaction_cls", "interaction_cls_first", "readout_cls", "gate")
-"""Keys of classes and functions, which are given as such, by name or by their repr."""
+"""Keys of classes and functions, which may be objects, names or reprs."""
 
 
 def _plain(value: Any) -> Any:
-    """Turn arrays, tables of elements, classes and what JSON made of None into plain values."""
+    """Convert arrays, tables of elements, classes and JSON's None into plain values."""
     value = getattr(value, "zs", value)
     if hasattr(value, "tolist"):
         return value.tolist()

@@ -8,13 +8,7 @@ from zipfile import BadZipFile, ZipFile
 
 import torch
 
-from bevatron.errors import (
-    CheckpointError,
-    ConfigError,
-    MissingPackageError,
-    TrustError,
-    require,
-)
+from bevatron.errors import CheckpointError, ConfigError, MissingPackageError, TrustError, require
 from bevatron.files import atomic_write
 from bevatron.models.mace.convert import from_mace_torch, to_mace_torch
 from bevatron.models.mace.model import MACE
@@ -79,7 +73,7 @@ def refuse_other_content(path: Path) -> None:
 
 
 def _check_archive(path: Path) -> None:
-    """Compare a zip archive, as torch writes, with its own checksums, which torch does not."""
+    """Verify the checksums of a zip archive of torch, which torch itself ignores."""
     try:
         with ZipFile(path) as archive:
             bad = archive.testzip()
@@ -117,7 +111,7 @@ def _unpickled(path: Path | str) -> Any:
 def _settings(module: Any) -> dict[str, Any]:
     """Read the settings of a mace-torch model, with the keys of its own function.
 
-    That function knows the one class only, and fails for some radial functions.
+    That function supports only one class, and fails for some radial functions.
     """
     heads = getattr(module, "heads", None) or ["default"]
     radial, readout = module.radial_embedding, module.readouts[-1]

@@ -3,8 +3,8 @@
 Batatia et al., "MACE: Higher order equivariant message passing neural networks" (NeurIPS 2022),
 with the variations of its foundation models. From bottom to top: `blocks` (linear maps, radial
 functions, read-outs), `layers` (message and product), and here the whole. An atom's features are
-flat, ``128x0e+128x1o``, in the layout ``ir_mul`` (component after component); a layer turns those
-of an atom and of its neighbours within r_max into new ones. Each layer adds to the energy of the
+flat, ``128x0e+128x1o``, in the layout ``ir_mul`` (component after component); a layer maps those
+of an atom and of its neighbours within r_max to new ones. Each layer adds to the energy of the
 atom through a read-out of its scalars. Forces and stress are derivatives of the energy.
 
 Legend: N atoms, E directed edges (sender -> receiver), G structures, K channels, Z elements, H
@@ -73,8 +73,8 @@ class MACE(nn.Module):
         super().__init__()
         _require_data(config)
         self.config = config
-        # Built in double precision whatever is asked for: the same seed gives the same weights,
-        # and constants are rounded once.
+        # Built in double precision whatever the type: the same seed gives the same weights, and
+        # constants are rounded once.
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
@@ -90,7 +90,7 @@ class MACE(nn.Module):
         for name in ("scale", "shift"):
             values = torch.tensor(getattr(config, name))
             self.register_buffer(name, values.expand(config.num_heads).clone())
-        # Unknown elements are refused before they get here.
+        # Unknown elements were refused before.
         index = torch.full((256,), config.num_elements, dtype=torch.int64)
         index[numbers] = torch.arange(config.num_elements)
         self.register_buffer("element_index", index, persistent=False)
@@ -256,10 +256,10 @@ class Geometry:
 
     Attributes
     ----------
-    positions : [N, 3] Å, where forces are taken
-    strain : [G, 3, 3], zeros, where stress is taken; None if it is not wanted
+    positions : [N, 3] Å; forces are the gradient with respect to them
+    strain : [G, 3, 3], zeros; stress is the gradient with respect to it; None if not needed
     vectors, lengths : [E, 3], [E] Å, from sender to receiver
-    order : the edges [2, E], as kernels walk them
+    order : the edges [2, E] with their orders
     numbers : [N] atomic numbers
     """
 
@@ -311,9 +311,9 @@ class Geometry:
 def stress_volume(batch: StructureBatch, r_max: float) -> Float[Tensor, " G"]:
     """Volume that the stress of each structure refers to, Å^3; 0 without a periodic axis.
 
-    With three periodic axes it is the cell's. An open axis of a slab or wire has no length of its
-    own; mace-torch gives it 5 r_max (1 + the largest coordinate), whatever the cell says, and this
-    function does the same, so that stresses can be compared. Virials need no such choice.
+    With three periodic axes it is that of the cell. An open axis of a slab or wire has no length;
+    mace-torch gives it 5 r_max (1 + the largest coordinate), whatever the cell, and this function
+    does the same, so that stresses can be compared. Virials need no such choice.
     """
     largest = batch.positions.abs().amax(dim=1)
     reach = largest.new_zeros(batch.num_graphs).scatter_reduce(0, batch.graph, largest, "amax")

@@ -76,7 +76,7 @@ class MaceTask:
         return Loss(total=total, terms=terms)
 
     def predict(self, model: torch.nn.Module, batch: StructureBatch) -> dict[str, Tensor]:
-        """Compute energies and forces, and stress and virials where a structure has a cell."""
+        """Compute energies and forces, and stress and virials of structures with a cell."""
         compute = ["energy", "forces"]
         if bool(batch.pbc.all(dim=1).any()) or bool(batch.has_stress.any()):
             compute += ["stress", "virials"]
@@ -88,30 +88,18 @@ class MaceTask:
         return MaceMetrics(self.heads)
 
 
-class MaceMetrics:
-    """Mean absolute and root mean square errors, per head where there are several.
+class MaceMetrics(ErrorSums):
+    """Mean absolute and root mean square errors, per head if there are several.
 
     Names are ``energy_per_atom_mae``, ``forces_rmse``, ...; see `QUANTITIES` for units.
     """
 
     def __init__(self, heads: Sequence[str] = ("default",)) -> None:
-        self._errors = ErrorSums(QUANTITIES, heads)
+        super().__init__(QUANTITIES, heads)
 
     def update(self, batch: StructureBatch, outputs: Mapping[str, Tensor]) -> None:
         """Add a batch."""
-        self._errors.add(per_structure_errors(batch, outputs), batch.head)
-
-    def sums(self) -> Tensor:
-        """Return all running sums as one float64 vector."""
-        return self._errors.sums()
-
-    def load_sums(self, sums: Tensor) -> None:
-        """Replace the running sums."""
-        self._errors.load_sums(sums)
-
-    def compute(self) -> dict[str, float]:
-        """Compute the errors by name, where there are labels."""
-        return self._errors.compute()
+        self.add(per_structure_errors(batch, outputs), batch.head)
 
 
 def per_structure_errors(batch: StructureBatch, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,25 +1,25 @@
-"""One sample over several processes: pairs and alignments divided by their rows.
+"""One sample over several processes: pairs and alignments are sharded by rows.
 
-Processes are data-parallel groups of `size` consecutive ranks, and the ranks of a group, the axial
+Processes form data-parallel groups of `size` consecutive ranks; the ranks of a group, the axial
 axis, compute one sample together. Every rank holds its own rows of a pair [..., N, N, C] and, in
-stacks, of an alignment [..., S, N, C]; all ranks of a group hold the whole of what is smaller.
-`own_rows` and `all_rows` lead from one to the other, `all_together` adds up sums over own rows,
-`transposed` gives a rank its rows of the transposed pair; `gathered` and `turned` begin exchanges,
-and other work is launched until what they bring is waited for. On one process they are what they
-are named after, or nothing, so that a model reads the same on any number.
+stacks, of an alignment [..., S, N, C]; everything smaller is replicated within a group. `own_rows`
+and `all_rows` convert between the two, `all_together` adds sums over own rows, `transposed` returns
+a rank's rows of the transposed pair. `gathered` and `turned` start an exchange, so that other work
+runs until its result is needed. On one process they return their argument or its transpose, so a
+model reads the same on any number of processes.
 
-Gradients. What is differentiated is one number, the sum of the losses of all ranks, and every
-collective's backward pass is its exact transpose: gathering <-> summing to own rows, transposing
-<-> transposing back, taking own rows of a whole <-> zeros elsewhere, without communication. Hence
+Gradients. The differentiated quantity is the sum of the losses of all ranks, and the backward pass
+of every collective is its exact transpose: gathering <-> summing to own rows, transposing <->
+transposing back, taking own rows of a whole <-> zeros elsewhere, without communication. Hence
 
-- values that are not own rows are replicated: equal on all ranks of a group, to the last bit;
-- every gradient, of activations and of weights, is partial: the ranks' gradients add up to the
-  gradient. Those of own rows are whole, since nobody else holds these rows;
+- values other than own rows are replicated: equal on all ranks of a group, to the last bit;
+- every gradient, of activations and of weights, is partial: the gradients of the ranks sum to the
+  gradient. Gradients of own rows are complete, since no other rank holds these rows;
 - each rank's loss is that of the whole sample, divided by a count to which every rank of the group
-  has added the sample. So the losses add up to the mean over samples, and so do the gradients.
+  has added the sample. So the losses sum to the mean over samples, and so do the gradients.
 
-`bevatron.parallel.data_parallel.sum_gradients` adds up gradients over all ranks, and knows nothing
-of groups. No hook scales a gradient, and no parameter is special.
+`bevatron.parallel.data_parallel.sum_gradients` sums gradients over all ranks and knows nothing of
+groups. No hook scales a gradient, and no parameter is special.
 """
 
 from bevatron.parallel.axial.collectives import Coming

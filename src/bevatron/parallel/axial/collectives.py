@@ -1,4 +1,4 @@
-"""Exchanges with gradients, along any axis, of parts that may differ in length by one.
+"""Differentiable exchanges along any axis, of parts whose lengths may differ by one.
 
 A backward pass is the exact transpose of its forward pass; see `bevatron.parallel.axial`.
 """
@@ -21,7 +21,7 @@ Exchange = Callable[[Tensor], Pending]
 
 
 def lengths(total: int, parts: int) -> list[int]:
-    """Divide rows into parts that differ by one at most, longer ones first.
+    """Divide rows into parts that differ by at most one, longer ones first.
 
     Examples
     --------
@@ -32,16 +32,16 @@ def lengths(total: int, parts: int) -> list[int]:
 
 
 def bounds(total: int, group: Group) -> tuple[int, int]:
-    """Return where this process's part begins, and its length."""
+    """Return the start and the length of this process's part."""
     each = lengths(total, group.size)
     return [0, *accumulate(each)][group.index], each[group.index]
 
 
 class Coming:
-    """The result of an exchange, which is complete after ``wait``; its transpose is, too.
+    """The result of an exchange, complete after ``wait``; the same holds for its transpose.
 
-    Between beginning and ``wait``, and in the backward pass between the same places, other work is
-    launched meanwhile.
+    Work that is launched between the start and ``wait`` overlaps with the exchange, in the backward
+    pass too.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Coming:
         self._given = given if self._flight is None else _Begin.apply(given, self._flight)
 
     def wait(self) -> Tensor:
-        """Return what has come."""
+        """Return the received tensor."""
         if self._flight is None:
             return self._given
         whole: Tensor = _End.apply(self._given, self._flight)
@@ -64,7 +64,7 @@ class Coming:
 
 
 class _Flight:
-    """An exchange under way, first forward and then backward."""
+    """An exchange in flight, first forward and then backward."""
 
     def __init__(self, there: Exchange, back: Exchange) -> None:
         self.there, self.back = there, back
@@ -106,7 +106,7 @@ class _End(torch.autograd.Function):
 def gather(part: Tensor, dim: int, total: int, group: Group) -> Coming:
     """Concatenate the parts of all processes along an axis of ``total`` rows.
 
-    Gradients of 16-bit types are added up in float32 and in the order of ranks.
+    Gradients of 16-bit types are summed in float32, in the order of ranks.
     """
     return Coming(part, partial(_gather, dim, total, group), partial(_sum_to_own, dim, group))
 
@@ -120,7 +120,7 @@ def transpose(rows: Tensor, total: int, group: Group) -> Coming:
 def _gather(dim: int, total: int, group: Group, part: Tensor) -> Pending:
     front, each = part.movedim(dim, 0), lengths(total, group.size)
     longest = each[0]
-    if longest > front.shape[0]:  # equal parts are what both backends gather
+    if longest > front.shape[0]:  # both backends gather equal parts
         front = F.pad(front, [0, 0] * (front.ndim - 1) + [0, longest - front.shape[0]])
 
     def cut(whole: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def _sum_to_own(dim: int, group: Group, whole: Tensor) -> Pending:
 
     def add_up(found: list[Tensor]) -> Tensor:
         if len(found) == 2:
-            return found[0] + found[1]  # rounded once, too
+            return found[0] + found[1]  # rounded once here too
         return torch.stack(found).sum(0, dtype=wide_type(whole)).to(whole.dtype)
 
     return _exchange(parts, [parts[group.index].shape] * group.size, group, add_up)
@@ -164,7 +164,7 @@ def _exchange(
     group: Group,
     finish: Callable[[list[Tensor]], Tensor],
 ) -> Pending:
-    """Send every process its part; finish with what each sends, and the own part as it is."""
+    """Send every process its part; finish with the received parts and the own one."""
     sent = [0 if k == group.index else part.numel() for k, part in enumerate(parts)]
     received = [0 if k == group.index else prod(shape) for k, shape in enumerate(shapes)]
     others = [part for k, part in enumerate(parts) if k != group.index]
@@ -184,7 +184,7 @@ def _exchange(
 
 
 def _in_words(*tensors: Tensor) -> list[Tensor]:
-    """View channels as words of 8 bytes, if all can be: strided copies take as long for each."""
+    """View channels as 8-byte words if possible: strided copies take the same time per element."""
 
     def fits(x: Tensor) -> bool:
         counts = (x.shape[-1], x.storage_offset(), *x.stride()[:-1])

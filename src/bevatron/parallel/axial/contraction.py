@@ -1,12 +1,12 @@
-"""The contractions of the triangle multiplications over own rows, in rings of processes.
+"""The contractions of triangle multiplications over own rows, in rings of processes.
 
-Matrices are planes [planes, R, N] of own rows. Blocks of rows go from process to process, and while
-one is on its way the one before is multiplied. A sum that goes round is rounded once at every
-process, where the own product is added to it.
+Matrices are planes [planes, R, N] of own rows. Blocks of rows pass from process to process, and
+while one is in flight the one before is multiplied. A circulating sum is rounded once at every
+process, which adds its own product.
 
-Outgoing, ``x_ij = sum_k a_ik b_jk``: blocks of b come by, and are kept for the gradient of a.
-Incoming, ``x_ij = sum_k a_ki b_kj``: sums go round and end at those who own row i. The gradient of
-either takes the other's way.
+Outgoing, ``x_ij = sum_k a_ik b_jk``: blocks of b circulate, and are saved for the gradient of a.
+Incoming, ``x_ij = sum_k a_ki b_kj``: sums circulate and end at the owner of row i. The gradient of
+either takes the path of the other.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ from bevatron.parallel.axial.collectives import lengths
 from bevatron.parallel.groups import Group, Pending
 
 Product = Callable[[int], tuple[Tensor, Tensor]]
-"""The factors of what this process has for the rows of another."""
+"""The factors of this process's product for the rows of another."""
 
 
 def _nothing() -> None:
@@ -37,7 +37,7 @@ class Rings:
         self.group = group
 
     def contract(self, a: Tensor, b: Tensor, x: Tensor, outgoing: bool) -> Sequence[Tensor]:
-        """Write own rows of x; return the blocks of b that came by."""
+        """Write own rows of x; return the received blocks of b."""
         if not outgoing:
             columns = self._split(a)
             self._collect(lambda target: (columns[target].mT, b), x)
@@ -76,18 +76,18 @@ class Rings:
         self._collect(lambda target: (columns[target].mT, a), db, of_a)
 
     def _split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Divide columns as rows are divided among the processes."""
+        """Divide columns in the way rows are divided among the processes."""
         parts: tuple[Tensor, ...] = x.split(lengths(x.shape[-1], self.group.size), -1)
         return parts
 
     def _source(self, step: int) -> int:
-        """Return whose rows are here after so many were passed on."""
+        """Return whose rows are here after a number of passes."""
         return (self.group.index + step) % self.group.size
 
     def _passing(
         self, own: Tensor, meanwhile: Callable[[], None] = _nothing
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yield the rows of every process with its number, own ones first."""
+        """Yield the rows of every process with its rank, own ones first."""
         planes, _, total = own.shape
         each, block = lengths(total, self.group.size), own
         for step in range(self.group.size):
@@ -104,7 +104,7 @@ class Rings:
     def _collect(
         self, product: Product, out: Tensor, meanwhile: Callable[[], None] = _nothing
     ) -> None:
-        """Add up what all processes have for this process's rows; own numbers last."""
+        """Sum the contributions of all processes to this process's rows; the own one comes last."""
         planes, _, total = out.shape
         each, size = lengths(total, self.group.size), self.group.size
         into = out if out.is_contiguous() else out.new_empty(out.shape)

@@ -1,4 +1,4 @@
-"""Groups of processes that compute one sample together, and which of them this process is in."""
+"""Groups of processes that compute one sample together, and the group of this process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +13,12 @@ _joined: list[Group] = [_ALONE]
 
 
 def sample_group() -> Group:
-    """Return the processes that share this process's sample; outside `shared` it is alone."""
+    """Return the processes that share this process's sample; outside `shared` only itself."""
     return _joined[-1]
 
 
 def data_mesh(mesh: Mesh, size: int) -> Mesh:
-    """Return the place of this process's group among the groups, which have samples of their own.
+    """Return the index of this process's group and the number of groups, one sample each.
 
     Raises ConfigError if the processes cannot be divided into groups of this size.
 
@@ -37,9 +37,9 @@ def data_mesh(mesh: Mesh, size: int) -> Mesh:
 
 
 def sizes_per_sample(world: int, samples: int) -> list[int]:
-    """Return the sizes of groups with which no process of a step is without a sample, in order.
+    """Return the group sizes, ascending, that leave no process of a step without a sample.
 
-    More never compute a sample in proportionally less time.
+    Larger groups never compute a sample in proportionally less time.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def sizes_per_sample(world: int, samples: int) -> list[int]:
 
 @contextmanager
 def one_of(size: int) -> Iterator[Group]:
-    """Act as the first of several processes that share a sample, without the others."""
+    """Act as the first of several processes that share a sample, without running the others."""
     _joined.append(Silent(size) if size > 1 else _ALONE)
     try:
         yield _joined[-1]
@@ -63,8 +63,8 @@ def one_of(size: int) -> Iterator[Group]:
 def shared(mesh: Mesh, size: int) -> Iterator[Group]:
     """Let every ``size`` consecutive processes share their samples within a ``with`` block.
 
-    All processes must enter it together. It holds for the whole process, for threads that run
-    backward passes too.
+    All processes must enter it together. It applies to the whole process, including the threads
+    of backward passes.
     """
     groups = data_mesh(mesh, size).world
     partition = [range(size * k, size * (k + 1)) for k in range(groups)]

@@ -1,4 +1,4 @@
-"""The outer product mean of an alignment's own rows; on one process that of `bevatron.kernels`."""
+"""The outer product mean of own rows of an alignment; `bevatron.kernels`' on one process."""
 
 from collections.abc import Sequence
 
@@ -29,11 +29,11 @@ def outer_product_mean(
     mask_eps: float = 1e-3,
     by_columns: bool = False,
 ) -> Float[Tensor, "*batch _ N Z"]:
-    r"""Compute own rows of `bevatron.kernels.outer_product_mean` of an alignment's own rows.
+    r"""Compute own rows of `bevatron.kernels.outer_product_mean` from own rows of an alignment.
 
-    :math:`\sum_s a_{si} \otimes b_{sj}` of own residues i needs a of them and b of all residues,
-    both of all rows s: projections, which have fewer channels than the alignment. ``by_columns``:
-    m is [..., K, S, C], own columns as rows, so that a is there.
+    :math:`\sum_s a_{si} \otimes b_{sj}` for own residues i needs a of these and b of all residues,
+    both for all rows s: projections, which have fewer channels than the alignment. ``by_columns``:
+    m is [..., K, S, C], own columns as rows, so that a is already here.
     """
     if sample_group().size == 1:
         m = m.transpose(-2, -3) if by_columns else m
@@ -58,7 +58,7 @@ def outer_product_mean(
 
 
 def joined(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:
-    """Concatenate biases, zero where one is not given; None if none is."""
+    """Concatenate biases, with zeros for any that is None; None if all are."""
     if all(bias is None for bias in biases):
         return None
     pairs = zip(biases, weights, strict=True)

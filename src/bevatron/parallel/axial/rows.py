@@ -1,4 +1,4 @@
-"""Own rows of pairs and alignments, and the ways between them and the whole.
+"""Own rows of pairs and alignments, and conversions between them and the whole.
 
 On one process `own`, `own_rows`, `all_of`, `all_rows` and `all_together` return their argument, and
 `transposed` a view of it.
@@ -15,42 +15,42 @@ ROWS = -3
 
 
 def own(x: Tensor, dim: int) -> Tensor:
-    """Return this process's part of an axis of what all have."""
+    """Return this process's part of an axis of a replicated tensor."""
     group = sample_group()
     return x if group.size == 1 else x.narrow(dim, *bounds(x.shape[dim], group))
 
 
 def own_rows(x: Shaped[Tensor, "*batch S N C"]) -> Shaped[Tensor, "*batch R N C"]:
-    """Return this process's rows of what all have."""
+    """Return this process's rows of a replicated tensor."""
     return own(x, ROWS)
 
 
 def gathered(x: Tensor, dim: int, total: int) -> Coming:
-    """Begin to gather all ``total`` entries of an axis of which each process has its part."""
+    """Start to gather all ``total`` entries of an axis from the parts of all processes."""
     group = sample_group()
     return Coming(x) if group.size == 1 else gather(x, dim, total, group)
 
 
 def all_of(x: Tensor, dim: int, total: int) -> Tensor:
-    """Gather all ``total`` entries of an axis of which each process has its part."""
+    """Gather all ``total`` entries of an axis from the parts of all processes."""
     return gathered(x, dim, total).wait()
 
 
 def all_rows(
     x: Shaped[Tensor, "*batch R N C"], total: int | None = None
 ) -> Shaped[Tensor, "*batch S N C"]:
-    """Gather all rows; ``total`` of an alignment, or as many as columns."""
+    """Gather all rows: ``total``, as for an alignment, or as many as columns."""
     return all_of(x, ROWS, x.shape[-2] if total is None else total)
 
 
 def all_together(x: Tensor) -> Tensor:
-    """Sum over the processes that share a sample, in order of rank: all get the same bits."""
+    """Sum over the processes that share a sample, in the order of ranks, so all get equal bits."""
     size = sample_group().size
     return x if size == 1 else all_of(x[..., None], -1, size).sum(-1)
 
 
 def turned(x: Shaped[Tensor, "*batch R N C"], total: int | None = None) -> Coming:
-    """Begin to exchange own rows for own rows of the transposed: see `transposed`."""
+    """Start to exchange own rows for own rows of the transpose; see `transposed`."""
     group = sample_group()
     if group.size == 1:
         return Coming(x.transpose(-2, -3))
@@ -60,11 +60,11 @@ def turned(x: Shaped[Tensor, "*batch R N C"], total: int | None = None) -> Comin
 def transposed(
     x: Shaped[Tensor, "*batch R N C"], total: int | None = None
 ) -> Shaped[Tensor, "*batch K S C"]:
-    """Return own rows of the transposed pair or alignment: all that own columns hold.
+    """Return own rows of the transposed pair or alignment, that is its own columns.
 
     Parameters
     ----------
     x : own rows
-    total : all rows of x together; None = as many as columns
+    total : number of rows of all processes; None = as many as columns
     """
     return turned(x, total).wait()

@@ -1,4 +1,4 @@
-"""The triangle multiplication of a pair's own rows: the operator, with a contraction in rings."""
+"""The triangle multiplication of own rows of a pair: the operator with a ring contraction."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -34,8 +34,8 @@ def triangle_multiply(
     r"""Compute own rows of `bevatron.kernels.triangle_multiply`.
 
     Outgoing, :math:`x_{ij} = \sum_k a_{ik} b_{jk}` of own rows i needs b of all rows. Incoming,
-    :math:`x_{ij} = \sum_k a_{ki} b_{kj}` is a sum over rows, so that nothing has to be transposed:
-    see `bevatron.parallel.axial.contraction`. The mask is whole.
+    :math:`x_{ij} = \sum_k a_{ki} b_{kj}` is a sum over rows, so nothing is transposed; see
+    `bevatron.parallel.axial.contraction`. The mask is that of the whole pair.
     """
     group = sample_group()
     update: Tensor = kernels.triangle_multiply(

@@ -1,7 +1,7 @@
 """Attention on one graph over many processes: partition the graph, train a stack of layers on it.
 
-Each rank holds the features of its own vertices. What works on single vertices (projections,
-activations, norms over features, the loss) is done there; attention goes through the graph:
+Each rank holds the features of its own vertices. Work on single vertices (projections,
+activations, norms over features, the loss) stays there; attention goes through the graph:
 
     graph = DistributedGraph.build(Kronecker(2**21, 375_000_000), mesh, channels=128)
     x = graph.scatter(features)
@@ -11,8 +11,8 @@ activations, norms over features, the loss) is done there; attention goes throug
     loss(x, graph.scatter(labels)).backward()
     graph.sum_gradients(model.parameters())
 
-See `two_dimensional`, `feature_parallel`, `rows` and `one_and_half_d` for the ways to cut,
-`planner` for the choice and `bevatron.parallel.traffic` for counting what is sent.
+See `two_dimensional`, `feature_parallel`, `rows` and `one_and_half_d` for the partitions,
+`planner` for the choice and `bevatron.parallel.traffic` for counting the words sent.
 """
 
 from bevatron.parallel.graph_partition.graph import DistributedGraph

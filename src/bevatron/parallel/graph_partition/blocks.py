@@ -1,4 +1,4 @@
-"""Builds a rank's block of the matrix from a source of edges, a piece at a time.
+"""Builds a rank's block of the matrix from a source of edges, piece by piece.
 
 Apart from its own block a rank holds one piece of the edge list. Vertices are renumbered at random,
 which balances the blocks (on Kronecker graphs from a factor of three to a few percent), and then
@@ -20,7 +20,7 @@ from bevatron.parallel.graph_partition.sources import EdgeSource
 from bevatron.parallel.groups import Group
 
 SORTED_AT_ONCE = 1 << 29
-"""Keys sorted in one call; torch sorts fewer than 2^31 on a GPU and needs room for copies."""
+"""Keys sorted in one call; torch sorts fewer than 2^31 on a GPU and needs memory for copies."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Numbering:
 
 
 def collect_entries(source: EdgeSource, numbering: Numbering, device: torch.device) -> Entries:
-    """Walk through a source once, keep the entries of one block and apply the source's policy.
+    """Read a source once, keep the entries of one block and apply the source's policy.
 
     All copies of an edge are entries of one block, and so are all copies of its reverse: what
     `bevatron.data.graphs.normalise` does with a whole graph is decided here for each block. Raises
@@ -161,7 +161,7 @@ class _Block:
 
 
 class _Stream:
-    """Entries as they come, to be merged; only weighted ones are all kept meanwhile."""
+    """Merges entries as they come; only weighted ones are all kept until the end."""
 
     def __init__(self, duplicates: str) -> None:
         self.duplicates = duplicates
@@ -179,7 +179,7 @@ class _Stream:
             self.keys.append(key.unique() if self.duplicates == "merge" else key.sort().values)
 
     def merged(self, bound: int, device: torch.device) -> _Keys:
-        """Return the entries by key, duplicates merged or summed, or left to be refused."""
+        """Return the entries by key, with duplicates merged, summed, or left to be refused."""
         if not self.values:
             return _merge(self.keys, bound, device, unique=self.duplicates == "merge"), None
         key, values = torch.cat(self.keys), torch.cat(self.values)
@@ -191,14 +191,14 @@ class _Stream:
 
 
 def _first(key: Tensor, values: Tensor) -> _Keys:
-    """Keep the first of equal keys, which ascend."""
+    """Keep the first of equal keys; keys ascend."""
     new = torch.ones_like(key, dtype=torch.bool)
     torch.ne(key[1:], key[:-1], out=new[1:])
     return key[new], values[new]
 
 
 def _without(entries: _Keys, others: Tensor) -> _Keys:
-    """Remove the entries with other keys, which ascend."""
+    """Remove entries with the given keys; keys ascend."""
     key, values = entries
     if not len(others):
         return entries
@@ -208,7 +208,7 @@ def _without(entries: _Keys, others: Tensor) -> _Keys:
 
 
 def _union(streams: Sequence[_Keys], bound: int, device: torch.device) -> _Keys:
-    """Join entries; where several streams have one, the first of them counts."""
+    """Join entries; of duplicates across streams the first wins."""
     if streams[0][1] is None:
         return _merge([key for key, _ in streams], bound, device, unique=True), None
     key, order = torch.cat([key for key, _ in streams]).sort(stable=True)
@@ -249,7 +249,7 @@ class Prefixes:
 
     Attributes
     ----------
-    own : [length] place in the old order of each vertex of the rank's own piece
+    own : [length] position in the old order of each vertex of the rank's own piece
     prefix : rows of each piece that are sent to the ranks of a column group
     """
 
@@ -266,8 +266,8 @@ def order_by_demand(
 ) -> tuple[Entries, Prefixes]:
     """Renumber the vertices of every piece by descending number of references as a column.
 
-    Columns of the block get the numbers slot * prefix + place: only the first ``prefix`` places of
-    each piece are ever sent. All ranks take part. The entries are changed in place.
+    Columns of the block get the numbers slot * prefix + position: only the first ``prefix``
+    vertices of each piece are ever sent. All ranks take part. Entries are changed in place.
     """
     padded, device = numbering.split.padded, entries.row.device
     counts = torch.zeros(numbering.shape[1], dtype=torch.int64, device=device)
@@ -289,12 +289,12 @@ def order_by_demand(
 
 
 def order_all_by_demand(entries: Entries, numbering: Numbering) -> tuple[Tensor, int]:
-    """Do the same where the block is the whole matrix: every rank knows all counts.
+    """Do the same for a block that is the whole matrix, where every rank knows all counts.
 
     Returns
     -------
     tuple
-        [pieces, padded] place in the old order of each vertex, padding last; and the prefix.
+        [pieces, padded] position in the old order of each vertex, padding last; and the prefix.
     """
     split, device = numbering.split, entries.row.device
     counts = torch.zeros(numbering.shape[1], dtype=torch.int64, device=device)
@@ -313,6 +313,6 @@ def order_all_by_demand(entries: Entries, numbering: Numbering) -> tuple[Tensor,
 
 
 def _renumber(ids: Tensor, padded: int, width: int, places: Tensor) -> None:
-    """Replace places within pieces, in place: ids may fill most of the memory."""
+    """Replace positions within pieces, in place because ids may fill most of the memory."""
     for part in ids.split(SORTED_AT_ONCE):
         part.copy_((part // padded).mul_(width).add_(places[part]))

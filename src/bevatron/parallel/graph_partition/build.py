@@ -40,7 +40,7 @@ def build_two_dimensional(
 ) -> Scheme:
     """Build block A_ij; see `two_dimensional`.
 
-    Raises ConfigError if the grid does not have as many places as there are ranks.
+    Raises ConfigError if the size of the grid is not the number of ranks.
     """
     if grid.size != mesh.world:
         raise ConfigError(
@@ -96,7 +96,7 @@ def build_feature_parallel(
 
 
 def build_rows(source: EdgeSource, mesh: Mesh, *, seed: int = 0) -> Scheme:
-    """Build the rows of this rank and find which features they refer to; see `rows`."""
+    """Build this rank's rows and find the features they refer to; see `rows`."""
     n, everyone, device = source.num_vertices, _everyone(mesh), mesh.device
     split = Split(n, mesh.world)
     numbering = Numbering(split, [mesh.rank], list(range(mesh.world)), RandomOrder(n, seed))
@@ -135,7 +135,7 @@ def build_one_and_half_d(source: EdgeSource, mesh: Mesh, *, seed: int = 0) -> Sc
 
 
 def _entries(source: EdgeSource, numbering: Numbering, mesh: Mesh) -> Entries:
-    """Collect a rank's entries; bad data that one rank finds are the error of all."""
+    """Collect a rank's entries; bad data found by one rank raises on all."""
     found, mistake = None, None
     try:
         found = collect_entries(source, numbering, mesh.device)
@@ -155,7 +155,7 @@ def _everyone(mesh: Mesh) -> Group:
 
 
 def _matrix(entries: Entries, row_ids: Tensor, col_ids: Tensor) -> Csr:
-    """Build CSR and CSC; the lists of entries are freed on the way."""
+    """Build CSR and CSC, freeing the lists of entries meanwhile."""
     shape = (len(row_ids), len(col_ids))
     row = entries.row.to(torch.int32)
     del entries.row

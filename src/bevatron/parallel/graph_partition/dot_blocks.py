@@ -1,7 +1,7 @@
 """One rank's block of dot-product attention, with the gradients of lengths.
 
-The sums over a block are those of `bevatron.kernels.graph.dot_attention.partial`; here the scale of
-the scores and the lengths of the vectors are put into them and their gradients taken out.
+The sums over a block are those of `bevatron.kernels.graph.dot_attention.partial`; this module
+passes the scale of the scores and the lengths of the vectors into them, and their gradients back.
 """
 
 import torch
@@ -38,7 +38,7 @@ def row_gradients(
     log_total: Float[Tensor, "I H"] | None,
     delta: Float[Tensor, "I H"] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return this block's shares of the gradients of the rows' x and of the scale."""
+    """Return this block's part of the gradients of the rows' x and of the scale."""
     by_row, by_row_scale = partial.row_backward(block, scores, grad, log_total, delta)
     if scores.col_scale is not None:
         inverse = inverse_norm(scores.query)
@@ -56,7 +56,7 @@ def col_gradients(
     log_total: Float[Tensor, "I H"] | None,
     delta: Float[Tensor, "I H"] | None,
 ) -> Tensor:
-    """Return this block's share of the gradient of the columns' x, in scores and in sums."""
+    """Return this block's part of the gradient of the columns' x, from scores and from sums."""
     by_col, _, by_col_scale = partial.col_backward(block, scores, grad, log_total, delta)
     if scores.col_scale is None:
         return by_col
@@ -64,6 +64,6 @@ def col_gradients(
 
 
 def _by_length(by_inverse: Tensor, inverse: Tensor, x: Tensor) -> Tensor:
-    """Chain the gradient of 1/||x|| to x, where it is not capped: 1/||x||^3 x."""
+    """Backpropagate from 1/||x|| to x unless it is capped: 1/||x||^3 x."""
     capped = torch.where(inverse < 1e12, inverse, 0.0)
     return (by_inverse * capped**3)[..., None] * wide(x)

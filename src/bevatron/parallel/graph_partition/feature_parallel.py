@@ -2,11 +2,11 @@
 
 An all-to-all turns rows of vertices into columns of features, every rank attends over all edges
 with its features (or its heads), and another all-to-all turns the result back: 4 n k / p (1 - 1/p)
-words for a layer, forward and backward, and perfect balance. Scores are needed for all edges on
-every rank and are gathered. Since the loss is a sum over features, so are the gradients of the
-scores: nothing else is exchanged. NeutronTP (arXiv 2412.20379) does this for graphs.
+words per layer, forward and backward, with perfect balance. Every rank needs the scores of all
+edges, which are gathered. The loss is a sum over features, hence so are the gradients of the
+scores, and nothing else is exchanged. NeutronTP (arXiv 2412.20379) does this for graphs.
 
-Not for attention by dot products, whose scores need all features of an edge.
+This does not support dot-product attention, whose scores need all features of an edge.
 """
 
 import torch
@@ -83,7 +83,7 @@ class FeatureParallel(Scheme):
         return kept
 
     def _turn(self, rows: Tensor, count: int) -> Tensor:
-        """Give the first ``count`` of [T, p * s, c] up for [p * count, s, c]: this rank's s."""
+        """Exchange the first ``count`` of [T, p * s, c] for [p * count, s, c], this rank's s."""
         parts = self.everyone.size
         pieces = pad_rows(rows, self.padded)[:count].unflatten(1, (parts, -1)).transpose(0, 1)
         sent = self._narrow(pieces.flatten(0, 1).contiguous())

@@ -1,4 +1,4 @@
-"""A graph partitioned over many processes, as a stack of layers uses it."""
+"""A graph partitioned over many processes, as a stack of layers sees it."""
 
 from collections.abc import Iterable
 
@@ -76,12 +76,12 @@ class DistributedGraph:
             `planner.plan` for the sizes that follow.
         grid : Px x Py for two_dimensional; the cheapest by default
         attention, heads, channels, num_entries
-            What the plan is made for; gat, dot or rows (a formula of another form). Entries may be
-            a guess.
+            The workload to plan for: gat, dot or rows (a formula of another form). Entries may be
+            an estimate.
         machine : bandwidth, latency and memory for the plan
         chunks
             Number of chunks the channels are sent in, to overlap communication with compute
-            (two_dimensional, gat); by default as many as `planner.best_chunks` finds worth it.
+            (two_dimensional, gat); by default the choice of `planner.best_chunks`.
         bfloat16_wire
             Round float32 features to bfloat16 for sending; sums still accumulate in float32.
         regather
@@ -180,11 +180,11 @@ class DistributedGraph:
         return self._rows.fetch(values)
 
     def add_up(self, values: Shaped[Tensor, "columns *rest"]) -> Shaped[Tensor, "T *rest"]:
-        """Send values on the columns of `whole_rows` to their vertices and add them up."""
+        """Send values on the columns of `whole_rows` to their vertices and sum them."""
         return self._rows.add_up(values)
 
     def sum_of_shares(self, share: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Add up a share of every rank, with its gradient; all must call it."""
+        """Sum a term of every rank, differentiably; all must call it."""
         return sum_of_shares(share, self.everyone)
 
     def explain(self) -> list[str]:

@@ -14,12 +14,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Split:
-    """n numbers in pieces of nearly equal size, each padded to the largest.
+    """Numbers 0..n-1 in pieces of nearly equal size, each padded to the largest.
 
     Attributes
     ----------
     count : n
-    pieces : number of pieces; the first n mod pieces have one number more
+    pieces : number of pieces; the first n mod pieces have one more number
 
     Examples
     --------
@@ -48,7 +48,7 @@ class Split:
         return piece * (self.count // self.pieces) + min(piece, self.count % self.pieces)
 
     def locate(self, ids: Int64[Tensor, "E"]) -> tuple[Int64[Tensor, "E"], Int64[Tensor, "E"]]:
-        """Return the piece of each number and its place there."""
+        """Return the piece of each number and its position there."""
         small, large = self.count // self.pieces, self.count % self.pieces
         bound = large * (small + 1)
         piece = torch.where(ids < bound, ids // (small + 1), large + (ids - bound) // max(small, 1))

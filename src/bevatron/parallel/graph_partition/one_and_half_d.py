@@ -1,10 +1,10 @@
 """The scheme of Besta et al. (SC 2023, section 7), for comparison: A-stationary, square grids.
 
 Rank (i, j) stores block A_ij and holds row tile i of the features, as all ranks (i, *) do. Forward:
-it swaps tiles with rank (j, i) to get column tile j, and sums of rows are added up over ranks
-(i, *) by all-reduces: largest logit, total, Z. Backward: the gradients of columns are added up over
-ranks (*, j) by all-reduces and swapped back, those of the rows' scores over ranks (i, *). All that
-is done once per vertex (projections, activations) is done sqrt(p) times.
+it swaps tiles with rank (j, i) to get column tile j, and all-reduces over ranks (i, *) sum
+the rows: largest logit, total, Z. Backward: all-reduces over ranks (*, j) sum the gradients of
+columns, which are swapped back; those of the row scores are summed over ranks (i, *). Work per
+vertex (projections, activations) is done sqrt(p) times.
 
 Gradients are those of one copy: every rank of (i, *) computes the same loss on the same rows, and
 sums over all ranks are divided by `replicas`. Beyond the paper, the gradients of columns
@@ -155,5 +155,5 @@ class _DotAttention(torch.autograd.Function):
         rows = scheme.row_group.all_reduce(by_row)
         by_col = col_gradients(scheme.block, scores, grad, log_total, delta)
         cols = scheme.swap(scheme.column_group.all_reduce(by_col).wait())
-        # The shares of all blocks add up to one gradient, not to one for every copy.
+        # The terms of all blocks sum to one gradient, not to one for every copy.
         return rows.wait() + cols, by_scale * scheme.replicas, None, None, None

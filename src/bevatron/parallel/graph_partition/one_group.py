@@ -53,7 +53,7 @@ class _SumOfShares(torch.autograd.Function):
 
 
 def sum_of_shares(share: Tensor, group: Group) -> Tensor:
-    """Add up a share of every rank."""
+    """Sum a term of every rank."""
     found: Tensor = _SumOfShares.apply(share, group)
     return found
 

@@ -1,7 +1,7 @@
 """Chooses the partitioning scheme: words sent, messages and memory of each scheme on each grid.
 
-Words are those that one rank sends for a layer, forward and backward, with ring algorithms: n
-vertices, k = heads x channels, h heads, p = Px Py ranks. `traffic` counts the true ones.
+Words are those that one rank sends per layer, forward and backward, with ring algorithms: n
+vertices, k = heads x channels, h heads, p = Px Py ranks. `traffic` counts the actual ones.
 """
 
 import math
@@ -20,7 +20,7 @@ ATTENDS = {
 }
 """Layers that each scheme supports: GAT's attention, dot products, any formula on whole rows."""
 CHOSEN_FROM = ("two_dimensional", "feature_parallel", "rows")
-"""Schemes that ``auto`` considers; the paper's scheme is there for comparison."""
+"""Schemes that ``auto`` considers; the paper's scheme serves for comparison."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Workload:
     vertices, entries : sizes of the graph
     heads, channels : sizes of the features
     attention
-        gat (scores of a row and of a column), dot (scalar products) or rows (another formula).
+        gat (scores of a row and of a column), dot (dot products) or rows (another formula).
     softmax : for dot: whether rows are normalised
-    layers : whose saved tensors must fit
+    layers : number of layers whose saved tensors must fit
     word_bytes : 4 for float32
     """
 
@@ -61,12 +61,11 @@ class Machine:
     ----------
     bandwidth : bytes per second that one rank sends while all do
     latency : seconds before a collective moves its first byte
-    memory : bytes of one device, None if it does not matter
+    memory : bytes of one device; None = unlimited
     fetching : bytes per second at which kernels gather features by entry, caches included
     copying : bytes per second at which features are copied into the order in which they are sent
     hiding
-        Share of the communication overlapped with kernels that costs no time; the rest slows both
-        down.
+        Fraction of the overlapped communication that costs no time; the rest slows both down.
     launching
         Seconds of overhead per extra chunk of channels apart from its messages, forward or
         backward: some twenty more kernel launches.
@@ -85,7 +84,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Choice:
-    """One scheme on one grid and what it costs each rank for a layer, forward and backward."""
+    """One scheme on one grid, and its cost per rank and layer, forward and backward."""
 
     scheme: str
     grid: Grid
@@ -111,9 +110,9 @@ class Plan:
 
     Attributes
     ----------
-    chosen : what will be used
+    chosen : the choice
     considered : all candidates, cheapest first
-    workload : for which
+    workload : the workload planned for
     """
 
     chosen: Choice
@@ -128,7 +127,7 @@ class Plan:
 
 
 def check(scheme: str, attention: str) -> None:
-    """Refuse a scheme for what it does not compute; ConfigError naming those that do."""
+    """Raise ConfigError if a scheme does not support the attention, naming those that do."""
     if scheme not in ATTENDS:
         raise ConfigError(
             f"graph partition: scheme '{scheme}' is not known; choose one of {', '.join(SCHEMES)}"
@@ -145,7 +144,7 @@ def check(scheme: str, attention: str) -> None:
 def words_per_layer(scheme: str, grid: Grid, work: Workload) -> float:
     """Words that one rank sends for a layer, forward and backward.
 
-    Raises ConfigError for a scheme that is not known or cannot do this.
+    Raises ConfigError for a scheme that is unknown or does not support the workload.
 
     Parameters
     ----------
@@ -228,7 +227,7 @@ MESSAGES = {
     "rows": 2,
     "one_and_half_d": 8,
 }
-"""Collectives of a layer of GAT, forward and backward."""
+"""Collectives per GAT layer, forward and backward."""
 
 
 REORDERED = {"feature_parallel", "rows"}
@@ -243,7 +242,7 @@ def overlapped_seconds(grid: Grid, work: Workload, chunks: int, machine: Machine
     """Seconds per GAT layer on a grid, forward and backward, with channels sent in chunks.
 
     The first chunk arrives and the last one leaves without overlap; of the rest the machine hides a
-    share. Every chunk has messages and kernels of its own.
+    fraction. Every chunk has messages and kernels of its own.
     """
     n, k, size = work.vertices, work.width, work.word_bytes
     features = n * k * size * ((1 - 1 / grid.px) / grid.py + (1 - 1 / grid.py) / grid.px)
@@ -277,7 +276,7 @@ def best_chunks(grid: Grid, work: Workload, machine: Machine | None = None) -> i
 
 
 CHUNKS = (1, 2, 4)
-"""Numbers of chunks that are considered."""
+"""Numbers of chunks to consider."""
 
 
 def plan(
@@ -289,13 +288,13 @@ def plan(
 ) -> Plan:
     """Choose the cheapest scheme and grid that fits the memory.
 
-    Raises ConfigError if no scheme that was asked for can do it.
+    Raises ConfigError if no requested scheme supports the workload.
 
     Parameters
     ----------
-    workload : what a layer does
-    world : ranks
-    schemes : which to consider; those that suit all graphs by default
+    workload : the work of a layer
+    world : number of ranks
+    schemes : schemes to consider; by default those that suit all graphs
     machine : rates of the machine; one node of GPUs by default
 
     Examples
@@ -331,6 +330,6 @@ def plan(
             found.append(Choice(scheme, grid, words, messages, seconds, memory, fits))
     if not found:
         raise ConfigError(refused[0])
-    # At equal cost the one that needs less memory.
+    # At equal cost prefer less memory.
     found.sort(key=lambda choice: (not choice.fits, choice.seconds, choice.memory))
     return Plan(found[0], tuple(found), workload)

@@ -1,9 +1,9 @@
 """The local formulation: every rank owns rows and fetches the features that its rows refer to.
 
-One all-to-all fetches the rows of [X | r] of all vertices that the rank's own refer to (the halo),
-its gradient returns them: at most n k d / p words received for degree d, and never more than all of
-them, n k (1 - 1/p). Little for meshes and road maps in a good order, everything for graphs
-without locality. Since rows are whole, any formula runs: GATv2, GCN, GIN, one of a user's own.
+One all-to-all fetches the rows of [X | r] of all vertices that the rank's rows refer to (the halo),
+and its gradient returns them: at most n k d / p words received for degree d, and never more than
+all rows, n k (1 - 1/p). That is little for meshes and road maps in a good order, and everything for
+graphs without locality. Since rows are whole, any formula runs: GATv2, GCN, GIN, a user's own.
 """
 
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ class Rows(Scheme):
         return send_rows(rows[self.wanted], self.everyone, self.send, self.receive)
 
     def add_up(self, halo: Shaped[Tensor, "halo *rest"]) -> Shaped[Tensor, "T *rest"]:
-        """Send rows of the halo back to their vertices and add them up, the adjoint of `fetch`."""
+        """Send rows of the halo back to their vertices and sum them, the adjoint of `fetch`."""
         rows = send_rows(halo, self.everyone, self.receive, self.send)
         total = rows.new_zeros((len(self.vertices), *rows.shape[1:]))
         return total.index_add(0, self.wanted, rows)

@@ -17,7 +17,7 @@ class Scheme(ABC):
 
     Attributes
     ----------
-    name : as users choose it
+    name : the name that users choose
     vertices : original numbers of the vertices whose features this rank holds, in order
     replicas : number of ranks that hold the same vertices
     block : the part of the matrix that this rank computes with
@@ -126,7 +126,7 @@ def rescale(largest: Tensor, reference: Tensor) -> Tensor:
 
 
 def divide(sums: Tensor, total: Tensor) -> Tensor:
-    """Divide sums by totals; 0 where there is nothing."""
+    """Divide sums by totals; 0 where the total is 0."""
     return sums / torch.where(total > 0, total, 1).unsqueeze(-1)
 
 

@@ -1,4 +1,4 @@
-"""Sources of a graph's edges, read a piece at a time.
+"""Sources of a graph's edges, read piece by piece.
 
 The random graphs of `bevatron.data.graphs.generators` and files opened by
 `bevatron.data.graphs.read_in_pieces` are sources.
@@ -20,14 +20,14 @@ PIECE = 1 << 22
 
 
 class EdgeSource(Protocol):
-    """A graph that can be walked through in pieces, as often as needed.
+    """A graph that can be read in pieces, repeatedly.
 
     Attributes
     ----------
     num_vertices : rows and columns of the matrix
     name : name of the file or graph, for messages
-    policy : what is done with duplicates, reverse edges and self loops
-    fill_empty_rows : whether a row without entries gets the one that ``fill_empty_row`` chooses
+    policy : treatment of duplicates, reverse edges and self loops
+    fill_empty_rows : whether a row without entries gets the one chosen by ``fill_empty_row``
     """
 
     @property

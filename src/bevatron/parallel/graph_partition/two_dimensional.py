@@ -3,17 +3,17 @@ r"""Attention over a Px x Py grid: one all-gather and one reduce-scatter per lay
 Rank (i, j) stores block A_ij and owns piece (i, j) of the vertices (see `grid`). Forward, GAT:
 
 1. X and r of column block j are gathered over ranks (*, j); l of row block i over ranks (i, *).
-2. The block is summed up with a softmax of its own (largest logit m, sums relative to it).
-3. The largest m over ranks (i, *) is found, the sums Z and s are rescaled to it, reduced and
-   scattered over ranks (i, *): each rank gets its own piece and divides.
+2. The block is summed with its own softmax (largest logit m, sums relative to it).
+3. Ranks (i, *) find their largest m, rescale the sums Z and s to it and reduce-scatter them: each
+   rank gets its own piece and divides.
 
-Backward: G, delta and L are gathered over ranks (i, *); the gradients of x and r are reduced and
-scattered over ranks (*, j), that of l, u = (1 - alpha)(<G, Z+> - delta p+), over ranks (i, *). The
-sums over entries with positive logit, Z+ and p+, are this block's own part and never move.
+Backward: G, delta and L are gathered over ranks (i, *); the gradients of x and r are
+reduce-scattered over ranks (*, j), that of l, u = (1 - alpha)(<G, Z+> - delta p+), over ranks
+(i, *). The sums over entries with positive logit, Z+ and p+, belong to this block and never move.
 
 Volume, in words a rank sends and with k = heads x channels: 2 [n k / Py (1 - 1/Px) + n k / Px
-(1 - 1/Py)] and a few scalars for each head. The features are cut into chunks of channels: chunk
-c + 1 is on its way while chunk c is computed, and its sums leave while the next is computed.
+(1 - 1/Py)] and a few scalars per head. The features are cut into chunks of channels: chunk c + 1 is
+in flight while chunk c is computed, and the sums of c leave while the next is computed.
 """
 
 from typing import Any
@@ -159,7 +159,7 @@ class _GraphAttention(torch.autograd.Function):
             sums = partial.Sums(*_without_sums(*saved[3 * number : 3 * number + 3]))
             share = partial.row_gradient(sums, tile, log_tile, delta_tile, ctx.options[0])
             by_row = share if number == 0 else by_row + share
-            # <G, z> and <X, Q> add up over the channels; delta's share must be there once.
+            # <G, z> and <X, Q> sum over the channels; delta's term must enter once.
             delta_tile = torch.zeros_like(delta_tile)
         scores = [cols.reduce_scatter(by_col), rows.reduce_scatter(by_row)]
         by_x, by_score = torch.zeros_like(z), torch.zeros_like(log_total)

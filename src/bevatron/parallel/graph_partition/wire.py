@@ -1,7 +1,7 @@
 """The type in which features are sent: their own, or float32 rounded to bfloat16.
 
-Per-vertex scalars (scores, sums, logarithms) are sent separately in full precision: packing them
-into wide rows and unpacking them would cost more than their messages.
+Per-vertex scalars (scores, sums, logarithms) are sent separately in full precision: packing and
+unpacking wide rows would cost more than the extra messages.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class Wire:
     Attributes
     ----------
     bfloat16
-        Whether float32 features are rounded to bfloat16 to be sent. Gathered features stay
-        bfloat16, half the bytes that kernels read; all sums accumulate in float32.
+        Whether float32 features are rounded to bfloat16 for sending. Gathered features stay
+        bfloat16, so kernels read half the bytes; all sums accumulate in float32.
 
     Examples
     --------
@@ -31,7 +31,7 @@ class Wire:
     bfloat16: bool = False
 
     def narrow(self, features: Tensor) -> Tensor:
-        """Round features as they are sent."""
+        """Round features to the type in which they are sent."""
         if self.bfloat16 and features.dtype == torch.float32:
             return features.to(torch.bfloat16)
         return features
@@ -41,7 +41,7 @@ class Wire:
         return group.all_gather(self.narrow(features))
 
     def reduce_scatter(self, group: Group, sums: Tensor) -> Pending:
-        """Add up sums over a group; the result has their type."""
+        """Reduce sums over a group; the result has their type."""
         sent = self.narrow(sums)
         if sent.dtype == sums.dtype:
             return group.reduce_scatter(sums)

@@ -23,6 +23,7 @@ SYSTEM = System(
         "predict": "commands:predict",
         "convert alphafold2": "commands:convert",
         "convert to-openfold": "commands:convert_to_openfold",
+        "convert to-mlperf": "commands:convert_to_mlperf",
         "convert to-deepmind": "commands:convert_to_deepmind",
     },
     usage=(

@@ -12,6 +12,7 @@ from bevatron.recipes.arguments import (
     Out,
     PrepareOptions,
     Preparing,
+    RunFolder,
     Source,
     TableFile,
 )
@@ -135,6 +136,23 @@ def convert_to_openfold(model: Model, out: Out) -> None:
     from bevatron.recipes.alphafold2.start import to_openfold_file
 
     say(to_openfold_file(model, out))
+
+
+def convert_to_mlperf(run: RunFolder, out: Out, merged: bool = False) -> None:
+    """Write the newest checkpoint of a run, with Adam's moments, as MLPerf HPC resumes it.
+
+    Parameters
+    ----------
+    out : the file, ``NAME.pt``
+    merged : join queries, keys, values and gates of each attention, as in ScaleFold
+
+    Examples
+    --------
+    bevatron convert to-mlperf runs/chains resumable_checkpoint.pt
+    """
+    from bevatron.recipes.alphafold2.start import to_mlperf_file
+
+    say(to_mlperf_file(run, out, merged=merged))
 
 
 def convert_to_deepmind(model: Model, out: Out) -> None:

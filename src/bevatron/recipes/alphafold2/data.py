@@ -10,6 +10,7 @@ import numpy as np
 from bevatron.data.dataset import column, split
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignments import Alignments, sequence_key
+from bevatron.data.proteins.chain_index import clusters_of_keys
 from bevatron.data.proteins.chain_samples import ChainSizes, fitted, sample_chain
 from bevatron.data.proteins.clusters import read_clusters
 from bevatron.data.proteins.clusters_of_rows import AlignmentRows
@@ -89,16 +90,8 @@ def chain_table(store: Store) -> ChainTable:
     sure = np.greater_equal(resolution, BEST_RESOLUTION)
     sure &= np.less_equal(resolution, WORST_RESOLUTION)
     units = np.column_stack([entry, number]).astype(np.int64)
-    return ChainTable(units, length.astype(np.int64), _clusters(store, key), usable, sure)
-
-
-def _clusters(store: Store, key: Array) -> IntArray:
-    """Return the cluster of each chain; a key in none has one of its own."""
     known = {int(word): n for word, n in read_clusters(store.path / CLUSTERS).items()}
-    keys, place = np.unique(key, return_inverse=True)
-    own = max(known.values(), default=-1) + 1
-    numbers = [known.get(value, own + i) for i, value in enumerate(keys.tolist())]
-    return np.array(numbers, dtype=np.int64)[place.reshape(-1)]
+    return ChainTable(units, length.astype(np.int64), clusters_of_keys(key, known), usable, sure)
 
 
 class ChainDataset:

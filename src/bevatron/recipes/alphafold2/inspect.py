@@ -5,11 +5,10 @@ import numpy as np
 from bevatron.data.dataset import column
 from bevatron.data.proteins.alignments import sequence_key
 from bevatron.data.store.store import Store
-from bevatron.data.summary.inspect import Table, counted
+from bevatron.data.summary.inspect import Row, Table, overview
 from bevatron.recipes import protein_inspect as common
 from bevatron.recipes.alphafold2.data import MAX_RESOLUTION, MOST_OF_ONE, chain_table
 from bevatron.recipes.alphafold2.stores import named_chains
-from bevatron.recipes.protein_inspect import Row
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray
@@ -31,7 +30,7 @@ def draw(report: Report, store: Store) -> None:
     """Add figures of lengths, resolved residues, resolutions and searches to a report."""
     report.figure(
         plots.histogram(
-            {"residues": plots.Counted(*counted(sizes(store)["residues"]))},
+            sizes(store),
             "residues of a chain", "Lengths", "chains",
         ),
         "Lengths of the chains.",
@@ -56,7 +55,6 @@ def sizes(store: Store) -> dict[str, IntArray]:
 
 def _overview(store: Store) -> Table:
     summary = store.manifest["summary"]
-    size = sum(int(shard["size"]) for shard in store.manifest["shards"])
     resolution = common.known_resolution(_resolution(store))
     rows: list[Row] = [
         ("files", summary["files"]),
@@ -67,11 +65,8 @@ def _overview(store: Store) -> Table:
         *common.dates(column(store, "released")[_usable(store)]),
         ("resolution, median (Å)", float(np.median(resolution)) if len(resolution) else None),
         ("without a resolution", summary["usable"] - len(resolution)),
-        ("shards", len(store.manifest["shards"])),
-        ("size on disk (MB)", size / 1e6),
-        ("fingerprint", str(store.manifest["fingerprint"])[:16]),
     ]
-    return Table(str(store.path), ("", "value"), rows)
+    return overview(store, rows)
 
 
 def _chains(store: Store) -> Table:

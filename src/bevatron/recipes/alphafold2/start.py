@@ -17,6 +17,7 @@ from bevatron.models.alphafold2.convert import (
     from_mlperf,
     from_openfold,
     to_deepmind,
+    to_mlperf,
     to_openfold,
 )
 from bevatron.models.alphafold2.model import AlphaFold2
@@ -31,6 +32,8 @@ from bevatron.recipes.start_from import (
     with_weights_of,
     write_tensors,
 )
+from bevatron.train.checkpoint import list_checkpoints, read_checkpoint, read_tensors
+from bevatron.train.run_folder import RunFolder
 
 OPENFOLD, MLPERF, MOMENTS = "ema", "alphafold_state_dict", "optimizer_state_dict"
 """Keys of checkpoints of OpenFold's training and of MLPerf HPC that hold the weights, and of the
@@ -95,6 +98,21 @@ def to_folder(file: Path, out: Path, preset: str | None) -> str:
 def to_openfold_file(model: Path, out: Path) -> str:
     """Write the weights of a run or a model folder as OpenFold reads them."""
     return write_tensors(out, to_openfold(load_model(newest_model(model))))
+
+
+def to_mlperf_file(run: Path, out: Path, *, merged: bool) -> str:
+    """Write the newest checkpoint of a run as MLPerf HPC resumes it: weights and Adam's moments.
+
+    Raises CheckpointError if the run has none.
+    """
+    checkpoints = list_checkpoints(RunFolder(run).checkpoints)
+    if not checkpoints:
+        raise CheckpointError(f"{run}: has no checkpoint; convert to-openfold writes weights alone")
+    newest = read_checkpoint(checkpoints[-1])
+    model = load_model(newest_model(run))
+    model.load_state_dict(read_tensors(newest, "model.safetensors"))
+    moments = read_tensors(newest, "optimizer.safetensors")
+    return write_tensors(out, to_mlperf(model, moments, newest.progress.step, merged=merged))
 
 
 def to_deepmind_file(model: Path, out: Path) -> str:

@@ -8,10 +8,9 @@ from bevatron.data.dataset import column
 from bevatron.data.proteins.alignments import sequence_key
 from bevatron.data.proteins.complexes import describe as words_of
 from bevatron.data.store.store import Store
-from bevatron.data.summary.inspect import Table, counted
+from bevatron.data.summary.inspect import Row, Table, overview, sizes_table
 from bevatron.recipes import protein_inspect as common
 from bevatron.recipes.alphafold3.stores import named_chains
-from bevatron.recipes.protein_inspect import Row
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray
@@ -24,7 +23,13 @@ def describe(store: Store) -> list[Table]:
     """Describe a store of complexes: totals, chains, sizes, searches, what was left out."""
     proteins, _ = named_chains(store)
     keys = {sequence_key(np.frombuffer(each.classes, dtype=np.int8)) for each in proteins}
-    tables = [_overview(store), _chains(store), _sizes(store), common.searches(store, keys)]
+    lengths = {"tokens": store.lengths("restype"), "atoms": store.lengths("ref_element")}
+    tables = [
+        _overview(store),
+        _chains(store),
+        sizes_table("complex", lengths),
+        common.searches(store, keys),
+    ]
     tables += [common.clusters_table(store), _codes(store), *common.rejects(store)]
     return [table for table in tables if table.rows]
 
@@ -35,14 +40,12 @@ def draw(report: Report, store: Store) -> None:
     tokens = sizes(store)["tokens"]
     tokens = tokens[tokens > 0]
     report.figure(
-        plots.histogram(
-            {"tokens": plots.Counted(*counted(tokens))}, "tokens of a complex", "Sizes", "complexes"
-        ),
+        plots.histogram({"tokens": tokens}, "tokens of a complex", "Sizes", "complexes"),
         "Tokens of each complex.",
         "sizes_tokens",
     )
     polymers = {
-        name: plots.Counted(*counted(lengths[types == number].astype(np.int64)))
+        name: lengths[types == number]
         for number, name in enumerate(TYPES[:3])
         if (types == number).any()
     }
@@ -69,7 +72,6 @@ def sizes(store: Store) -> dict[str, IntArray]:
 
 def _overview(store: Store) -> Table:
     summary, settings = store.manifest["summary"], store.manifest["settings"]
-    size = sum(int(shard["size"]) for shard in store.manifest["shards"])
     days = column(store, "released")[store.lengths("restype") > 0]
     atoms = summary["atoms"]
     resolution = _resolution(store)
@@ -84,13 +86,10 @@ def _overview(store: Store) -> Table:
         *common.dates(days),
         ("resolution, median (Å)", float(np.median(resolution)) if len(resolution) else None),
         ("without a resolution", summary["usable"] - len(resolution)),
-        ("shards", len(store.manifest["shards"])),
-        ("size on disk (MB)", size / 1e6),
-        *((f"left out: {name}", n) for name, n in summary["filtered"].items() if n),
-        *((f"setting {key}", str(settings[key])) for key in ("components", "assembly")),
-        ("fingerprint", str(store.manifest["fingerprint"])[:16]),
     ]
-    return Table(str(store.path), ("", "value"), rows)
+    filtered = [(f"left out: {name}", n) for name, n in summary["filtered"].items() if n]
+    own = [(f"setting {key}", str(settings[key])) for key in ("components", "assembly")]
+    return overview(store, rows, [*filtered, *own])
 
 
 def _chains(store: Store) -> Table:
@@ -105,17 +104,6 @@ def _chains(store: Store) -> Table:
             rows.append((name, int(mine.sum()), len(np.unique(keys[mine])), *marks))
     headers = ("chains", "number", "distinct", "shortest", "median", "longest")
     return Table("Chains", headers, rows)
-
-
-def _sizes(store: Store) -> Table:
-    rows: list[Row] = []
-    for name, field in (("tokens", "restype"), ("atoms", "ref_element")):
-        values = store.lengths(field)
-        values = values[values > 0]
-        if len(values):
-            marks = np.percentile(values, [50, 99]).tolist()
-            rows.append((name, int(values.min()), float(values.mean()), *marks, int(values.max())))
-    return Table("Sizes", ("per complex", "min", "mean", "median", "99 %", "max"), rows)
 
 
 def _codes(store: Store) -> Table:

@@ -18,13 +18,7 @@ from bevatron.data.samples import feature_set
 from bevatron.data.store.stage import stage
 from bevatron.data.store.store import MANIFEST, PREPARATION, Store
 from bevatron.errors import ConfigError, DataError
-from bevatron.recipes.gpspp.splits import (
-    ROLES,
-    SplitKind,
-    divide,
-    usable_rows,
-    warn_of_duplicates,
-)
+from bevatron.recipes.gpspp.splits import ROLES, SplitKind, divide, usable_rows, warn_of_duplicates
 from bevatron.recipes.gpspp.stores import (
     check_molecules,
     features_version_of,
@@ -158,13 +152,7 @@ def load_molecules(
         role: getattr(config, f"{role}_size") for role in ("valid", "test") if whole[role] is None
     }
     division = divide(
-        train,
-        parts["train"],
-        wanted,
-        config.split,
-        config.split_seed,
-        config.train_size,
-        report,
+        train, parts["train"], wanted, config.split, config.split_seed, config.train_size, report
     )
     report += _without_label(train, np.concatenate([parts["train"], *division.values()]))
     datasets = {role: Subset(train, rows) for role, rows in division.items() if len(rows)}

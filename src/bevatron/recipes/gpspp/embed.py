@@ -1,6 +1,5 @@
 """Embeddings of molecules in files, by a trained GPS++."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from bevatron.data.readers.molecules import MoleculeOptions
 from bevatron.errors import DataError
-from bevatron.files import write_bytes_atomically
+from bevatron.files import atomic_write
 from bevatron.recipes.gpspp.predict import open_source
 from bevatron.recipes.gpspp.predictor import MoleculePredictor
 
@@ -41,7 +40,6 @@ def embed_file(
     }
     if found.nodes is not None:
         arrays |= {"nodes": found.nodes.astype(np.float32), "atom_ptr": found.atom_ptr}
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    write_bytes_atomically(out, buffer.getvalue(), DataError)
+    with atomic_write(out, DataError) as file:
+        np.savez_compressed(file, **arrays)
     return len(found.graph)

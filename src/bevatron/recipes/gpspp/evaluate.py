@@ -1,6 +1,7 @@
 """Errors of trained GPS++ models on labelled molecules, by file and target."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.models.common.ranking import ranking_of_scores
 from bevatron.models.gpspp import Target
-from bevatron.output import print_table
+from bevatron.output import number, print_table
 from bevatron.recipes.gpspp.predictor import MoleculePredictions, MoleculePredictor
 from bevatron.recipes.gpspp.targets import labels_of
 from bevatron.typing import FloatArray
@@ -50,9 +51,7 @@ def evaluate_files(
         raise ConfigError("evaluate: expected at least one file of molecules with labels")
     names = tuple(target.name for target in predictor.targets)
     options = options or MoleculeOptions()
-    wanted = MoleculeOptions(
-        options.smiles, options.targets or names, options.geometry, options.split
-    )
+    wanted = replace(options, targets=options.targets or names, unlabelled=False)
     table: dict[str, dict[str, Errors]] = {}
     everything: list[tuple[FloatArray, MoleculePredictions]] = []
     for source in map(Path, sources):
@@ -138,4 +137,4 @@ def print_errors(table: Mapping[str, Mapping[str, Errors]], targets: Sequence[Ta
 def _cell(metrics: Errors, name: str) -> str:
     if name not in metrics:
         return ""
-    return f"{metrics[name]:,.0f}" if name in COUNTS else f"{metrics[name]:.4g}"
+    return f"{metrics[name]:,.0f}" if name in COUNTS else number(metrics[name])

@@ -53,10 +53,7 @@ def trained_model(path: Path | str, dtype: torch.dtype | None = None) -> GPSPlus
 
 
 def started_from(
-    source: GPSPlusPlus,
-    asked: GPSPlusPlusConfig,
-    preset: GPSPlusPlusConfig,
-    config: FinetuneConfig,
+    source: GPSPlusPlus, asked: GPSPlusPlusConfig, preset: GPSPlusPlusConfig, config: FinetuneConfig
 ) -> tuple[GPSPlusPlus, list[str]]:
     """Build the model to fine-tune.
 

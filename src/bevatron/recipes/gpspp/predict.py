@@ -1,9 +1,7 @@
 """Predictions for molecules in files: a table with every row in order, or OGB's format."""
 
-import csv
-import io
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +20,7 @@ from bevatron.data.readers.molecules.structures import SdfFile
 from bevatron.data.readers.molecules.tables import TableFile
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.errors import ConfigError, DataError
-from bevatron.files import (
-    atomic_write,
-    write_bytes_atomically,
-    write_text_atomically,
-)
+from bevatron.files import atomic_write, write_csv_atomically
 from bevatron.models.gpspp import Target
 from bevatron.recipes.gpspp.predictor import MoleculePredictions, MoleculePredictor
 from bevatron.typing import FloatArray
@@ -90,7 +84,8 @@ def predict_file(
         columns[names[name]] = column
     table = pa.table(columns)
     if out.suffix == ".csv":
-        write_text_atomically(out, _as_csv(table), DataError)
+        texts = [column.cast(pa.string()).fill_null("").to_pylist() for column in table.columns]
+        write_csv_atomically(out, [table.column_names, *zip(*texts, strict=True)], DataError)
     else:
         with atomic_write(out, DataError) as file:
             pa.parquet.write_table(table, file)
@@ -113,24 +108,11 @@ def free_name(name: str, taken: Collection[str]) -> str:
     return next(each for each in (name, *numbered) if each not in taken)
 
 
-def _as_csv(table: Any) -> str:
-    """Write a table as text, quoted only where necessary; missing values are empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table.column_names)
-    columns = [column.cast(pa.string()).fill_null("").to_pylist() for column in table.columns]
-    writer.writerows(zip(*columns, strict=True))
-    return text.getvalue()
-
-
 def open_source(source: Path, options: MoleculeOptions | None = None) -> MoleculeReader | Store:
     """Open molecules to predict: a store as it is, files without targets."""
     if (source / MANIFEST).is_file():
         return Store.open(source)
-    options = options or MoleculeOptions()
-    unlabelled = MoleculeOptions(
-        options.smiles, (), options.geometry, options.split, unlabelled=True
-    )
+    unlabelled = replace(options or MoleculeOptions(), targets=(), unlabelled=True)
     return open_molecules(source, unlabelled)
 
 
@@ -222,9 +204,8 @@ def predict_ogb(
     predicted = np.where(absent, target.mean, values).astype(np.float32)
     path = out if out.suffix == ".npz" else out / f"y_pred_pcqm4m-v2_{split}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, y_pred=predicted)
-    write_bytes_atomically(path, buffer.getvalue(), DataError)
+    with atomic_write(path, DataError) as file:
+        np.savez_compressed(file, y_pred=predicted)
     return path, int(absent.sum())
 
 

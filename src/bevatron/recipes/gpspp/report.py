@@ -10,13 +10,14 @@ import torch
 
 from bevatron.data.dataset import Dataset, Subset
 from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusTask, Mode, Target
+from bevatron.output import Cell
 from bevatron.recipes.gpspp.data import MoleculeData, molecule_sizes
 from bevatron.recipes.gpspp.evaluate import WRITTEN
 from bevatron.recipes.gpspp.finetune import trained_model
 from bevatron.recipes.gpspp.targets import labels_of
 from bevatron.train.evaluate import predict
 from bevatron.train.report import plots
-from bevatron.train.report.page import Cell, Report
+from bevatron.train.report.page import Report
 from bevatron.train.report.training import (
     History,
     Metric,
@@ -90,11 +91,7 @@ def evaluate_molecules(
 
 
 def report_of_run(
-    folder: Path,
-    data: MoleculeData,
-    modes: Sequence[Mode],
-    batch: BatchConfig,
-    result: FitResult,
+    folder: Path, data: MoleculeData, modes: Sequence[Mode], batch: BatchConfig, result: FitResult
 ) -> Path:
     """Evaluate the model of a finished run and write report.html and ``plots/``.
 
@@ -161,10 +158,7 @@ def _headline(name: str, found: Evaluated, targets: Sequence[Target]) -> dict[st
 
 
 def _errors(
-    report: Report,
-    found: Mapping[str, Evaluated],
-    modes: Sequence[Mode],
-    targets: Sequence[Target],
+    report: Report, found: Mapping[str, Evaluated], modes: Sequence[Mode], targets: Sequence[Target]
 ) -> None:
     names = list(dict.fromkeys(name for each in found.values() for name in each.metrics))
     rows: list[list[Cell]] = [
@@ -252,10 +246,7 @@ def _by_size(
 
 
 def _data(
-    report: Report,
-    data: MoleculeData,
-    found: Mapping[str, Evaluated],
-    targets: Sequence[Target],
+    report: Report, data: MoleculeData, found: Mapping[str, Evaluated], targets: Sequence[Target]
 ) -> None:
     parts = {"training": data.train, "validation": data.valid, "test": data.test}
     rows: list[list[Cell]] = []

@@ -39,13 +39,7 @@ from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
 from bevatron.train.loop import FEW_STEPS
 from bevatron.train.precision import dtype_of
 from bevatron.train.run import Run
-from bevatron.train.settings import (
-    BatchConfig,
-    OptimConfig,
-    ScheduleConfig,
-    Settings,
-    TrainConfig,
-)
+from bevatron.train.settings import BatchConfig, OptimConfig, ScheduleConfig, Settings, TrainConfig
 
 REPORT = "bevatron.recipes.gpspp.report"
 

@@ -1,7 +1,5 @@
 """Stores of molecules, and the lists of rejected rows."""
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +14,7 @@ from bevatron.data.store.prepare import prepare
 from bevatron.data.store.store import MANIFEST, PREPARATION, Store
 from bevatron.data.summary.molecules import summarise_molecules
 from bevatron.errors import ConfigError, DataError, StoreError
-from bevatron.files import write_text_atomically
+from bevatron.files import write_csv_atomically
 from bevatron.models.gpspp.features import Featurizer
 
 KIND = "molecules"
@@ -126,11 +124,7 @@ def _list_rejects(store: Store) -> None:
     if not rows:
         path.unlink(missing_ok=True)
         return
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(("source", "smiles", "reason"))
-    writer.writerows(rows)
-    write_text_atomically(path, text.getvalue(), StoreError)
+    write_csv_atomically(path, [("source", "smiles", "reason"), *rows], StoreError)
 
 
 def summary_lines(store: Store) -> list[str]:

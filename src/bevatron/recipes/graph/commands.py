@@ -4,16 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from bevatron.output import Result, say
-from bevatron.recipes.arguments import (
-    Device,
-    Dtype,
-    Files,
-    Model,
-    Out,
-    Source,
-    TableFile,
-    option,
-)
+from bevatron.recipes.arguments import Device, Dtype, Files, Model, Out, Source, TableFile, option
 
 Features = Annotated[
     Path | None, option(".npy file of features for an edge list, one row per vertex.")

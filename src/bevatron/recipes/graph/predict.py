@@ -1,8 +1,6 @@
 """Predictions of a trained node classifier for all vertices of a graph."""
 
 import copy
-import csv
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -20,7 +18,7 @@ from bevatron.config import from_dict
 from bevatron.data.graphs import GraphArrays, GraphOptions, read_graph
 from bevatron.data.samples.graphs import GraphBatch, collate_graphs
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError, ran_out_of_memory
-from bevatron.files import write_bytes_atomically, write_text_atomically
+from bevatron.files import atomic_write, write_csv_atomically
 from bevatron.models.graph_attention import NodeClassifier, NodeTask
 from bevatron.models.graph_attention import load_model as load_folder
 from bevatron.parallel.graph_partition import DistributedGraph
@@ -132,11 +130,7 @@ def predict_file(
         raise DataError(f"{out}: expected a name that ends in .csv or .npz")
     with processes(device) as mesh:
         found = predict_graph(
-            *(model, source),
-            features=features,
-            device=device,
-            dtype=dtype,
-            partition=partition,
+            *(model, source), features=features, device=device, dtype=dtype, partition=partition
         )
         if mesh.is_main:
             _write(found, out)
@@ -145,16 +139,13 @@ def predict_file(
 
 def _write(found: Predictions, out: Path) -> None:
     if out.suffix == ".npz":
-        buffer = io.BytesIO()
-        np.savez_compressed(
-            buffer,
-            vertex=found.ids,
-            predicted_class=found.classes,
-            probabilities=found.probabilities.astype(np.float32),
-        )
-        write_bytes_atomically(out, buffer.getvalue(), DataError)
+        shares = found.probabilities.astype(np.float32)
+        with atomic_write(out, DataError) as file:
+            np.savez_compressed(
+                file, vertex=found.ids, predicted_class=found.classes, probabilities=shares
+            )
     else:
-        write_text_atomically(out, _table(found), DataError)
+        write_csv_atomically(out, _rows(found), DataError)
 
 
 @contextmanager
@@ -294,13 +285,10 @@ def _check_finite(computed: Computed, graph: GraphArrays) -> None:
         check_finite({"probability": row}, lambda: f"{graph.name}, vertex {vertex}")
 
 
-def _table(found: Predictions) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+def _rows(found: Predictions) -> Iterator[list[Any]]:
     several = found.classes.ndim == 2
     width = found.probabilities.shape[1]
     answers = [f"answer{t}" for t in range(width)] if several else ["class"]
-    writer.writerow(["vertex", *answers, *(f"p{c}" for c in range(width))])
+    yield ["vertex", *answers, *(f"p{c}" for c in range(width))]
     for vertex, answer, row in zip(found.ids, found.classes, found.probabilities, strict=True):
-        writer.writerow([vertex, *np.atleast_1d(answer), *(f"{p:.6g}" for p in row)])
-    return text.getvalue()
+        yield [vertex, *np.atleast_1d(answer), *(f"{p:.6g}" for p in row)]

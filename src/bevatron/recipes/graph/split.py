@@ -4,7 +4,6 @@ A graph is recognised by its vertices (their number and features). Labels only t
 equal features apart, so a file to which labels were added later is still recognised.
 """
 
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import xxhash
 
 from bevatron.data.graphs import ROLES, GraphArrays, SparseFeatures
 from bevatron.errors import CheckpointError, DataError
-from bevatron.files import write_bytes_atomically
+from bevatron.files import atomic_write
 
 SPLIT_FILE = "split.npz"
 """Next to a model's weights: the roles of the vertices that it was trained with."""
@@ -50,10 +49,7 @@ class TrainedSplit:
     @classmethod
     def of(cls, graphs: Iterable[GraphArrays], origin: str) -> "TrainedSplit":
         """Record the roles of graphs."""
-        return cls(
-            origin,
-            [KnownGraph(*_hashes(graph), _roles(graph)) for graph in graphs],
-        )
+        return cls(origin, [KnownGraph(*_hashes(graph), _roles(graph)) for graph in graphs])
 
     def roles(self, graph: GraphArrays) -> Roles | None:
         """Return the roles that vertices had in training, [N]; None for an unknown graph.
@@ -80,9 +76,8 @@ class TrainedSplit:
         for number, known in enumerate(self.graphs):
             arrays[f"hashes_{number}"] = np.array([known.vertices, known.labels])
             arrays[f"roles_{number}"] = known.roles
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays)
-        write_bytes_atomically(folder / SPLIT_FILE, buffer.getvalue(), CheckpointError)
+        with atomic_write(folder / SPLIT_FILE, CheckpointError) as file:
+            np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, folder: Path) -> "TrainedSplit | None":

@@ -18,7 +18,7 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.models.common.metrics import ErrorSums, group_errors
 from bevatron.models.mace import MaceConfig, MaceTask, per_structure_errors
-from bevatron.output import print_table
+from bevatron.output import number, print_table
 from bevatron.recipes.devices import announce
 from bevatron.recipes.finite import check_finite
 from bevatron.recipes.mace.data import batch_sizes
@@ -130,14 +130,10 @@ def evaluate_files(
     return evaluation
 
 
-def evaluate_dataset(
-    potential: Potential,
-    dataset: Dataset,
-    capacity: int = 1024,
-) -> Evaluation:
+def evaluate_dataset(potential: Potential, dataset: Dataset, capacity: int = 1024) -> Evaluation:
     """Evaluate a potential on prepared structures."""
     names = _names(dataset)
-    _check_elements(potential, dataset, names.atomic_numbers)
+    _check_elements(potential, dataset, names["atomic_numbers"])
     heads = potential.heads
     task = MaceTask(heads=heads)
     batches = predict(
@@ -169,13 +165,11 @@ def evaluate_dataset(
         }.items():
             wide = value.double() if value.is_floating_point() else value
             parts.setdefault(name, []).append(wide.cpu().numpy())
-    arrays = {name: np.concatenate(values) for name, values in parts.items()}
+    arrays: dict[str, Any] = {name: np.concatenate(values) for name, values in parts.items()}
     predictions = Predictions(
         num_edges=dataset.lengths("edges"),
-        atomic_numbers=names.atomic_numbers,
-        group=names.group,
-        file=names.file,
         head=[heads[i] for i in head_index],
+        **names,
         **arrays,
     )
     joined = {name: torch.cat(values) for name, values in rows.items()}
@@ -225,7 +219,7 @@ def print_tables(evaluation: Evaluation, width: int | None = None) -> None:
         names, cells = error_table(rows)
         headers = [kind, *("\n".join(SHOWN[name]) for name in names)]
         lines = [
-            [label, *("" if value is None else f"{value:.4g}" for value in values)]
+            [label, *("" if value is None else number(value) for value in values)]
             for label, values in cells.items()
         ]
         print_table(headers, lines, f"by {kind}" if kind else "", width)
@@ -242,9 +236,7 @@ SHOWN = {
 """Metrics in tables -> quantity, unit after multiplication by 1000."""
 
 
-def error_table(
-    rows: Mapping[str, Errors],
-) -> tuple[list[str], dict[str, list[float | None]]]:
+def error_table(rows: Mapping[str, Errors]) -> tuple[list[str], dict[str, list[float | None]]]:
     """Return the metrics of `SHOWN` that occur, and their values in the units there by row."""
     names = [name for name in SHOWN if any(name in errors for errors in rows.values())]
     return names, {
@@ -270,14 +262,7 @@ def element_errors(predictions: Predictions) -> dict[str, Errors]:
     return table
 
 
-@dataclass(frozen=True)
-class _Names:
-    atomic_numbers: IntArray
-    group: list[str]
-    file: list[str]
-
-
-def _names(dataset: Dataset) -> _Names:
+def _names(dataset: Dataset) -> dict[str, Any]:
     """Read elements, groups and files, which batches do not contain."""
     numbers, groups, files = [], [], []
     for index, sample in _samples(dataset):
@@ -286,7 +271,7 @@ def _names(dataset: Dataset) -> _Names:
         files.append(dataset.describe(index).rpartition(", frame")[0] or "(unknown)")
     if not numbers:
         raise DataError("there are no structures to evaluate")
-    return _Names(np.concatenate(numbers), groups, files)
+    return {"atomic_numbers": np.concatenate(numbers), "group": groups, "file": files}
 
 
 def _check_elements(potential: Potential, dataset: Dataset, atomic_numbers: IntArray) -> None:

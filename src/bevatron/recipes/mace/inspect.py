@@ -27,8 +27,6 @@ def draw(report: Report, store: Store) -> None:
         "neighbours",
     )
     for name, field in (("atoms", "atomic_numbers"), ("edges", "edges")):
-        values, counts = inspect.counted(store.lengths(field))
-        figure = plots.histogram(
-            {name: plots.Counted(values, counts)}, f"{name} per structure", f"Sizes in {name}"
-        )
+        sizes = {name: store.lengths(field)}
+        figure = plots.histogram(sizes, f"{name} per structure", f"Sizes in {name}")
         report.figure(figure, f"Number of {name} per structure.", f"sizes_{name}")

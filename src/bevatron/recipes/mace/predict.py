@@ -74,9 +74,6 @@ def predict_file(
     with files.atomic_write(out, DataError) as raw:
         file = TextIOWrapper(raw, "utf-8")
         while chunk := list(islice(structures, CHUNK)):
-            for potential in potentials:
-                for number, atoms in chunk:
-                    potential.check_elements(atoms.numbers, f"{source}, frame {number}")
             results = [_evaluate(each, chunk, Path(source), capacity) for each in potentials]
             for (_, atoms), *found in zip(chunk, *results, strict=True):
                 _annotate(atoms, found, prefix)
@@ -120,9 +117,6 @@ def predict_structures(
         where, structures = Path("structures"), list(enumerate(given))
     potentials = committee(models, device, dtype, head)
     announce(potentials[0].device, potentials[0].dtype)
-    for potential in potentials:
-        for number, atoms in structures:
-            potential.check_elements(atoms.numbers, f"{where}, frame {number}")
     results = [_evaluate(each, structures, where, capacity) for each in potentials]
     predicted = []
     for (_, atoms), *found in zip(structures, *results, strict=True):
@@ -174,7 +168,6 @@ def relax_file(
     announce(potential.device, potential.dtype)
     structures = []
     for number, atoms in _read(Path(source)):
-        potential.check_elements(atoms.numbers, f"{source}, frame {number}")
         if cell and not (atoms.pbc.all() and atoms.cell.rank == 3):
             raise DataError(
                 f"{source}, frame {number}: is not periodic in three directions, so there is no "
@@ -264,7 +257,8 @@ def _drop_labels(atoms: Any) -> None:
 
 
 def _sample(atoms: Any, potential: Potential, where: str) -> Arrays:
-    """Build a sample; an error names the frame."""
+    """Build a sample; an error, such as an unknown element, names the frame."""
+    potential.check_elements(atoms.numbers, where)
     head = potential.head_of(atoms.info, where)
     raw = unlabelled_structure(
         atoms.numbers, atoms.positions, np.asarray(atoms.cell), atoms.pbc, head

@@ -14,11 +14,12 @@ import torch
 from bevatron.data.dataset import Dataset, Subset
 from bevatron.data.packing import Plan
 from bevatron.models.mace import load_model
+from bevatron.output import Cell
 from bevatron.recipes.mace.data import StructureData, batch_sizes
 from bevatron.recipes.mace.evaluate import Evaluation, evaluate_dataset
 from bevatron.recipes.mace.potential import Potential
 from bevatron.recipes.mace.report_errors import headline, show_data, show_errors, show_parity
-from bevatron.train.report.page import Cell, Report
+from bevatron.train.report.page import Report
 from bevatron.train.report.training import (
     History,
     Metric,
@@ -49,12 +50,7 @@ METRICS = [
 ]
 
 
-def report_of_run(
-    folder: Path,
-    data: StructureData,
-    batch: BatchConfig,
-    result: FitResult,
-) -> Path:
+def report_of_run(folder: Path, data: StructureData, batch: BatchConfig, result: FitResult) -> Path:
     """Evaluate the model of a finished run and write its report."""
     history = History.of_run(folder)
     model = load_model(folder)

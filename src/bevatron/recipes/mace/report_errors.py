@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from ase.data import chemical_symbols
 
+from bevatron.output import Cell
 from bevatron.recipes.mace.evaluate import SHOWN, Errors, Evaluation, Predictions, error_table
 from bevatron.train.report import plots
-from bevatron.train.report.page import Cell, Report
+from bevatron.train.report.page import Report
 from bevatron.typing import FloatArray
 
 MOST_GROUPS = 40

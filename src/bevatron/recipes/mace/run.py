@@ -27,12 +27,7 @@ from bevatron.models.mace import (
 from bevatron.recipes.frozen import freeze
 from bevatron.recipes.mace import SYSTEM
 from bevatron.recipes.mace.capacity import ON_CPU, capacity_of_run
-from bevatron.recipes.mace.data import (
-    DataConfig,
-    StructureData,
-    batch_sizes,
-    load_structures,
-)
+from bevatron.recipes.mace.data import DataConfig, StructureData, batch_sizes, load_structures
 from bevatron.recipes.mace.finetune import FinetuneConfig, FineTuning, transfer_table
 from bevatron.recipes.mace.loss_stages import (
     check_labels,

@@ -257,7 +257,7 @@ class CapturedStep:
         graphs.add_up(len(batches))
         if not graphs.whole_steps:
             self._set_update(lr)
-        read = graphs.update()
+        read = graphs.update(choice)
 
         def result() -> StepResult:
             losses, total, terms, norm, fine = read()

@@ -1,7 +1,8 @@
 """The CUDA graphs of a captured step: one per shape of a batch, and one for the update.
 
 They share one pool of memory: a graph grows it by what it needs beyond the others. Together they
-hold at most a share of the GPU's memory (`memory_limit`). Beyond it a graph that is no longer used
+hold at most a share of the GPU's memory (`memory_limit`), or as much as the stage of the run says
+(`bevatron.train.run.BesideGraphs`). Beyond it a graph that is no longer used
 makes room, and the next finds room where that was; while all are used, none is captured any more:
 to capture a step takes as long as to launch it many times.
 """
@@ -19,12 +20,12 @@ from bevatron.parallel.axial import sample_group
 from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Batch
-from bevatron.train.capture.cuda_graphs import GraphPool, Work, same_draws
+from bevatron.train.capture.cuda_graphs import GraphPool, Work
 from bevatron.train.capture.gradients import GradientBuckets
 from bevatron.train.capture.transfers import BatchFeed, Feed, NumberFeed, Reading, StandingFeed
 from bevatron.train.optim import FusedAdamEMA
 from bevatron.train.precision import autocast_context, dtype_of
-from bevatron.train.run import Run
+from bevatron.train.run import Run, Stage
 from bevatron.train.state import TrainState
 
 Figures = tuple[list[float], float, dict[str, float], float, bool]
@@ -37,6 +38,9 @@ Key = BatchShape | tuple[int, ...]
 Choice = Hashable
 """Second part of the key: a task's choice for the step (`bevatron.task.Numbered`)."""
 
+
+MOST_TERMS = 16
+"""Terms of a loss; which there are may differ from choice to choice."""
 
 MEMORY_SHARE = 0.5
 """Share of a GPU's memory that graphs may hold."""
@@ -65,13 +69,15 @@ class _Graph:
     Attributes
     ----------
     work, warm_up : as `GraphPool.capture` takes them
-    run : the work, or what replays it
+    launched : the work, in as little memory as it takes beside graphs
+    run : what is launched, or replays the work
     size : bytes by which it has grown the pool; None = it is not captured
     last : number of the batch that it was last used for
     """
 
     work: Work
     warm_up: Work
+    launched: Work
     run: Work
     size: int | None = None
     last: int = 0
@@ -113,10 +119,12 @@ class StepGraphs:
         self._pool = GraphPool(mesh.device)
         self._inputs: dict[Key, Feed] = {}
         self._graphs: OrderedDict[tuple[Key, Choice], _Graph] = OrderedDict()
-        self._limit, self._num_fed = memory_limit(mesh.device), 0
+        self._stages, self._state, self._num_fed = run.stages, state, 0
+        self._names: dict[Choice, list[str]] = {}
         self._is_full = self._told = False
         self._say: Callable[[str], None] = lambda _: None
         self._patience, self._seen = patience, Counter[tuple[Key, Choice]]()
+        self._complete: dict[Choice, Sequence[BatchShape]] = {}
         self.num_launched = self.num_replayed = 0
         self._seconds = 0.0
 
@@ -127,7 +135,7 @@ class StepGraphs:
         counts: Mapping[str, float],
         say: Callable[[str], None],
     ) -> None:
-        """Compile the kernels of a step, find out the loss's terms and capture the update.
+        """Compile the kernels of a step and capture the update.
 
         The batch is padded, as kernels are compiled anew for sizes of other divisibility.
         """
@@ -137,9 +145,7 @@ class StepGraphs:
         self._normalisers = dict(zip(counts, self.counts.values.unbind(), strict=True))
         moved = batch.to(self._device, self._dtype)
         self._pool.compile_ahead(lambda: self._rehearse(moved), say)
-        with autocast_context(self._config, self._device), same_draws(self._device):
-            self._names = sorted(self._task.loss(self._model, moved, self._normalisers).terms)
-        width, rows = 1 + len(self._names), self.rows
+        width, rows = 1 + MOST_TERMS, self.rows
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=self._device)
@@ -178,6 +184,8 @@ class StepGraphs:
 
         The largest first: smaller ones then find room in the memory that it has left.
         """
+        if self._complete.get(choice) is shapes:
+            return
         missing = [shape for shape in {*shapes} if (shape, choice) not in self._seen]
         if missing:
             batch = some_batch()
@@ -186,6 +194,7 @@ class StepGraphs:
                 self._make(shape, choice, batch)
                 if not self._is_full:
                     self._capture(shape, choice)
+        self._complete[choice] = shapes
 
     def feed(self, batch: Batch, key: Key, choice: Choice) -> None:
         """Hand a batch to its graph; capture it once enough of its kind were seen."""
@@ -219,7 +228,7 @@ class StepGraphs:
         inputs.send(batch)
 
         def gradients() -> None:
-            self._gradients(inputs.batch)
+            self._gradients(inputs.batch, choice)
 
         def step() -> None:
             gradients()
@@ -232,7 +241,36 @@ class StepGraphs:
             self._update.warm_up()
 
         work, warm_up = (step, warm_up) if self.whole_steps else (gradients, gradients)
-        self._inputs[key], self._graphs[key, choice] = inputs, _Graph(work, warm_up, work)
+        launched = self._sparing(work)
+        graph = _Graph(work, self._sparing(warm_up), launched, launched)
+        self._inputs[key], self._graphs[key, choice] = inputs, graph
+
+    def _sparing(self, work: Work) -> Work:
+        """Set up the model for work that is launched beside graphs, while that runs."""
+
+        def call() -> None:
+            stage, model = self._stage, self._model
+            if stage is None or stage.beside is None or stage.set_up is None:
+                work()
+                return
+            stage.beside.set_up(model)
+            try:
+                work()
+            finally:
+                stage.set_up(model)
+
+        return call
+
+    @property
+    def _stage(self) -> Stage | None:
+        return self._stages[self._state.progress.stage] if self._stages else None
+
+    @property
+    def _limit(self) -> int:
+        stage = self._stage
+        if stage is None or stage.beside is None:
+            return memory_limit(self._device)
+        return stage.beside.graph_bytes
 
     def _capture(self, key: Key, choice: Choice) -> None:
         """Capture what was made, if need be in place of others; the gradients stay as they are."""
@@ -243,12 +281,15 @@ class StepGraphs:
             self._begin_again(key, choice)  # what was dropped has left gaps that nothing fits in
         grown = self._pool.grown
         group = sample_group()
+        fits = False
         try:
             graph.run = self._pool.capture(graph.work, graph.warm_up)
+            fits = True
         except torch.OutOfMemoryError:
             # The others of a group wait for the collectives of this capture, not of another.
             if len(self._graphs) == 1 or group.size > 1:
                 raise
+        if not fits:  # not in the clause: while the error lives, so do the activations it met
             self._begin_again(key, choice)
             grown = 0
             graph.run = self._pool.capture(graph.work, graph.warm_up)
@@ -279,7 +320,7 @@ class StepGraphs:
             self._drop(*unused)
         if held > self._limit:
             graph = self._graphs[key, choice]
-            graph.run, graph.size = graph.work, None
+            graph.run, graph.size = graph.launched, None
 
     def _unused(self) -> tuple[Key, Choice] | None:
         """Return the least recently used captured graph, if that was long ago."""
@@ -323,29 +364,31 @@ class StepGraphs:
             torch.sum(self._parts, 0, out=self._totals)
             sum_over_ranks(self._totals, self._mesh)
 
-    def update(self) -> Callable[[], Figures]:
+    def update(self, choice: Choice) -> Callable[[], Figures]:
         """Launch the update if it has not been; return what waits for the step's figures."""
         if not self.whole_steps:
             self._replay_update()
         self._readings.reverse()
-        read = self._readings[0].launch()
+        read, names = self._readings[0].launch(), self._names[choice]
 
         def figures() -> Figures:
-            values, width = read().tolist(), 1 + len(self._names)
+            values, width = read().tolist(), 1 + MOST_TERMS
             losses = values[: self.rows * width : width]
             total, *terms, norm, fine = values[self.rows * width :]
-            return losses, total, dict(zip(self._names, terms, strict=True)), norm, bool(fine)
+            return losses, total, dict(zip(names, terms, strict=False)), norm, bool(fine)
 
         return figures
 
-    def _gradients(self, batch: Batch) -> None:
+    def _gradients(self, batch: Batch, choice: Choice) -> None:
         """Add a batch's gradients to the flat buffer and store its loss and terms."""
         with autocast_context(self._config, self._device):
             loss = self._task.loss(self._model, batch, self._normalisers)
         if loss.total.requires_grad:
             self._buckets.differentiate(loss.total)
-        scalars = [loss.total, *(loss.terms[name] for name in self._names)]
-        self._terms.copy_(torch.stack([scalar.detach().double() for scalar in scalars]))
+        names = self._names[choice] = sorted(loss.terms)
+        scalars = [loss.total, *(loss.terms[name] for name in names)]
+        found = torch.stack([scalar.detach().double() for scalar in scalars])
+        self._terms[: len(found)].copy_(found)
 
     def _finish(self) -> None:
         """Update from the summed gradients, and store the figures."""

@@ -17,10 +17,9 @@ from matplotlib.figure import Figure
 
 from bevatron.config import dump_yaml
 from bevatron.files import write_bytes_atomically, write_text_atomically
+from bevatron.output import Cell, number
 from bevatron.train.report.plots import png
 from bevatron.train.report.viewer import structure_view
-
-Cell = str | int | float | None
 
 
 class Report:
@@ -156,28 +155,6 @@ class Report:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(path, self.html())
         return path
-
-
-def number(value: Cell) -> str:
-    """Write a value for a table: four significant digits, thousands separators, None as a dash.
-
-    Examples
-    --------
-    >>> number(0.123456), number(1234567), number(12345.6), number(None), number(float("nan"))
-    ('0.1235', '1,234,567', '12,346', '-', '-')
-    """
-    if value is None or value != value:  # noqa: PLR0124  NaN
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        size = abs(value)
-        if 1000 <= size < 1e7:
-            return f"{value:,.0f}"
-        return f"{value:.4g}" if size < 1e-4 or size >= 1e7 else f"{value:#.4g}".rstrip(".")
-    return str(value)
 
 
 def _cell(value: Cell, tag: str, right: bool) -> str:

@@ -12,10 +12,11 @@ from torch import distributed
 
 from bevatron.config import load_yaml
 from bevatron.data.packing import Plan
+from bevatron.output import Cell
 from bevatron.train.epochs import pack_samples
 from bevatron.train.logger import column, epochs_of, read_journal
 from bevatron.train.report import plots
-from bevatron.train.report.page import Cell, Report
+from bevatron.train.report.page import Report
 from bevatron.train.report.plots import Curve, Panel
 from bevatron.train.run import FitResult
 from bevatron.train.settings import BatchConfig

@@ -1,7 +1,6 @@
 """Fields and protocols shared by the readers of molecules."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -94,11 +93,3 @@ def text_bytes(text: str | bytes) -> Array:
     """Bytes of a text as an array."""
     data = text.encode() if isinstance(text, str) else text
     return np.frombuffer(data, dtype=np.uint8)
-
-
-def suffix_of(path: Path) -> str:
-    """Return a path's suffix in lower case, without that of the compression."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in {".gz", ".bz2"}:
-        suffixes.pop()
-    return suffixes[-1] if suffixes else ""

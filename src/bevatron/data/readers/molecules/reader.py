@@ -1,6 +1,5 @@
 """Several files of molecules as one reader."""
 
-import glob
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -8,16 +7,13 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from bevatron.data.compressed import format_suffix
 from bevatron.data.readers.molecule_options import MoleculeOptions
-from bevatron.data.readers.molecules.base import (
-    NO_BYTES,
-    NO_POSITIONS,
-    MoleculeFile,
-    suffix_of,
-)
+from bevatron.data.readers.molecules.base import NO_BYTES, NO_POSITIONS, MoleculeFile
 from bevatron.data.readers.molecules.ogb import OgbFolder, is_ogb_folder
 from bevatron.data.readers.molecules.structures import NpzGeometry, SdfFile, SdfGeometry
 from bevatron.data.readers.molecules.tables import TableFile
+from bevatron.data.readers.paths import Paths, given_files, locate
 from bevatron.errors import DataError
 from bevatron.typing import Array, Arrays, IntArray
 
@@ -68,7 +64,7 @@ class MoleculeReader:
         """Yield the rows ``start`` to ``stop - 1``, in order, unusable ones too."""
         parts = self._parts
         for index in range(start, stop):
-            file, row = self._locate(index)
+            file, row = locate(self._starts, index)
             yield {
                 "smiles": NO_BYTES,
                 "block": NO_BYTES,
@@ -81,7 +77,7 @@ class MoleculeReader:
 
     def describe(self, index: int) -> str:
         """Name a sample: ``train.csv, row 12``; rows are counted from 0."""
-        file, row = self._locate(index)
+        file, row = locate(self._starts, index)
         return f"{self.files[file].name}, row {row}"
 
     def report(self) -> list[str]:
@@ -96,14 +92,8 @@ class MoleculeReader:
             [np.full(rows, -1, dtype=np.int8) if part is None else part for rows, part in found]
         )
 
-    def _locate(self, index: int) -> tuple[int, int]:
-        file = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return file, index - int(self._starts[file])
 
-
-def open_molecules(
-    paths: str | Path | Sequence[str | Path], options: MoleculeOptions | None = None
-) -> MoleculeReader:
+def open_molecules(paths: Paths, options: MoleculeOptions | None = None) -> MoleculeReader:
     r"""Open files of molecules as one reader.
 
     Raises DataError if a file is missing, of an unknown kind, empty, or a column is missing or
@@ -128,15 +118,9 @@ def open_molecules(
     >>> folder.cleanup()
     """
     options = options or MoleculeOptions()
-    given = [paths] if isinstance(paths, str | Path) else list(paths)
-    files = [file for path in given for file in _expand(path)]
+    files = given_files(paths)
     if options.geometry is not None and len(files) > 1:
         raise DataError("geometry: belongs to one table, but several files were given")
-    seen: set[Path] = set()
-    for file in files:
-        if file.resolve() in seen:
-            raise DataError(f"{file}: given twice")
-        seen.add(file.resolve())
     return MoleculeReader([_open(file, options) for file in files])
 
 
@@ -144,19 +128,7 @@ def is_molecule_file(path: Path) -> bool:
     """Whether a path looks like molecules: a table, an SDF or OGB's folder."""
     if path.is_dir():
         return is_ogb_folder(path)
-    return suffix_of(path) in {*_TABLES, *_SDF}
-
-
-def _expand(path: str | Path) -> list[Path]:
-    place = Path(path).expanduser()
-    if place.exists():
-        return [place]
-    matches = sorted(Path(match) for match in glob.glob(str(place), recursive=True))  # noqa: PTH207
-    if matches:
-        return matches
-    if glob.has_magic(str(path)):
-        raise DataError(f"{path}: no file matches the pattern")
-    raise DataError(f"{path}: the file does not exist")
+    return format_suffix(path) in {*_TABLES, *_SDF}
 
 
 def _open(path: Path, options: MoleculeOptions) -> MoleculeFile:
@@ -164,9 +136,9 @@ def _open(path: Path, options: MoleculeOptions) -> MoleculeFile:
         if is_ogb_folder(path):
             return OgbFolder(path, options)
         raise DataError(f"{path}: a folder without raw/data.csv.gz; give a file of molecules")
-    if suffix_of(path) in _SDF:
+    if format_suffix(path) in _SDF:
         return SdfFile(path, () if options.unlabelled else options.targets)
-    if suffix_of(path) not in _TABLES:
+    if format_suffix(path) not in _TABLES:
         raise DataError(
             f"{path}: not a known kind of file; molecules are read from "
             f"{', '.join((*_TABLES, *_SDF))} and OGB's PCQM4Mv2 folder"

@@ -13,14 +13,10 @@ import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
+from bevatron.data.compressed import format_suffix
 from bevatron.data.readers.base import state_and_hash
 from bevatron.data.readers.molecule_options import MoleculeOptions
-from bevatron.data.readers.molecules.base import (
-    Geometry,
-    check_labels,
-    suffix_of,
-    text_bytes,
-)
+from bevatron.data.readers.molecules.base import Geometry, check_labels, text_bytes
 from bevatron.errors import DataError
 from bevatron.typing import Array
 
@@ -126,7 +122,7 @@ class TableFile:
         A column that is not in UTF-8 is read as Latin-1: names and remarks do no harm.
         """
         self.state.refuse_change()
-        if suffix_of(self.path) in {".parquet", ".smi"}:
+        if format_suffix(self.path) in {".parquet", ".smi"}:
             return self._read(_column_names(self.path))
         table = _read_table(self.path, _column_names(self.path), pa.binary())
         return pa.table({name: _as_text(table[name]) for name in table.column_names})
@@ -273,7 +269,7 @@ def _split_column(path: Path, names: Sequence[str], wanted: str | None) -> str |
 
 
 def _column_names(path: Path) -> list[str]:
-    suffix = suffix_of(path)
+    suffix = format_suffix(path)
     try:
         if suffix == ".parquet":
             return list(pa.parquet.read_schema(path).names)
@@ -297,7 +293,7 @@ def _as_text(column: Any) -> Any:
 
 
 def _read_table(path: Path, columns: list[str], text: Any = pa.string()) -> Any:  # noqa: B008
-    suffix = suffix_of(path)
+    suffix = format_suffix(path)
     try:
         if suffix == ".parquet":
             return pa.parquet.read_table(path, columns=columns)
@@ -315,7 +311,7 @@ def _read_table(path: Path, columns: list[str], text: Any = pa.string()) -> Any:
 
 
 def _parsing(path: Path) -> Any:
-    return pa.csv.ParseOptions(delimiter="\t" if suffix_of(path) in {".tsv", ".tab"} else ",")
+    return pa.csv.ParseOptions(delimiter="\t" if format_suffix(path) in {".tsv", ".tab"} else ",")
 
 
 def _list_of_smiles(path: Path) -> list[str]:

@@ -1,8 +1,8 @@
 """A structure file as flat arrays: atoms, residues, chains, links, assemblies."""
 
 import datetime as dt
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -296,6 +296,52 @@ class Structure:
             chains=replace(_take(self.chains, chains), residue_ptr=residue_ptr),
             links=_renumbered(self.links, atoms, len(self.atoms.residue)) if unique else self.links,
         )
+
+
+_DTYPES = {
+    "element": np.uint8, "charge": np.int8, "residue": np.int32, "chain": np.int32,
+    "number": np.int32, "author_number": np.int32,
+    **dict.fromkeys(("position", "b_factor", "occupancy"), np.float32),
+}  # fmt: skip
+"""Types of columns; all others are text."""
+
+_ABSENT = {"b_factor": np.nan, "occupancy": 1, "charge": 0, "author_number": UNKNOWN_NUMBER}
+"""Values of columns that are not given; of text the empty one."""
+
+
+def structure_of_columns(
+    name: str,
+    atoms: Mapping[str, Any],
+    residues: Mapping[str, Any],
+    chains: Mapping[str, Any],
+    links: Links | None = None,
+) -> Structure:
+    """Return a structure of columns without pointers.
+
+    Of atoms ``b_factor``, ``occupancy``, ``charge`` and ``altloc``, of residues ``parent``,
+    ``letter``, ``author_number`` and ``insertion`` may be left out.
+    """
+    num_residues, num_chains = len(residues["component"]), len(chains["label"])
+    owner, chain = np.asarray(atoms["residue"]), np.asarray(residues["chain"])
+    atom_ptr = np.searchsorted(owner, np.arange(num_residues + 1)).astype(np.int64)
+    residue_ptr = np.searchsorted(chain, np.arange(num_chains + 1)).astype(np.int64)
+    return Structure(
+        name=name,
+        atoms=Atoms(**_columns(Atoms, len(owner), atoms)),
+        residues=Residues(**_columns(Residues, num_residues, residues), atom_ptr=atom_ptr),
+        chains=Chains(**_columns(Chains, num_chains, chains), residue_ptr=residue_ptr),
+        links=links or Links(np.zeros((0, 2), dtype=np.int32), np.zeros(0, dtype=np.str_)),
+    )
+
+
+def _columns(kind: type[Any], rows: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    names = [field.name for field in fields(kind) if not field.name.endswith("_ptr")]
+    return {
+        name: np.array(given[name], dtype=_DTYPES.get(name, np.str_))
+        if name in given
+        else np.full(rows, _ABSENT.get(name, ""), dtype=_DTYPES.get(name, np.str_))
+        for name in names
+    }
 
 
 def _take(table: _Table, rows: IntArray) -> _Table:

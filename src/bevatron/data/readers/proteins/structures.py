@@ -55,10 +55,7 @@ _RESOLUTIONS = (
     ("_em_3d_reconstruction", "resolution"),
     ("_reflns", "d_resolution_high"),
 )
-_RELEASED = (
-    ("_pdbx_audit_revision_history", "revision_date"),
-    ("_database_PDB_rev", "date"),
-)
+_RELEASED = (("_pdbx_audit_revision_history", "revision_date"), ("_database_PDB_rev", "date"))
 
 
 def read_structure(

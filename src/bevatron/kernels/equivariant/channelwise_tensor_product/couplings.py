@@ -21,7 +21,7 @@ class Coupling:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Couplings by the blocks (i of x, j of the harmonics) they join, and where all data lie."""
+    """Couplings by the blocks they join (i of x, j of the harmonics), and the data's layout."""
 
     irreps_in: Irreps
     irreps_harmonics: Irreps
@@ -36,7 +36,7 @@ class Product:
         return max((block.mul for block in self.irreps_in), default=0)
 
     def column(self, start: int, irrep: Irrep, m: int) -> str:
-        """Write where component m of channel k lies in a row, its block beginning at ``start``."""
+        """Write the offset of component m of channel k in the block that starts at ``start``."""
         if self.layout == "ir_mul":
             return f"{start + m * irrep.mul} + k"
         return f"{start} + k * {irrep.dim} + {m}"
@@ -68,16 +68,16 @@ def product_of(
         )
         coupling = Coupling(path, number, out.start, rows)
         groups.setdefault((path.x, path.harmonics), []).append(coupling)
-    # By harmonics first: their gradients are complete, and leave, as early as possible.
+    # By harmonics first, so that their gradients complete, and can be stored, as early as possible.
     order = sorted(groups, key=lambda pair: (pair[1], pair[0]))
     pairs = tuple((i, j, tuple(groups[i, j])) for i, j in order)
     return Product(blocks, harmonics, pairs, table.num_weights, table.irreps_mid.dim, layout)
 
 
 def named_product(name: str) -> Product:
-    """Return the product of irreps of x, of the harmonics and of the result, and a layout.
+    """Parse a product: irreps of x, of the harmonics and of the result, and a layout.
 
-    Custom operators take these as one string, separated by blanks.
+    Custom operators take them as one string, separated by blanks.
     """
     irreps_in, irreps_harmonics, irreps_out, layout = name.split(" ")
     return product_of(irreps_in, irreps_harmonics, irreps_out, as_layout(layout))

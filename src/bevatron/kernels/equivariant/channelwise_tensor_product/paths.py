@@ -1,4 +1,4 @@
-"""The paths of a channelwise tensor product: which degrees couple to which, in which order."""
+"""The paths of a channelwise tensor product: which degrees couple, and in which order."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +16,7 @@ class Path:
     x, harmonics : the two blocks, as positions in their irreps
     l1, l2 : their degrees
     out : irrep of the result; as many copies as the block of x has
-    weights : where its weights lie, one per channel
+    weights : the slice of its weights, one per channel
     """
 
     x: int
@@ -55,7 +55,7 @@ def path_table(irreps_in: Irreps, irreps_harmonics: Irreps, irreps_out: Irreps) 
     ----------
     irreps_in : irreps of the node features
     irreps_harmonics : irreps of the edges' harmonics, one copy of each
-    irreps_out : the degrees and parities that are wanted; the number of copies does not matter
+    irreps_out : degrees and parities to keep; the number of copies does not matter
 
     Examples
     --------

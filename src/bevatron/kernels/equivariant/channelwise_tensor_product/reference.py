@@ -23,13 +23,13 @@ def channelwise_tensor_product(
     table: PathTable,
     layout: Layout = "mul_ir",
 ) -> Tensor:
-    """Per block of x: one small matrix per edge couples its sender to all paths of the block.
+    """Per block of x, one small matrix per edge couples the sender to all paths of the block.
 
-    Each path's part takes its weights and is summed over receivers. Inside, channels come last, so
-    that a CPU's vector units run along them.
+    Each path's part is multiplied by its weights and summed over receivers. Channels come last, so
+    that a CPU vectorises along them.
     """
     senders, receivers = edges.edges if isinstance(edges, EdgeOrder) else edges
-    # Split at once: the gradient of one slice per path would be as many full-sized sums.
+    # One split, because the gradient of every slice would be a full-sized sum.
     path_weights = weights.split([path.out.mul for path in table.paths], dim=1)
     blocks = x.split([block.mul * block.dim for block in irreps_in], dim=1)
     results: dict[int, Tensor] = {}
@@ -62,7 +62,7 @@ def _messages(
 ) -> list[Tensor]:
     """Return w M x of every path, [E, m3, K], from x [E, m1, K] and M [E, m3 of all paths, m1]."""
     if gathered.shape[1] == 1:
-        # A product with one column is cheaper as a broadcast.
+        # With one column a broadcast is cheaper than a matmul.
         columns = matrices.split(dims, dim=1)
         return [m * (w * gathered) for m, w in zip(columns, weights, strict=True)]
     coupled = (matrices @ gathered).split(dims, dim=1)

@@ -3,7 +3,7 @@
 Three custom operators, each the gradient of the one before; `triton_source` has the equations and
 the tiling. Kernels are generated for the irreps, with the coefficients unrolled. Messages are never
 written to memory, and every sum has a fixed order: over receivers and channels it runs in
-registers, over senders along a permutation that `EdgeOrder` computed before.
+registers, over senders along a permutation from `EdgeOrder`.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ def _forward(
     sender_ptr: Tensor,
     irreps: str,
 ) -> Tensor:
-    """Compute the product; ``irreps`` as `named_product` takes them."""
+    """Compute the product; for ``irreps`` see `named_product`."""
     index = Index(senders, receiver_ptr, permutation, by_sender, sender_ptr)
     out = x.new_zeros(x.shape[0], named_product(irreps).dim_out)
     _run(irreps, "forward", {"x": x, "y": harmonics, "w": weights}, {"out": out}, index)
@@ -68,7 +68,7 @@ def _forward(
 def _results(
     x: Tensor, harmonics: Tensor, weights: Tensor, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate gradients; that by x is a sum."""
+    """Allocate gradients; x accumulates, so its gradient starts as zeros."""
     return (
         x.new_zeros(x.shape if needs[0] else 0),
         x.new_empty(harmonics.shape if needs[1] else 0),
@@ -76,10 +76,7 @@ def _results(
     )
 
 
-@_forward.backward(
-    "x harmonics weights",
-    fake=_results,
-)
+@_forward.backward("x harmonics weights", fake=_results)
 def _backward(
     g: Tensor,
     x: Tensor,

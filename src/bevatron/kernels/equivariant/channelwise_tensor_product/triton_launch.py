@@ -28,25 +28,25 @@ from bevatron.kernels.shared.triton_generated import generated
 from bevatron.kernels.shared.triton_math import accumulator
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether kernels run in Python: then few large programs are best."""
+"""Whether kernels run in the interpreter, where few large programs are fastest."""
 
 BLOCK = 32
-"""Channels of a program, which is one warp: its sums over channels need no shared memory."""
+"""Channels of a program, which is one warp, so sums over channels need no shared memory."""
 
 EDGES = 32 if INTERPRETED else 1
-"""Edges at once; more than one needs masks, with which a GPU is slower."""
+"""Edges at once; more than one needs masks, which are slower on a GPU."""
 
 PIECES = 2
-"""Programs that share a receiver's edges where nothing is summed over them."""
+"""Programs that share a receiver's edges in kernels that sum nothing over edges."""
 
 
 MOST_SUMS = 64
-"""Sums of a channel up to which a double backward is one kernel; more leave it no registers."""
+"""Most sums per channel of a one-kernel double backward; more would exhaust the registers."""
 
 
 @cache
 def compiled(product: Product, variant: Variant, layouts: bool) -> Any:
-    """Return the kernel of a variant, with the layouts that a GPU needs or without."""
+    """Return the kernel of a variant, with explicit layouts for a GPU or without."""
     source = write_source(product, variant, layouts)
     counts = ["first", "stop", "num_rows"]
     return generated(source, kernel_name(variant), __name__, layouts, counts)
@@ -70,7 +70,7 @@ class Index(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Some of the edges sorted by receiver: ``first`` to before ``stop``, all chunks as long."""
+    """Edges ``first .. stop - 1`` in receiver order; all chunks have the same length."""
 
     number: int
     first: int
@@ -95,14 +95,14 @@ def run(
 
     Parameters
     ----------
-    kind : as in `Variant`
-    tensors : x, y, w and what else the kind reads, by the names of `Variant`, contiguous
+    kind : see `Variant`
+    tensors : x, y, w and what else the kind reads, contiguous, by the names of `Variant`
     into
-        Where the results go, by name; only those are computed. ``out`` and ``dg`` [N, D_mid] and
-        the gradients of x [N, D_in] are added to and must be zero before the first chunk.
+        Destinations by name; nothing else is computed. ``out`` and ``dg`` [N, D_mid] and
+        the gradients of x [N, D_in] accumulate and must be zero before the first chunk.
     index
-        With its ``permutation``, tensors of the edges have all rows and the chunk must be all
-        edges; without, they have the rows of this chunk.
+        With a ``permutation``, edge tensors have all rows and the chunk must be all edges;
+        without one, they have the rows of this chunk.
     """
     if not product.couplings:
         for result in into.values():
@@ -110,7 +110,7 @@ def run(
         return
     components = sum(coupling.path.out.dim for coupling in product.couplings)
     if "dg" in into and len(into) > 1 and components > MOST_SUMS:
-        # The sum first: gradients may overwrite the weights.
+        # The forward sum first, because gradients may overwrite the weights.
         others = {name: result for name, result in into.items() if name != "dg"}
         run(product, kind, tensors, {"dg": into["dg"]}, index, chunk)
         run(product, kind, tensors, others, index, chunk)
@@ -145,7 +145,7 @@ def variant_of(
     given: Collection[str] = (),
     permuted: bool = False,
 ) -> Variant:
-    """Choose how a kernel is to be written."""
+    """Choose the variant of a kernel."""
     widest = triton.next_power_of_2(max(product.channels, 1))
     return Variant(
         kind=kind,
@@ -173,17 +173,9 @@ def _to_senders(rows: Tensor, out: Tensor, index: Index, chunk: Chunk) -> None:
 
 @triton.jit(do_not_specialize=["runs", "run", "first"])
 def _sum_by_sender(
-    rows_ptr,
-    permutation_ptr,
-    ptr_ptr,
-    out_ptr,
-    runs,
-    run,
-    first,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
+    rows_ptr, permutation_ptr, ptr_ptr, out_ptr, runs, run, first,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
     """Add the rows of one chunk's edges to the rows of their senders."""
     pid = tl.program_id(0).to(tl.int64)
     blocks = (DIM + BLOCK - 1) // BLOCK

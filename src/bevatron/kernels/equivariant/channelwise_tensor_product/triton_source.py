@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from bevatron.kernels.equivariant.channelwise_tensor_product.couplings import Coupling, Product
 
 LAYOUT = "tl.BlockedLayout([1, 1], [1, 32], [1, 1], [1, 0])"
-"""Of a block of channels: one per thread of a warp."""
+"""Channels of a block: one per thread of a warp."""
 
 
 @dataclass(frozen=True)

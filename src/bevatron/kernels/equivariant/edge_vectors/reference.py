@@ -16,5 +16,5 @@ def edge_vectors(
 
 def offsets(shifts: Tensor, cells: Tensor, structures: Tensor, senders: Tensor) -> Tensor:
     """Multiply the shifts by the cells."""
-    # As a batched product it would be a kernel of one row per edge.
+    # A batched matmul would have one row per edge.
     return (shifts.unsqueeze(2) * cells[structures[senders]]).sum(dim=1)

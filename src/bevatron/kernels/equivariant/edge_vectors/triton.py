@@ -2,8 +2,8 @@
 """Edge vectors in Triton: a linear map and its transpose, each the derivative of the other.
 
 ``difference``: one program per ``BLOCK`` edges loads the positions of both ends and writes one
-vector per edge; given the cells it adds the periodic shift, with respect to which it has no
-derivative: cells that need a gradient are multiplied outside.
+vector per edge. Given cells it adds the periodic shift, which it does not differentiate: cells that
+require a gradient are multiplied outside.
 
 ``totals``: one warp per node walks its edges ``LANES`` at a time, adding those it receives and
 subtracting those it sends in a fixed order, and writes one row; no atomics.
@@ -19,9 +19,9 @@ from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.triton_math import accumulator
 
 BLOCK, INTERPRETED_BLOCK = 128, 4096
-"""Edges of a program."""
+"""Edges per program."""
 LANES = 32
-"""Edges of a node that are summed apart, one per thread."""
+"""Edges of a node that a warp sums in parallel, one per thread."""
 
 
 def edge_vectors(
@@ -59,21 +59,15 @@ def difference(
         shifted = shifts is not None and cells is not None and structures is not None
         given = (shifts, cells, structures) if shifted else (positions, positions, edges)
         edge_difference[(triton.cdiv(count, block),)](
-            positions,
-            edges,
-            *(tensor.contiguous() for tensor in given if tensor is not None),
-            vectors,
-            count,
-            SHIFTED=shifted,
-            WIDE=accumulator(positions),
-            BLOCK=block,
-        )
+            positions, edges, *(tensor.contiguous() for tensor in given if tensor is not None),
+            vectors, count,
+            SHIFTED=shifted, WIDE=accumulator(positions), BLOCK=block,
+        )  # fmt: skip
     return vectors
 
 
 @difference.backward(
-    "positions",
-    fake=lambda vectors, receiver_ptr: vectors.new_empty(receiver_ptr.shape[0] - 1, 3),
+    "positions", fake=lambda vectors, receiver_ptr: vectors.new_empty(receiver_ptr.shape[0] - 1, 3)
 )
 def totals(
     vectors: Tensor,
@@ -90,17 +84,11 @@ def totals(
     sums = vectors.new_zeros(num_nodes, 3)
     if len(vectors):
         edge_totals[(num_nodes,)](
-            vectors,
-            receiver_ptr,
-            by_sender if permutation is None else permutation,
-            by_sender,
-            sender_ptr,
-            sums,
-            PERMUTED=permutation is not None,
-            WIDE=accumulator(vectors),
-            LANES=LANES,
+            vectors, receiver_ptr, by_sender if permutation is None else permutation, by_sender,
+            sender_ptr, sums,
+            PERMUTED=permutation is not None, WIDE=accumulator(vectors), LANES=LANES,
             num_warps=1,
-        )
+        )  # fmt: skip
     return sums
 
 

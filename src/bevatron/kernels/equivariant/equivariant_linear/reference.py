@@ -12,7 +12,7 @@ def equivariant_linear(
 ) -> Tensor:
     """Multiply the components of each degree, as rows, by its matrix."""
     dims = [2 * degree + 1 for degree in range(len(weights))]
-    # Split at once: the gradient of a slice per degree would be as many full-sized sums.
+    # One split, because the gradient of every slice would be a full-sized sum.
     parts = x.split([dim * len(w) for dim, w in zip(dims, weights, strict=True)], dim=1)
     mixed = []
     for part, weight, dim, number in zip(parts, weights, dims, blocks, strict=True):

@@ -35,7 +35,7 @@ from bevatron.kernels.shared.triton_math import multiply, precision
 
 ROWS = {torch.float32: 128, torch.float64: 64}
 COLUMNS, DEPTH, WARPS, STAGES = 64, 32, 4, 3
-"""Block of ``mix``, its warps, and loads under way at once."""
+"""Block of ``mix``, its warps and stages."""
 SUMMED, OUTER_WARPS, OUTER_STAGES = 32, 4, 3
 """Rows that a program of ``outer`` adds at once, its warps and stages; its block is 64 x 64."""
 PARTS = 24
@@ -74,7 +74,7 @@ def equivariant_linear(
     if scale != 1.0:
         flat = flat * scale
     shapes = [(number, *weight.shape) for number, weight in zip(blocks, weights, strict=True)]
-    # index: where torch.compile takes a width for a variable, it is settled here.
+    # index: if torch.compile treats a width as symbolic, this specialises it.
     spec = " ".join(",".join(str(index(number)) for number in shape) for shape in shapes)
     result: Tensor = mix(x, flat, spec, False)
     return result
@@ -82,7 +82,7 @@ def equivariant_linear(
 
 @cache
 def sides(spec: str) -> tuple[Side, Side]:
-    """Lay out what goes in and what comes out of the maps (blocks, K, J) of each degree."""
+    """Lay out the inputs and results of the maps (blocks, K, J) of each degree."""
     shapes = [tuple(map(int, part.split(","))) for part in spec.split(" ")]
     blocks, width_in, width_out = zip(*shapes, strict=True)
     return Side.of(width_in, blocks), Side.of(width_out, [1] * len(shapes))
@@ -131,7 +131,7 @@ def outer(x: Tensor, g: Tensor, spec: str) -> Tensor:
 
 
 def _num_weights(spec: str) -> int:
-    """Count the numbers of all matrices."""
+    """Count the elements of all matrices."""
     given, made = sides(spec)
     return sum(k * j for k, j in zip(given.width, made.width, strict=True))
 

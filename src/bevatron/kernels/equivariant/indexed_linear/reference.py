@@ -1,4 +1,4 @@
-"""The specification of the indexed linear map: a matrix product per element."""
+"""The specification of the indexed linear map: one matmul per element."""
 
 import torch
 from torch import Tensor

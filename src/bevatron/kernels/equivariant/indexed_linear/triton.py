@@ -28,9 +28,9 @@ from bevatron.kernels.shared.dtypes import wide_type
 from bevatron.kernels.shared.triton_math import accumulator, allows_tf32
 
 ROWS, COLUMNS, DEPTH = 64, 64, 32
-"""Block of a matrix product."""
+"""Tile of a matmul."""
 SUMMED_ROWS = 128
-"""Rows over which a program of ``outer`` adds up."""
+"""Rows that a program of ``outer`` sums."""
 
 
 def indexed_linear(x: Tensor, weights: Tensor, order: ElementOrder, scale: float) -> Tensor:
@@ -45,29 +45,18 @@ def mix(x: Tensor, weights: Tensor, order: Tensor, ptr: Tensor, scale: float) ->
     num_atoms, num_in, num_components = x.shape
     num_out = weights.shape[2]
     y = _result(x, num_out)
-    # Rows of atoms without a matrix stay NaN.
-    y.fill_(float("nan"))
     table = tile_table(ptr, num_atoms * num_components, ROWS, num_components)
     grid = (len(table), triton.cdiv(num_out, COLUMNS))
-    if 0 not in grid:
+    if 0 in grid:
+        y.fill_(float("nan"))
+    else:
         mix_kernel[grid](
-            y,
-            x,
-            weights,
-            order,
-            table,
-            *y.stride(),
-            *x.stride(),
-            *weights.stride(),
-            K=num_in,
-            J=num_out,
-            M=num_components,
-            SCALE=scale,
-            ROWS=ROWS,
-            COLUMNS=COLUMNS,
-            DEPTH=DEPTH if x.is_cuda else triton.next_power_of_2(num_in),
-            **_precision(x),
-        )
+            y, x, weights, order, ptr, table, num_atoms * num_components,
+            *y.stride(), *x.stride(), *weights.stride(),
+            NUM_GROUPS=ptr.shape[0] - 1, K=num_in, J=num_out, M=num_components, SCALE=scale,
+            ROWS=ROWS, COLUMNS=COLUMNS,
+            DEPTH=DEPTH if x.is_cuda else triton.next_power_of_2(num_in), **_precision(x),
+        )  # fmt: skip
     return y
 
 
@@ -84,22 +73,10 @@ def outer(x: Tensor, g: Tensor, order: Tensor, ptr: Tensor, scale: float) -> Ten
     grid = (len(table), triton.cdiv(num_in, ROWS), triton.cdiv(num_out, COLUMNS))
     if 0 not in grid:
         outer_kernel[grid](
-            parts,
-            x,
-            g,
-            order,
-            table,
-            *x.stride(),
-            *g.stride(),
-            K=num_in,
-            J=num_out,
-            M=num_components,
-            SCALE=scale,
-            ROWS=ROWS,
-            COLUMNS=COLUMNS,
-            DEPTH=DEPTH if x.is_cuda else SUMMED_ROWS,
-            **_precision(x),
-        )
+            parts, x, g, order, table, *x.stride(), *g.stride(),
+            K=num_in, J=num_out, M=num_components, SCALE=scale, ROWS=ROWS, COLUMNS=COLUMNS,
+            DEPTH=DEPTH if x.is_cuda else SUMMED_ROWS, **_precision(x),
+        )  # fmt: skip
     return sum_tiles(parts, ptr, SUMMED_ROWS, num_components).to(x.dtype)
 
 
@@ -130,7 +107,7 @@ outer.gradients("x g", _outer_gradients)
 
 
 def _is_component_major(x: Tensor) -> bool:
-    """Whether channels and not components are neighbours in memory."""
+    """Whether channels, rather than components, are contiguous."""
     return x.shape[2] > 1 and x.stride(1) < x.stride(2)
 
 
@@ -150,43 +127,37 @@ def _laid_out_as(g: Tensor, x: Tensor) -> Tensor:
 
 def _precision(x: Tensor) -> dict[str, Any]:
     tf32 = x.dtype != torch.float64 and allows_tf32()
-    return {
-        "ACC": accumulator(x),
-        "PRECISION": "tf32" if tf32 else "ieee",
-    }
+    return {"ACC": accumulator(x), "PRECISION": "tf32" if tf32 else "ieee"}
 
 
 # SCALE is compiled in: as an argument it would be rounded to float32.
 # The type checks of the tests would wrap these functions, and Triton reads their source.
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 @no_type_check
 def mix_kernel(
-    y_ptr,
-    x_ptr,
-    w_ptr,
-    order_ptr,
-    table_ptr,
-    y_n,
-    y_j,
-    y_m,
-    x_n,
-    x_k,
-    x_m,
-    w_z,
-    w_k,
-    w_j,
-    K: tl.constexpr,
-    J: tl.constexpr,
-    M: tl.constexpr,
-    SCALE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    ACC: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Multiply the rows of one tile by COLUMNS columns of their element's matrix."""
+    y_ptr, x_ptr, w_ptr, order_ptr, ptr_ptr, table_ptr, num_rows,
+    y_n, y_j, y_m, x_n, x_k, x_m, w_z, w_k, w_j, NUM_GROUPS: tl.constexpr,
+    K: tl.constexpr, J: tl.constexpr, M: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Multiply the rows of one tile by COLUMNS columns of their element's matrix.
+
+    Rows of atoms without a matrix become NaN: they are before the first group and after the last.
+    """
     tile = tl.program_id(0)
+    j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    if tile == tl.num_programs(0) - 1:  # mostly empty
+        before = tl.load(ptr_ptr).to(tl.int32) * M  # []
+        after = tl.load(ptr_ptr + NUM_GROUPS).to(tl.int32) * M  # []
+        for first in range(0, before + num_rows - after, ROWS):
+            place = first + tl.arange(0, ROWS)
+            row = tl.where(place < before, place, place - before + after)
+            valid = row < num_rows
+            n = tl.load(order_ptr + row // M, mask=valid, other=0).to(tl.int64)  # [ROWS]
+            m = (row % M).to(tl.int64)
+            out = y_ptr + (n * y_n + m * y_m)[:, None] + (j.to(tl.int64) * y_j)[None, :]
+            nan = tl.full([ROWS, COLUMNS], float("nan"), y_ptr.dtype.element_ty)
+            tl.store(out, nan, mask=valid[:, None] & (j < J)[None, :])
     group = tl.load(table_ptr + tile * 3).to(tl.int64)  # []
     start = tl.load(table_ptr + tile * 3 + 1)  # []
     end = tl.load(table_ptr + tile * 3 + 2)  # []
@@ -196,7 +167,6 @@ def mix_kernel(
     valid = row < end
     n = tl.load(order_ptr + row // M, mask=valid, other=0).to(tl.int64)  # [ROWS]
     m = (row % M).to(tl.int64)
-    j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     x_row = x_ptr + n * x_n + m * x_m
     w_column = w_ptr + group * w_z + j.to(tl.int64) * w_j
     total = tl.zeros([ROWS, COLUMNS], ACC)
@@ -217,27 +187,10 @@ def mix_kernel(
 @triton.jit
 @no_type_check
 def outer_kernel(
-    part_ptr,
-    x_ptr,
-    g_ptr,
-    order_ptr,
-    table_ptr,
-    x_n,
-    x_k,
-    x_m,
-    g_n,
-    g_j,
-    g_m,
-    K: tl.constexpr,
-    J: tl.constexpr,
-    M: tl.constexpr,
-    SCALE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    ACC: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    part_ptr, x_ptr, g_ptr, order_ptr, table_ptr, x_n, x_k, x_m, g_n, g_j, g_m,
+    K: tl.constexpr, J: tl.constexpr, M: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Sum x^T g over the rows of one tile, for one block of the matrix."""
     tile = tl.program_id(0)
     start = tl.load(table_ptr + tile * 3 + 1)  # []

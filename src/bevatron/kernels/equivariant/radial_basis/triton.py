@@ -75,14 +75,10 @@ def _launch(kernel: Any, tensors: tuple[Tensor, ...], order: int) -> None:
         return
     block = BLOCK if last.is_cuda else INTERPRETED_BLOCK
     kernel[(triton.cdiv(last.shape[0], block),)](
-        *tensors,
-        last.shape[0],
-        num_functions,
-        P=order,
-        BLOCK=block,
-        FUNCTIONS=triton.next_power_of_2(num_functions),
+        *tensors, last.shape[0], num_functions,
+        P=order, BLOCK=block, FUNCTIONS=triton.next_power_of_2(num_functions),
         WIDE=last.dtype == torch.float64,
-    )
+    )  # fmt: skip
 
 
 @triton.jit

@@ -16,7 +16,7 @@ def radial_network(
     order: int,
     weights: Sequence[Tensor],
 ) -> Tensor:
-    """Layer after layer."""
+    """Evaluate layer by layer."""
     x = radial_basis(lengths, frequencies, prefactor, r_max, order)
     for weight in weights:
         x = silu(x @ weight)

@@ -1,13 +1,13 @@
-"""The radial network in Triton: all layers of an edge on chip, with the derivative in its length.
+"""The radial network in Triton: all layers of an edge on chip, with their derivative in its length.
 
 The hidden features h of an edge depend on its length r alone, so forces need only the slope
-h' = dh/dr, a tangent that goes through the layers next to h. With p and q the gradients of h and
-h':
+h' = dh/dr, a tangent that propagates through the layers along with h. With p and q the gradients of
+h and h':
 
 - ``forward``: h and h'.
-- ``along``: p . h', the gradient of r where only h is differentiated.
-- ``backward``: from p and q the gradients of the weights, and of r where second derivatives with
-  respect to positions are wanted.
+- ``along``: p . h', the gradient of r if only h is differentiated.
+- ``backward``: from p and q the gradients of the weights, and of r if second derivatives with
+  respect to positions are needed.
 
 Training on forces takes the first derivative with respect to r through ``along`` and then all
 gradients of the weights in one pass. ``backward`` recomputes the layers; the only intermediate
@@ -41,14 +41,14 @@ from bevatron.kernels.shared.triton_math import precision
 LAYERS, WIDEST, MOST_FUNCTIONS = 3, 64, 16
 """Supported shapes: all published models have three layers of 64 and 8 or 10 functions."""
 ROWS = 32
-"""Edges of a block. With 64, for which Triton takes the larger products of Hopper, the backward
-has 400 to 700 numbers of a thread too many."""
+"""Edges of a block. With 64 Triton uses Hopper's wgmma, and the backward kernel spills 400 to 700
+registers per thread."""
 WARPS = {"forward": 4, "top": 8, "bottom": 8}
 STAGES = {"forward": 2, "top": 1, "bottom": 1}
-"""Loads under way at once. With two in both the gradients took 700 us instead of 603 on an H200."""
+"""Pipeline stages. With two in both backward kernels they took 700 us instead of 603 on an H200."""
 PROGRAMS = {"forward": 264, "top": 132, "bottom": 132}
-"""Programs that share the edges, as many as an H200 has room for; each sums its own part of the
-gradients with respect to weights."""
+"""Programs that share the edges, as many as fit on an H200; each writes one partial sum of the
+weight gradients."""
 
 
 def radial_network(
@@ -103,7 +103,7 @@ def forward(
     order: int,
     sloped: bool,
 ) -> tuple[Tensor, Tensor]:
-    """H [E, H] and, if requested, its derivative with respect to r (else without rows)."""
+    """H [E, H] and, if requested, its derivative with respect to r (otherwise empty)."""
     h = r.new_empty(r.shape[0], w3.shape[1])
     slope = r.new_empty(r.shape[0] if sloped else 0, w3.shape[1])
     tensors = [t.contiguous() for t in (r, w, c, r_max, w1, w2, w3)]
@@ -119,7 +119,7 @@ def forward(
 
 @custom_op("radial_network_along", fake=lambda p: p.new_empty(p.shape[0]))
 def along(p: Tensor, slope: Tensor) -> Tensor:
-    """Of every edge p . slope."""
+    """Return p . slope of every edge."""
     p, slope = p.contiguous(), slope.contiguous()
     out = p.new_empty(p.shape[0])
     if p.numel():
@@ -171,7 +171,7 @@ def backward(
             num_stages=STAGES["bottom"],
         )  # fmt: skip
     first, second = torch.sum(lower, 0).split([w1.numel(), w2.numel()])
-    # Copies: what an operator returns must not lie in one piece of memory.
+    # Copies, because the results of a custom operator must not share memory.
     by_w1, by_w2 = first.clone().view_as(w1), second.clone().view_as(w2)
     return found, by_w1, by_w2, torch.sum(upper, 0).view_as(w3)
 
@@ -192,7 +192,7 @@ def _forward_gradients(
 ) -> tuple[Tensor | None, ...]:
     by_r = None
     if needs[0]:
-        # For q only second derivatives in the lengths: forces alone need the slope.
+        # q is present only for second derivatives in the lengths: forces need the slope alone.
         by_r = along(p, slope) if p is not None else None
     if q is None and not any(needs[1:]):
         return by_r, None, None, None
@@ -227,7 +227,7 @@ def _backward_gradients(
     order: int,
     by_r: bool,
 ) -> tuple[Tensor, ...]:
-    """Differentiate the plain network once more, however often that is to be differentiated."""
+    """Differentiate the plain network once more, differentiably to any order."""
 
     def gradients(p: Tensor, q: Tensor, r: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         def both(r: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,13 +254,13 @@ backward.gradients("p q r w1 w2 w3", _backward_gradients)
 
 
 def _programs(kind: str, r: Tensor) -> tuple[int]:
-    """Share the blocks of edges out."""
+    """Return the grid: programs that share the blocks of edges."""
     blocks = int(triton.cdiv(len(r), ROWS))
     return (max(1, min(blocks, PROGRAMS[kind] if r.is_cuda else 2)),)
 
 
 def _sizes(w1: Tensor, w2: Tensor, w3: Tensor) -> dict[str, int]:
-    """Name the widths of all layers, and what they are filled up to."""
+    """Name the widths of all layers and their padded sizes."""
     widest = max(w1.shape[1], w2.shape[1], w3.shape[1])
     full = max(16, int(triton.next_power_of_2(widest)))
     return {

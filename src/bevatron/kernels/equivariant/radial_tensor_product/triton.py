@@ -1,12 +1,12 @@
-"""The radial tensor product in Triton, one chunk of edges at a time, weights made when used.
+"""The radial tensor product in Triton, chunk by chunk of edges, computing weights as needed.
 
 Three custom operators like those of the channelwise product, on its kernels. Edges sorted by
-receiver are cut into chunks of equal size. For each chunk a matmul makes the weights and a kernel
-uses them while they are still in L2. A receiver whose edges span two chunks continues its sum in
-the later launch: a fixed order. Gradients of the weights overwrite the weights in place and leave
-through matmuls with hidden and last_weight.
+receiver are cut into chunks of equal size. For each chunk a matmul computes the weights and a
+kernel uses them while they are still in L2. A receiver whose edges span two chunks continues its
+sum in the later launch: a fixed order. Gradients of the weights overwrite the weights and are
+reduced by matmuls with hidden and last_weight.
 
-The weights of the first chunks, up to `KEPT_BYTES` of them, are kept for the derivatives: memory
+The weights of the first chunks, up to `KEPT_BYTES` per edge, are kept for the derivatives: memory
 stays proportional to the number of edges.
 """
 
@@ -27,11 +27,11 @@ from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.maths.irreps import Irreps, Layout
 
 CHUNK_BYTES = 128 * 2**20
-"""Size of the weights of a chunk: enough to fill a GPU, little compared with all weights."""
+"""Size of the weights of a chunk: enough to fill a GPU, small compared with all weights."""
 KEPT_BYTES = 3840
-"""Of every edge, what weights may take that are kept for the derivatives, which else make them
-three times. That is three quarters of what 10 paths of 128 channels have, more than 4 paths need:
-of its weights MACE's step on forces then keeps 70 to 80 %, in less than half the memory of
+"""Bytes per edge of weights that are kept for the derivatives, which otherwise recompute them three
+times. This is three quarters of the weights of 10 paths of 128 channels, and more than 4 paths
+need: MACE's step on forces keeps 70 to 80 % of its weights, in less than half the memory of
 cuEquivariance's step."""
 
 
@@ -68,7 +68,7 @@ def chunk_size(num_edges: int, edge_bytes: int) -> int:
 
 
 def kept_edges(num_edges: int, size: int, last_weight: Tensor) -> int:
-    """Count the edges in as many whole chunks as `KEPT_BYTES` of all edges hold, one at least."""
+    """Count the edges of the whole chunks that fit into `KEPT_BYTES` per edge, at least one."""
     bytes_of_chunk = max(size * last_weight.shape[1] * last_weight.element_size(), 1)
     return min(max(KEPT_BYTES * num_edges // bytes_of_chunk, 1) * size, num_edges)
 
@@ -97,9 +97,9 @@ def _forward(
     size: int,
     kept: int,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the product; ``irreps`` as `named_product` takes them.
+    """Compute the product; for ``irreps`` see `named_product`.
 
-    Also the weights of the first ``kept`` edges, whole chunks of ``size``.
+    Also return the weights of the first ``kept`` edges, whole chunks of ``size``.
     """
     product = named_product(irreps)
     index = Index(senders, receiver_ptr, None, by_sender, sender_ptr)
@@ -118,7 +118,7 @@ def _forward(
 def _results(
     x: Tensor, harmonics: Tensor, hidden: Tensor, last_weight: Tensor, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Allocate gradients; those by x and the last layer are sums."""
+    """Allocate gradients; those of x and the last layer accumulate, so they start as zeros."""
     return (
         x.new_zeros(x.shape if needs[0] else 0),
         x.new_empty(harmonics.shape if needs[1] else 0),
@@ -127,10 +127,7 @@ def _results(
     )
 
 
-@_forward.backward(
-    "x harmonics hidden last_weight",
-    fake=_results,
-)
+@_forward.backward("x harmonics hidden last_weight", fake=_results)
 def _backward(
     g: Tensor,
     x: Tensor,
@@ -244,13 +241,13 @@ def _double_backward(
 
 
 class _Weights:
-    """The weights of the edges, some kept, the others made chunk by chunk in one buffer.
+    """The weights of the edges: some kept, the others computed chunk by chunk in one buffer.
 
     Parameters
     ----------
     hidden, last_weight : contiguous
     size : edges of a chunk
-    kept : the weights of the edges in the first chunks, or room for them
+    kept : the weights of the edges in the first chunks, or a buffer for them
     """
 
     def __init__(self, hidden: Tensor, last_weight: Tensor, size: int, kept: Tensor) -> None:
@@ -258,7 +255,7 @@ class _Weights:
         self.buffer = hidden.new_empty(min(size, hidden.shape[0]), last_weight.shape[1])
 
     def room(self, chunk: Chunk) -> Tensor:
-        """Return a buffer for the gradients of a chunk's weights: these, unless they are kept."""
+        """Return a buffer for a chunk's weight gradients: the weights, unless they are kept."""
         return self.buffer[: chunk.stop - chunk.first]
 
     def make(self, chunk: Chunk) -> Tensor:

@@ -2,9 +2,9 @@
 """Matmuls of the last radial layer: at most 128 hidden features, very many edges.
 
 In float32 each operand is split into a high and a low TF32 part and three of the four partial
-products are summed (3xTF32): float32 errors, at more than the speed of float32 arithmetic. cuBLAS
-float32 matmuls reach half their peak at these shapes. Where torch allows TF32 a single matmul is
-used. Float64 goes to cuBLAS.
+products are summed (3xTF32): float32 errors, faster than float32 arithmetic. cuBLAS float32 matmuls
+reach half their peak at these shapes. If torch allows TF32, a single matmul is used. Float64 goes
+to cuBLAS.
 
 `_expand` keeps N columns of the weight on chip and strides over blocks of M rows; `_contract`
 accumulates an [M, N] tile over blocks of K columns; `_outer` sums one part of the rows into an
@@ -21,19 +21,19 @@ from bevatron.kernels.shared.tiles import Tiles
 from bevatron.kernels.shared.triton_math import allows_tf32, product, split
 
 PROGRAMS = {"expand": 264, "outer": 396}
-"""Number of programs among which rows are split: one or two waves of a GPU."""
+"""Programs that share the rows: one or two waves of a GPU."""
 
 
 EXPAND = Tiles(128, 128, 8, 3, depth=64)
 EXPAND_SMALL = Tiles(64, 64, 4, 1, depth=64)
-"""For more hidden numbers, or other GPUs than Hopper's."""
+"""For more hidden features, or GPUs other than Hopper."""
 ROOMY = 9
-"""Compute capability with room for what `EXPAND` takes: 192 KiB, on Blackwell up to 240."""
+"""Compute capability with enough shared memory for `EXPAND`: 192 KiB, on Blackwell up to 240."""
 CONTRACT = Tiles(64, 64, 4, 3, depth=32)
 OUTER = Tiles(64, 32, 4, 3, depth=64)
 SPLIT_COLUMNS = 32
 WIDEST = 128
-"""Hidden numbers up to which programs, which hold all of a row, fit into any GPU's 99 KiB."""
+"""Most hidden features; programs hold whole rows, which then fit into any GPU's 99 KiB."""
 
 
 class Layer:
@@ -105,7 +105,7 @@ class OuterSum:
             self.parts = out.new_zeros(splits, *out.shape)
 
     def add(self, left: Tensor, right: Tensor) -> None:
-        """Add the product of a chunk."""
+        """Add the matmul of a chunk."""
         if self.parts is None:
             self.out.addmm_(left.mT, right)
             return
@@ -136,7 +136,7 @@ def _shares(product: str, across: int) -> int:
 
 
 def _filled(hidden: int) -> int:
-    """Fill the hidden numbers up to what a matrix unit takes."""
+    """Pad the hidden features to a tensor core tile."""
     return max(16, int(triton.next_power_of_2(hidden)))
 
 

@@ -17,7 +17,7 @@ from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.triton_math import accumulator
 
 NUMBERS, INTERPRETED_NUMBERS = 512, 4096
-"""That a program holds: some rows of one segment."""
+"""Elements that a program holds: several rows of one segment."""
 
 
 def scatter_sum(values: Tensor, index: Tensor, num_segments: int, ordered: bool) -> Tensor:
@@ -34,11 +34,10 @@ def scatter_sum(values: Tensor, index: Tensor, num_segments: int, ordered: bool)
 
 
 @custom_op(
-    "scatter_sum",
-    fake=lambda values, ptr: values.new_empty(ptr.shape[0] - 1, values.shape[1]),
+    "scatter_sum", fake=lambda values, ptr: values.new_empty(ptr.shape[0] - 1, values.shape[1])
 )
 def total(values: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> Tensor:
-    """[N, C] from [E, C], where each segment begins, and which row comes where."""
+    """[N, C] from [E, C], the offsets of the segments and the permutation of the rows."""
     del index
     values = values.contiguous()
     count, width = ptr.shape[0] - 1, values.shape[1]
@@ -47,17 +46,11 @@ def total(values: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> T
         numbers = NUMBERS if values.is_cuda else INTERPRETED_NUMBERS
         columns = min(triton.next_power_of_2(width), numbers)
         scatter_sum_kernel[(count, triton.cdiv(width, columns))](
-            values,
-            ptr,
-            ptr if order is None else order,
-            sums,
-            WIDTH=width,
-            ORDERED=order is None,
-            ROWS=numbers // columns,
-            COLUMNS=columns,
+            values, ptr, ptr if order is None else order, sums,
+            WIDTH=width, ORDERED=order is None, ROWS=numbers // columns, COLUMNS=columns,
             WIDE=accumulator(values),
             num_warps=4,
-        )
+        )  # fmt: skip
     return sums
 
 

@@ -23,24 +23,24 @@ from bevatron.kernels.shared.launch import on_gpu
 from bevatron.kernels.shared.triton_math import multiply, precision, sigmoids
 
 ROWS = {torch.float32: 64, torch.float64: 32}
-"""Of a block; with 128 the double backward has too few registers."""
+"""Rows of a block; with 128 the double backward runs out of registers."""
 WARPS = {"forward": 4, "backward": 4, "double_backward": 8}
 PROGRAMS = {"forward": 396, "backward": 264, "double_backward": 132}
-"""Programs that share the rows, as many as a GPU's registers have room for."""
+"""Programs that share the rows, as many as the registers of a GPU hold."""
 STAGES = 2
-"""Loads under way at once."""
+"""Pipeline stages."""
 WIDEST = 64
-"""Columns up to which a program holds whole rows and the whole weight."""
+"""Most columns; a program holds whole rows and the whole weight."""
 PARTS = 256
-"""Parts of the rows that are summed apart for a gradient with respect to W."""
+"""Partial sums of the gradient with respect to W."""
 SUMMED = 32
-"""Rows of such a part that are added at once."""
+"""Rows that a program of such a partial sum adds at once."""
 
 
 def silu_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Compute the same as the reference; wide layers are left to the library's products.
+    """Compute the same as the reference; wide layers go to cuBLAS.
 
-    So is float64 on a GPU, for which a program has too few registers.
+    So does float64 on a GPU, for which a program has too few registers.
     """
     if max(weight.shape) > WIDEST or (on_gpu(x) and x.dtype == torch.float64):
         return silu(x) @ weight
@@ -82,7 +82,7 @@ def outer(dy: Tensor, x: Tensor) -> Tensor:
 def double_backward(
     u: Tensor, dy: Tensor, x: Tensor, weight: Tensor, by_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """From a gradient u of `backward`'s result those by dy, x and W, that empty if not wanted."""
+    """Gradients of dy, x and W from that of `backward`'s result, u; W's is empty if not needed."""
     u, dy, x = u.contiguous(), dy.contiguous(), x.contiguous()
     by_dy, by_x = torch.empty_like(dy), torch.empty_like(x)
     _by_rows("double_backward", weight, (u, dy, x), (by_dy, by_x))
@@ -108,7 +108,7 @@ outer.gradients("dy x", _outer_gradients)
 def _by_rows(
     kind: str, weight: Tensor, given: tuple[Tensor, ...], made: tuple[Tensor, ...]
 ) -> None:
-    """Launch a kernel that has some rows of all tensors and the weight."""
+    """Launch a kernel over blocks of rows."""
     count = given[0].shape[0]
     if not count or not weight.numel():
         for result in made:
@@ -145,7 +145,7 @@ def _summed(x: Tensor, dy: Tensor, u: Tensor | None = None) -> Tensor:
 
 
 def _filled(hidden: int, width: int) -> dict[str, int]:
-    """Fill rows and columns up to what a matrix unit takes."""
+    """Pad rows and columns to a tensor core tile."""
     sizes = (max(16, int(triton.next_power_of_2(n))) for n in (hidden, width))
     return dict(zip(("FULL_H", "FULL_J"), sizes, strict=True))
 

@@ -6,8 +6,8 @@ add up, and with the weights folded in
     B[n, k, M] = sum over terms t of M: C[z_n, t, k] * A[n, k, i_1] * .. * A[n, k, i_nu],
     C[z, t, k] = sum over paths p of all degrees and orders: mixing[t, p] * W[z, p, k]
 
-Products of more factors contain those of fewer, so the terms make a tree: a node is a product, its
-children have one factor more.
+Products of more factors contain those of fewer, so the terms form a tree: a node is a product, and
+its children have one factor more.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ from bevatron.typing import FloatArray
 
 @dataclass
 class Node:
-    """A product of components and the terms that have it.
+    """A product of components and its terms.
 
     Attributes
     ----------
-    terms : M -> number of the term
-    children : component -> this product times it
+    terms : M -> index of the term
+    children : component -> this product times the component
     """
 
     terms: dict[int, int] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Polynomial:
         return root
 
     def matrix(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return `mixing` as a tensor, made once."""
+        """Return `mixing` as a cached tensor."""
         return _mixing(self, dtype, device)
 
 
@@ -122,7 +122,7 @@ def polynomial_of(couplings: tuple[tuple[CouplingTensor, ...], ...]) -> Polynomi
         for coupling in orders:
             for index, path, value in zip(*coupling.symmetrised(), strict=True):
                 m, *product = (int(i) for i in index)
-                # Components of high degree first: few products of them are shared.
+                # Components of high degree first: they share few products.
                 key = (first_m + m, tuple(sorted(product, reverse=True)))
                 columns.setdefault(key, {})[first_path + int(path)] = float(value)
             first_path += coupling.num_paths

@@ -1,4 +1,4 @@
-"""The specification of the symmetric contraction: one matrix product per element and channel.
+"""The specification of the symmetric contraction: one matmul per element and channel.
 
 All factors of a product are the same feature, so only sorted products of components count: 816
 instead of 4096 for three factors of 16 components. A product of nu sorted components is one of nu-1
@@ -56,8 +56,8 @@ def symmetric_contraction(
 class _Table:
     """Positions of the coefficients in C[k, p, (M, i)].
 
-    ``positions`` and ``mixing`` hold, for each degree, the places in C that are not always zero and
-    the matrix [paths of all orders, places] that makes them from the weights.
+    ``positions`` and ``mixing`` hold, for each degree, the structurally non-zero places in C and
+    the matrix [paths of all orders, places] that computes them from the weights.
     """
 
     order: int
@@ -96,7 +96,7 @@ def _monomials(a: Tensor, order: int) -> Tensor:
 def _table(
     couplings: tuple[tuple[CouplingTensor, ...], ...], dtype: torch.dtype, device: torch.device
 ) -> _Table:
-    """Arrange the coefficients of all degrees and orders for one matrix product."""
+    """Arrange the coefficients of all degrees and orders for one matmul."""
     order = len(couplings[0])
     size = (couplings[0][0].l_max + 1) ** 2
     dims = [2 * orders[0].degree + 1 for orders in couplings]

@@ -37,9 +37,9 @@ from bevatron.maths.symmetric_product import CouplingTensor
 ROWS = {"forward": 2, "backward": 1, "double_backward": 1, "weights": 1, "weights_along": 2}
 """Atoms in the registers of a program; half of it, at least 1, in float64."""
 LANES = 32
-"""Channels of a program, one per thread: one warp, so that threads never exchange anything."""
+"""Channels of a program, one per thread of a single warp, so threads never exchange data."""
 SUMMED_ROWS = 64
-"""Atoms of a tile over which the gradient with respect to the coefficients is summed at first."""
+"""Atoms of a tile, over which a program sums the gradient of the coefficients."""
 CHUNK = {torch.float32: 64, torch.float64: 32}
 """Terms whose sums a program keeps in registers."""
 
@@ -109,10 +109,7 @@ def _empty_coefficients(a: Tensor, ptr: Tensor, key: str) -> Tensor:
     return a.new_empty(ptr.shape[0] - 1, num_terms, a.shape[1], dtype=wide_type(a))
 
 
-@custom_op(
-    "symmetric_contraction_weights",
-    fake=_empty_coefficients,
-)
+@custom_op("symmetric_contraction_weights", fake=_empty_coefficients)
 def weights(g: Tensor, a: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tensor:
     """Gradient with respect to C."""
     return _summed("weights", (g, a), order, ptr, key)
@@ -125,18 +122,15 @@ def weights(g: Tensor, a: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tenso
 def double_backward(
     v: Tensor, g: Tensor, a: Tensor, c: Tensor, order: Tensor, ptr: Tensor, key: str
 ) -> tuple[Tensor, Tensor]:
-    """From a gradient v of `backward`'s result those by g and A."""
+    """Gradients of g and A from that of `backward`'s result, v."""
     u, h = torch.empty_like(g), torch.empty_like(a)
     _tile_by_tile("double_backward", (u, h, v, g, a, c), a, order, ptr, key)
     return u, h
 
 
-@custom_op(
-    "symmetric_contraction_weights_along",
-    fake=_empty_coefficients,
-)
+@custom_op("symmetric_contraction_weights_along", fake=_empty_coefficients)
 def weights_along(v: Tensor, g: Tensor, a: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tensor:
-    """From a gradient v of `backward`'s result that by C."""
+    """Gradient of C from that of `backward`'s result, v."""
     return _summed("weights_along", (v, g, a), order, ptr, key)
 
 
@@ -193,7 +187,7 @@ def _summed(kind: str, inputs: tuple[Tensor, ...], order: Tensor, ptr: Tensor, k
 def _tile_by_tile(
     kind: str, pointers: tuple[Tensor, ...], a: Tensor, order: Tensor, ptr: Tensor, key: str
 ) -> None:
-    """Run a kernel whose tiles are the atoms that a program has in registers."""
+    """Launch a kernel whose tiles are the atoms that a program keeps in registers."""
     _launch(kind, key, pointers, a, order, tile_table(ptr, len(order), _rows(kind, a)))
 
 
@@ -210,17 +204,12 @@ def _launch(
         return
     component_major = _is_component_major(a)
     _kernel(key, kind, chunk, a.is_cuda)[grid](
-        *pointers,
-        order,
-        table,
-        K=num_channels,
-        STRIDE_K=1 if component_major else size,
-        STRIDE_S=num_channels if component_major else 1,
-        ROWS=_rows(kind, a),
-        LANES=lanes,
+        *pointers, order, table,
+        K=num_channels, STRIDE_K=1 if component_major else size,
+        STRIDE_S=num_channels if component_major else 1, ROWS=_rows(kind, a), LANES=lanes,
         ACC=tl.float32 if dtype == torch.float32 else tl.float64,
         num_warps=max(1, lanes // 32),
-    )
+    )  # fmt: skip
 
 
 def _rows(kind: str, a: Tensor) -> int:
@@ -237,7 +226,7 @@ def _kernel(key: str, kind: str, chunk: int, compiled: bool) -> Any:
 
 
 def _is_component_major(a: Tensor) -> bool:
-    """Whether channels and not components are neighbours in memory."""
+    """Whether channels, rather than components, are contiguous."""
     return not a.is_contiguous() and a.transpose(1, 2).is_contiguous()
 
 

@@ -96,7 +96,7 @@ class Csr:
         row_ids: Int[Tensor, "rows"] | None = None,
         col_ids: Int[Tensor, "columns"] | None = None,
     ) -> "Csr":
-        """Build from rows that are in order already; columns within a row may be in any order.
+        """Build from rows that are already in order; columns within a row may be in any order.
 
         Raises DataError, ValueError as `from_coo`, and if the pointers do not rise from 0 to the
         number of entries.

@@ -1,7 +1,7 @@
-"""The random mask of attention dropout: a function of (seed, row, column, head), kept nowhere.
+"""The random mask of attention dropout: a function of (seed, row, column, head), never stored.
 
-Forward and backward passes, in any order of entries, on any device and in any cut of the matrix
-compute the same bits. The mixing steps are those of MurmurHash3's 32-bit finaliser.
+Forward and backward passes compute the same bits, in any order of entries, on any device and for
+any partition of the matrix. The mixing steps are those of MurmurHash3's 32-bit finaliser.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Arguments and blocks of kernels over a `Csr`.
 
-A launch takes one side of the matrix, rows or columns, as a list of tensors and a list of numbers:
-custom operators have no other way to take a structure.
+A launch takes one side of the matrix, rows or columns, as a list of tensors and a list of numbers,
+the only form in which custom operators take a structure.
 """
 
 from dataclasses import dataclass, replace
@@ -21,8 +21,8 @@ class Tile:
 
     Attributes
     ----------
-    numbers : fetched features of a step: entries times channels
-    channels : most channels of a program; more are shared out, and scores computed for each share
+    numbers : features gathered per step: entries times channels
+    channels : most channels of a program; more are split over programs that recompute the scores
     num_warps : warps of a program
     """
 
@@ -35,8 +35,8 @@ class Tile:
 class Bucket:
     """Parts ``first`` to ``first + count``: ``rows`` of them in a program, ``entries`` a step.
 
-    Dealt: one part in a program, its entries dealt out to ``rows`` shares like cards. Filled: every
-    part has an entry.
+    Dealt: one part per program, whose ``rows`` lanes take its entries in turn. Filled: every part
+    has an entry.
     """
 
     first: int
@@ -57,7 +57,7 @@ class Mask(NamedTuple):
 
     Attributes
     ----------
-    ids : as `ids_of` gives them; without, rows and columns have their places as numbers
+    ids : see `ids_of`; if empty, rows and columns are numbered by position
     seed : None without a mask
     """
 
@@ -67,7 +67,7 @@ class Mask(NamedTuple):
     dropout: float = 0.0
 
     def arguments(self, placeholder: Tensor) -> tuple[Any, ...]:
-        """Return seed, numbers of rows and columns, and the bound of the random words."""
+        """Return the seed, the row and column ids, and the bound of the random words."""
         row_ids, col_ids = self.ids or (placeholder, placeholder)
         seed = placeholder if self.seed is None else self.seed
         return seed, row_ids, col_ids, threshold(self.dropout)
@@ -83,27 +83,27 @@ class Mask(NamedTuple):
 
 
 RESIDENT = 512
-"""Numbers that a program's sums may take: more rows would spill registers."""
+"""Most elements of a program's accumulators; more rows would spill registers."""
 WIDEST = 64
-"""Most rows of a program: what is kept for each would spill registers too."""
+"""Most rows of a program; the state of more rows would spill registers too."""
 MOST_SCORES = 256
-"""Most entries of a step, however few channels they have."""
+"""Most entries per step, however few channels they have."""
 FEW_PARTS = 2048
-"""A list as short as this is one launch."""
+"""A list this short is one launch."""
 
 
 def rows_of(csr: Csr) -> tuple[list[Tensor], list[int]]:
-    """Return the matrix's rows as launches take them."""
+    """Return the matrix's rows in the form that launches take."""
     return _side(csr.col, csr.row_work)
 
 
 def columns_of(csr: Csr) -> tuple[list[Tensor], list[int]]:
-    """Return the matrix's columns as launches take them."""
+    """Return the matrix's columns in the form that launches take."""
     return _side(csr.row_of, csr.col_work)
 
 
 def ids_of(csr: Csr) -> list[Tensor]:
-    """Return the numbers of rows and columns for a random mask, or nothing."""
+    """Return the row and column ids of a random mask, or an empty list."""
     if csr.row_ids is None and csr.col_ids is None:
         return []
     ids = (csr.row_ids, csr.col_ids)
@@ -123,7 +123,7 @@ def buckets(numbers: list[int], channels: int, tile: Tile) -> list[Bucket]:
 
     Parameters
     ----------
-    numbers : as `rows_of` gives them
+    numbers : see `rows_of`
     channels : channels of a program, a power of two
     tile : size of a program
     """
@@ -140,13 +140,13 @@ def buckets(numbers: list[int], channels: int, tile: Tile) -> list[Bucket]:
     return _cut(numbers, most // 2, max(1, most // 8), shapes)
 
 
-def side_by_side(numbers: list[int], channels: int, tile: Tile, number_bytes: int) -> list[Bucket]:
+def lane_buckets(numbers: list[int], channels: int, tile: Tile, number_bytes: int) -> list[Bucket]:
     """Cut a list of parts into launches for kernels whose tiles are [entries, rows, channels].
 
-    A long row has a warp to itself, its entries dealt out to lanes: those fetched together often
-    lie in one line of the cache. Shorter rows share a warp, as many as their channels, 16 bytes a
-    lane, fill its lanes: no lane waits for more entries, and each row, or share of a row, is added
-    up within a lane. Rows of one entry, or none, are four times as many.
+    A long row has a warp to itself, whose lanes take its entries in turn, so that entries fetched
+    together often share a cache line. Shorter rows share a warp, as many as fill its lanes at 16
+    bytes of channels per lane: no lane waits for more entries, and each row, or lane's part of a
+    row, is summed within a lane. Programs of rows with one entry or none have four times as many.
     """
     total = numbers[1]
     most = max(4, min(tile.numbers // channels, MOST_SCORES))
@@ -179,6 +179,6 @@ def _cut(numbers: list[int], long: int, middling: int, shapes: list[Bucket]) -> 
 
 
 def slices(channels: int, tile: Tile) -> tuple[int, int]:
-    """Return the channels of a program, a power of two, and the number of shares."""
+    """Return the channels of a program, a power of two, and the number of programs per row."""
     width = min(tile.channels, 1 << (channels - 1).bit_length())
     return width, -(-channels // width)

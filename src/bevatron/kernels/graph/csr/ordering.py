@@ -1,4 +1,4 @@
-"""Entries of a sparse matrix put in the order of their rows, or columns, in bounded memory."""
+"""Sorts the entries of a sparse matrix by row or by column in bounded memory."""
 
 import itertools
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from bevatron.errors import DataError
 
 PIECE = 2**28
-"""Entries that are sorted at once: sorting takes about forty bytes for each."""
+"""Entries sorted at once; each takes about forty bytes."""
 
 
 def index_type(count: int) -> torch.dtype:
-    """Return the smallest type that numbers ``count`` things."""
+    """Return the smallest integer type that indexes ``count`` elements."""
     return torch.int32 if count <= torch.iinfo(torch.int32).max else torch.int64
 
 
@@ -58,17 +58,17 @@ def check_indices(name: str, index: Tensor, count: int) -> None:
 def order_entries(
     major: Tensor, minor: Tensor, num_major: int, num_minor: int, *, unique: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort entries by major, then minor index; DataError if an entry is there twice.
+    """Sort entries by major, then minor index; raise DataError on a duplicate.
 
     Parameters
     ----------
-    unique : refuse an entry that is there twice
+    unique : refuse duplicates
 
     Returns
     -------
     tuple
-        Where each major index begins (int64, one more at the end), the minor indices in order, and
-        the number of the entry at each place (int64).
+        Offsets of the major indices (int64, with the end), the sorted minor indices, and the
+        permutation (int64).
     """
     ptr = torch.zeros(num_major + 1, dtype=torch.int64, device=major.device)
     for start in range(0, len(major), PIECE):
@@ -108,7 +108,7 @@ def _sort(major: Tensor, minor: Tensor, num_minor: int, unique: bool) -> tuple[T
 
 
 def _pieces(ptr: Tensor) -> list[tuple[int, int]]:
-    """Cut the major indices so that each piece holds about `PIECE` entries."""
+    """Cut the major indices into pieces of about `PIECE` entries."""
     total = int(ptr[-1])
     goals = torch.arange(PIECE // 2, total, PIECE // 2, device=ptr.device)
     cuts = torch.searchsorted(ptr, goals).unique().tolist()

@@ -1,7 +1,7 @@
 """Sums over the entries of a sparse matrix in plain PyTorch, differentiable to any order.
 
-Both sums are written as a loop over pieces of the entries, so no tensor of entries x features
-is made, neither forward nor backward: each is in the other's gradient.
+Both sums loop over chunks of the entries, so neither the forward nor the backward pass allocates a
+tensor of entries x features; each sum appears in the other's gradient.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 PIECE = 2**24
-"""Numbers of a gathered piece."""
+"""Elements of a gathered chunk."""
 
 
 def weighted_sum(weights: Tensor, x: Tensor, into: Tensor, out_of: Tensor, count: int) -> Tensor:
@@ -89,14 +89,14 @@ def segment_softmax(logits: Tensor, into: Tensor, count: int) -> Tensor:
 def by_pieces(
     function: Callable[..., Tensor], tensors: tuple[Tensor, ...], entries: Tensor, like: Tensor
 ) -> Tensor:
-    """Compute ``function(*tensors, slice)`` for all entries, a piece at a time, and again for grad.
+    """Compute ``function(*tensors, slice)`` for all entries, chunk by chunk, and again for grad.
 
     Parameters
     ----------
     function : applied to some entries, [entries, ...]
     tensors : the inputs with gradients
     entries : [E] of any kind
-    like : [n, ...] whose rows are as wide as what is computed for an entry on the way
+    like : [n, ...] with rows as wide as the intermediates of one entry
     """
     pieces = _pieces(entries, like)
     if len(pieces) < 2:

@@ -32,15 +32,13 @@ def add_shares_kernel(
 
 
 def add_shares(cut_row: Tensor, cut_ptr: Tensor, share: Tensor, out: Tensor) -> None:
-    """Write the sum of every cut row's shares into its row of ``out``."""
+    """Write the sum of every cut row's partial results into its row of ``out``."""
     width = share[:1].numel()
     if not width:
         return
     block = min(WIDTH, 1 << (width - 1).bit_length())
     add_shares_kernel[(len(cut_row), -(-width // block))](
         *(cut_row, cut_ptr, share, out),
-        W=width,
-        BLOCK_W=block,
-        E=MERGED_AT_ONCE,
+        W=width, BLOCK_W=block, E=MERGED_AT_ONCE,
         num_warps=1,
-    )
+    )  # fmt: skip

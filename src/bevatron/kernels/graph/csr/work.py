@@ -1,8 +1,8 @@
 """Distributes the rows of a sparse matrix over programs.
 
-Rows of real graphs have one entry or hundreds of thousands. A row longer than a chunk is cut, and
-its parts are merged in their order, so that results repeat bit for bit. Parts are sorted by length:
-neighbours in the list take equally long, and the longest start first.
+Rows of real graphs have one entry or hundreds of thousands. A row longer than a chunk is cut into
+parts, which are merged in order, so that results repeat bit for bit. Parts are sorted by length:
+those of one program take equally long, and the longest start first.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from torch import Tensor
 from bevatron.kernels.graph.csr.ordering import expand
 
 SMALLEST_CHUNK = 256
-"""A row up to this length is never cut."""
+"""Rows up to this length are never cut."""
 ROWS_PER_PART = 0.5
-"""Upper bound of the parts of cut rows per row of the matrix, which bounds their memory."""
+"""Most parts of cut rows per row of the matrix, which bounds the memory of partial results."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +29,12 @@ class Work:
     row : [parts] int32, row of each part
     start : [parts] int64, its first entry
     length : [parts] int32, its number of entries, at most ``chunk``
-    slot : [parts] int32, where the part of a cut row leaves its share; -1 for a row in one part
+    slot : [parts] int32, index of the partial result of a cut row's part; -1 for a whole row
     cut_row : [cut rows] int32
-    cut_ptr : [cut rows + 1] int32, the slots of each cut row, which follow each other
-    lengths : host's copy: how many parts have at least 1, 2, 4, 8 ... entries
+    cut_ptr : [cut rows + 1] int32, offsets of the slots of each cut row
+    lengths : on the host, the number of parts with at least 1, 2, 4, 8 ... entries
     chunk : longest part
-    num_slots : slots in all
+    num_slots : number of slots
     """
 
     row: Tensor
@@ -62,7 +62,7 @@ class Work:
 
 
 def make_work(ptr: Tensor) -> Work:
-    """Share out the segments between ``ptr``; waits for the device."""
+    """Schedule the segments between ``ptr``; waits for the device."""
     num_rows, device = len(ptr) - 1, ptr.device
     length = ptr.diff()
     chunk = _chunk(num_rows, int(ptr[-1]))

@@ -14,7 +14,7 @@ __all__ = ["dot_attention", "inverse_norm", "partial"]
 _operator = registry.operator("dot_attention", __name__)
 
 SMALLEST_NORM = 1e-12
-"""Lower bound of the length by which a vector is divided."""
+"""Smallest length by which a vector is divided."""
 
 
 def dot_attention(
@@ -87,7 +87,7 @@ def dot_attention(
 
 
 def inverse_norm(x: Float[Tensor, "N H C"]) -> Float[Tensor, "N H"]:
-    """Compute 1 / max(length, 1e-12) of every vector; where it is capped the gradient is zero.
+    """Compute 1 / max(length, 1e-12) of every vector; a capped length has zero gradient.
 
     Examples
     --------
@@ -96,7 +96,7 @@ def inverse_norm(x: Float[Tensor, "N H C"]) -> Float[Tensor, "N H"]:
     """
     square = wide(x).square().sum(-1)
     tiny = square <= SMALLEST_NORM**2
-    # The inner choice keeps the derivative of the root finite where the outer one drops it.
+    # The inner `where` keeps the derivative of the root finite in lanes that the outer one drops.
     inverse = torch.where(tiny, 1.0, square).rsqrt()
     return torch.where(tiny, 1.0 / SMALLEST_NORM, inverse)
 
@@ -104,7 +104,7 @@ def inverse_norm(x: Float[Tensor, "N H C"]) -> Float[Tensor, "N H"]:
 def _scales(
     x: Tensor, query: Tensor | None, normalize: bool, scale: float | Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return what scores are multiplied by for their row and for their column."""
+    """Return the factors of the scores per row and per column."""
     col_scale = row_scale = None
     if normalize:
         col_scale = inverse_norm(x)

@@ -1,11 +1,12 @@
-r"""Scalar-product attention over a block of a larger matrix: what a partition of a graph adds up.
+r"""Dot-product attention over a block of a larger matrix: the partial sums of a partitioned graph.
 
-The score is :math:`t_{ij} = s_i c_j \langle q_i, k_j\rangle`. Without a softmax a block's result is
-its share of the sum. With one it is relative to the largest score of its own rows, as in
+The score is :math:`t_{ij} = s_i c_j \langle q_i, k_j\rangle`. Without a softmax a block returns its
+partial sum. With one the sum is relative to the largest score of its own rows, as in
 `bevatron.kernels.graph.graph_attention.partial`: `merge` adds blocks and `finish` normalises.
-Backward, a block needs of the whole rows L (logarithm of the sum of exponentials) and
-:math:`\delta_i = \langle G_i, z_i\rangle`; `row_backward` gives its share for the rows' vectors and
-`col_backward` for the columns'. All results are float32 (float64 for float64).
+The backward pass of a block needs L (log of the sum of exponentials) and
+:math:`\delta_i = \langle G_i, z_i\rangle` of the whole rows; `row_backward` returns the block's
+part of the rows' gradients, `col_backward` of the columns'. All results are float32 (float64 for
+float64).
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ class Scores:
     ----------
     query : [rows, H, C]
     key : [columns, H, C]
-    value : [columns, H, D]; None: the key, fetched once for both
+    value : [columns, H, D]; None: the key, loaded once for both
     row_scale, col_scale : [rows, H] and [columns, H], s and c; None: ones
     softmax : whether the scores of each row are normalised
     """
@@ -76,7 +77,7 @@ def forward(csr: Csr, scores: Scores) -> Sums:
 
 
 def merge(blocks: Sequence[Sums]) -> Sums:
-    """Add the sums of blocks of the same rows, in their order."""
+    """Add the sums of blocks of the same rows, in order."""
     if blocks[0].largest is None:
         return Sums(sum((block.z for block in blocks[1:]), blocks[0].z))
     known = [(b.z, b.largest, b.total) for b in blocks if b.largest is not None]
@@ -105,7 +106,7 @@ def row_backward(
     lse: Float[Tensor, "rows H"] | None = None,
     delta: Float[Tensor, "rows H"] | None = None,
 ) -> tuple[Float[Tensor, "rows H C"], Float[Tensor, "rows H"]]:
-    """Compute a block's share of the gradients of the query and of ``row_scale``."""
+    """Compute a block's part of the gradients of the query and of ``row_scale``."""
     run = _row_gradients.dispatch(scores.key)
     by_query, by_scale = run(csr, scores, grad, lse, delta)
     return by_query, by_scale
@@ -118,9 +119,9 @@ def col_backward(
     lse: Float[Tensor, "rows H"] | None = None,
     delta: Float[Tensor, "rows H"] | None = None,
 ) -> tuple[Float[Tensor, "columns H C"], Tensor | None, Float[Tensor, "columns H"]]:
-    """Compute a block's share of the gradients of the key, the value and ``col_scale``.
+    """Compute a block's part of the gradients of the key, the value and ``col_scale``.
 
-    Where the key is the value, the first holds both and the second is None.
+    If the key is the value, the first holds both and the second is None.
     """
     run = _col_gradients.dispatch(scores.key)
     by_key, by_value, by_scale = run(csr, scores, grad, lse, delta)

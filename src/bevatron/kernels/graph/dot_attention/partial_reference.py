@@ -11,7 +11,7 @@ from bevatron.kernels.shared.dtypes import wide
 
 @torch.no_grad()
 def sums(csr: Csr, scores: Scores) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Compute Z, and m and s where there is a softmax."""
+    """Compute Z and, with a softmax, m and s."""
     row, col, count = csr.row_index, csr.col, csr.shape[0]
     weights = _product(csr, scores) * _scale(csr, scores)
     largest = total = None

@@ -1,4 +1,4 @@
-"""Attention by scalar products in plain PyTorch: the specification."""
+"""Dot-product attention in plain PyTorch: the specification."""
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ def dot_attention(
     col_scale: Tensor | None,
     softmax: bool,
 ) -> Tensor:
-    """Compute ``sum_j a_ij f(s_i c_j <q_i, k_j>) v_j`` with f the softmax of a row, or nothing."""
+    """Compute ``sum_j a_ij f(s_i c_j <q_i, k_j>) v_j`` with f the row softmax or the identity."""
     row, col = csr.row_index, csr.col
     weights = entry_dot(wide(query), wide(key), row, col)
     if row_scale is not None:

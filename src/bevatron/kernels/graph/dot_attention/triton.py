@@ -54,7 +54,7 @@ def run(
     dropout: float = 0.0,
     symmetric: bool = False,
 ) -> Tensor:
-    """Call the operator with the matrix's parts; a query that is None is the key."""
+    """Unpack the matrix and call the operator; a query of None is the key."""
     by_column = csr.values_by_column
     z: Tensor = attend(
         *(query, key, value, row_scale, col_scale, vector, csr.values),
@@ -76,11 +76,7 @@ def _outputs(
     return z, first, second
 
 
-@custom_op(
-    "dot_attention",
-    outputs="z lse total",
-    fake=_outputs,
-)
+@custom_op("dot_attention", outputs="z lse total", fake=_outputs)
 def attend(
     query: Tensor | None,
     key: Tensor,
@@ -103,7 +99,7 @@ def attend(
     symmetric: bool,
     partial: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return z and, with a softmax, L times log2(e); of a block Z, m and s."""
+    """Return z and, with a softmax, L times log2(e); for a block Z, m and s."""
     del values_by_column, columns, column_numbers, symmetric  # for the backward pass
     outputs = _outputs(key, value, num_rows, softmax, partial)
     problem = Problem(
@@ -147,7 +143,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of query, key, value, both scales, vector and values.
 
-    What is absent gets an empty tensor. The key's is the query's too where both are one tensor.
+    An absent input gets an empty tensor. If query and key are one tensor, so is their gradient.
     """
     given = query if query is not None else key
     mask = Mask(ids, seed, slope, dropout)
@@ -180,7 +176,7 @@ def attend_backward(
 
 
 def sums(csr: Csr, scores: Scores) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Compute a block's Z, and m and s where there is a softmax."""
+    """Compute a block's Z and, with a softmax, m and s."""
     values = None if csr.values is None else csr.values.detach()
     problem = _problem(scores)
     outputs = _outputs(scores.key, scores.value, csr.shape[0], scores.softmax, True)
@@ -192,7 +188,7 @@ def sums(csr: Csr, scores: Scores) -> tuple[Tensor, Tensor | None, Tensor | None
 def row_gradients(
     csr: Csr, scores: Scores, grad: Tensor, lse: Tensor | None, delta: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute a block's share of the gradients of the query and of the rows' scale."""
+    """Compute a block's part of the gradients of the query and of the row scale."""
     dtype = wide_type(scores.key)
     dquery = scores.query.new_empty(scores.query.shape, dtype=dtype)
     drow = dquery.new_empty(dquery.shape[:2])
@@ -207,7 +203,7 @@ def row_gradients(
 def col_gradients(
     csr: Csr, scores: Scores, grad: Tensor, lse: Tensor | None, delta: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Compute a block's share of the gradients of key, value and the columns' scale."""
+    """Compute a block's part of the gradients of key, value and column scale."""
     dtype, key = wide_type(scores.key), scores.key
     dkey = key.new_empty(key.shape, dtype=dtype)
     shape = 0 if scores.value is None else scores.value.shape
@@ -229,7 +225,7 @@ def _problem(scores: Scores) -> Problem:
 
 
 def _statistics(grad: Tensor, lse: Tensor | None, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return L times log2(e) and delta as kernels read them."""
+    """Return L times log2(e) and delta in the layout that kernels read."""
     if lse is None or delta is None:
         return grad, grad
     return (wide(lse) * LOG2E).contiguous(), wide(delta).contiguous()

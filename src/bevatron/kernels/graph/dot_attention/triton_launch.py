@@ -17,7 +17,7 @@ from bevatron.kernels.shared.tiles import TileTable
 from bevatron.kernels.shared.triton_math import accumulator
 
 TILES = TileTable(forward=Tile(), rows=Tile(), columns=Tile(512))
-"""Sizes of programs; the README says what they were chosen from."""
+"""Sizes of programs; the README lists the alternatives that were measured."""
 MERGED_AT_ONCE = 16
 NO_MASK = Mask([], None)
 
@@ -30,7 +30,7 @@ class Problem:
     ----------
     query, key, value : [rows or columns, H, C or D]; value None: the key
     row_scale, col_scale : [rows, H], [columns, H] or None
-    vector : GATv2's w, [H, C]; None: the score is a scalar product
+    vector : GATv2's w, [H, C]; None: the score is a dot product
     softmax : whether scores are normalised
     mask : the random mask, and the slope of GATv2's LeakyReLU
     """
@@ -46,11 +46,11 @@ class Problem:
 
     @property
     def summed(self) -> Tensor:
-        """What is summed: the value, or the key."""
+        """The summed features: the value, or the key."""
         return self.key if self.value is None else self.value
 
     def arguments(self) -> tuple[Any, ...]:
-        """Return what every kernel takes, contiguous; absent ones are never read."""
+        """Return the inputs of every kernel, contiguous; placeholders are never read."""
         key = self.key.contiguous()
         given = (self.query, key, self.value, self.row_scale, self.col_scale, self.vector)
         tensors = [key if tensor is None else tensor.contiguous() for tensor in given]
@@ -83,7 +83,7 @@ def launch_forward(
     outputs: tuple[Tensor, Tensor, Tensor],
     partial: bool,
 ) -> None:
-    """Write z and, with a softmax, L (or m and s of a block)."""
+    """Write z and, with a softmax, L (for a block m and s)."""
     key, summed, num_slots = problem.key, problem.summed, numbers[0]
     if not outputs[0].numel():
         return
@@ -97,20 +97,16 @@ def launch_forward(
             forward_kernel[launch.grid](
                 *(index, *parts, bucket.first, bucket.count, key if values is None else values),
                 *(*problem.arguments(), *outputs, share_stats, share_z, num_slots),
-                **options,
-                **launch.shape,
-                PARTIAL=partial,
-                HAS_VALUES=values is not None,
+                **options, **launch.shape, PARTIAL=partial, HAS_VALUES=values is not None,
                 CUT=num_slots > 0,
-            )
+            )  # fmt: skip
         if num_slots:
             merge_kernel[(len(cut_row), heads)](
                 *(cut_row, cut_ptr, *outputs, share_stats, share_z, num_slots),
                 **{name: options[name] for name in ("D", "BLOCK_D", "H", "SOFTMAX", "ACC")},
-                E=MERGED_AT_ONCE,
-                PARTIAL=partial,
+                E=MERGED_AT_ONCE, PARTIAL=partial,
                 num_warps=1,
-            )
+            )  # fmt: skip
 
 
 def launch_rows(
@@ -124,9 +120,9 @@ def launch_rows(
     outputs: tuple[Tensor, Tensor, Tensor],
     dvalues: Tensor | None,
 ) -> None:
-    """Write the gradients of the query, the rows' scale and (of every row) GATv2's vector.
+    """Write the gradients of the query, the row scale and, per row, GATv2's vector.
 
-    ``dvalues`` [nnz, H] gets every entry's gradient of its value.
+    ``dvalues`` [nnz, H] receives the gradient of every entry's value.
     """
     key, num_slots = problem.key, numbers[0]
     if not grad.numel() or not key.numel():
@@ -142,12 +138,9 @@ def launch_rows(
                 *(index, *parts, bucket.first, bucket.count, key if values is None else values),
                 *(*problem.arguments(), grad.contiguous(), lse, delta, *outputs),
                 *(key if dvalues is None else dvalues, *shares),
-                **options,
-                **launch.shape,
-                WANT_VALUES=dvalues is not None,
-                HAS_VALUES=values is not None,
-                CUT=num_slots > 0,
-            )
+                **options, **launch.shape, WANT_VALUES=dvalues is not None,
+                HAS_VALUES=values is not None, CUT=num_slots > 0,
+            )  # fmt: skip
         _add_all(cut_row, cut_ptr, shares, outputs)
 
 
@@ -162,9 +155,9 @@ def launch_columns(
     outputs: tuple[Tensor, Tensor, Tensor, Tensor],
     symmetric: bool,
 ) -> None:
-    """Write the gradients of the key, the value, the columns' and the rows' scale.
+    """Write the gradients of the key, the value, the column scale and the row scale.
 
-    The last is written of a symmetric matrix that attends to itself; then the first is the whole
+    The last is written for self-attention on a symmetric matrix; then the first is the whole
     gradient of the features.
     """
     key, num_slots = problem.key, numbers[0]
@@ -180,12 +173,9 @@ def launch_columns(
             columns_kernel[launch.grid](
                 *(index, *parts, bucket.first, bucket.count, key if values is None else values),
                 *(*problem.arguments(), grad.contiguous(), lse, delta, *outputs, *shares),
-                **options,
-                **launch.shape,
-                SYMMETRIC=symmetric,
-                HAS_VALUES=values is not None,
+                **options, **launch.shape, SYMMETRIC=symmetric, HAS_VALUES=values is not None,
                 CUT=num_slots > 0,
-            )
+            )  # fmt: skip
         _add_all(cut_row, cut_ptr, shares, outputs)
 
 

@@ -1,7 +1,7 @@
-r"""Attention over a block of a larger matrix: what a partition of a graph adds up.
+r"""Attention over a block of a larger matrix: the partial sums of a partitioned graph.
 
-A row's softmax runs over all its blocks, so a block gives sums that are not normalised yet, each
-relative to the largest logit of its own:
+A row's softmax runs over all its blocks, so a block returns sums that are not yet normalised, each
+relative to its own largest logit:
 
 .. math::
 
@@ -9,14 +9,14 @@ relative to the largest logit of its own:
     Z_i = \sum_j e^{E_{ij} - m_i} d_{ij} a_{ij} x_j
 
 with :math:`E_{ij} = LeakyReLU(l_i + r_j)`, and the same two sums over the entries whose
-:math:`l_i + r_j` is positive. `merge` adds blocks, `finish` normalises. Backward, a block needs the
-logarithm L of the whole row's sum and :math:`\delta_i = \langle G_i, z_i\rangle`; `backward` gives
-the block's share of the gradients of x and r (to be summed over the blocks of a column) and
-`row_gradient` its share of that of l (to be summed over the blocks of a row). Nothing is fetched
-for the latter: LeakyReLU has two slopes, and the softmax's gradients of a row sum to zero.
+:math:`l_i + r_j` is positive. `merge` adds blocks, `finish` normalises. The backward pass of a
+block needs the logarithm L of the whole row's sum and :math:`\delta_i = \langle G_i, z_i\rangle`.
+`backward` returns the block's part of the gradients of x and r (to be summed over the blocks of a
+column), `row_gradient` its part of that of l (to be summed over the blocks of a row). The
+latter gathers nothing: LeakyReLU has two slopes, and the softmax gradients of a row sum to zero.
 
-Set ``row_ids`` and ``col_ids`` of each block's `Csr` for a dropout mask that is the same whatever
-the cut. All results are float32 (float64 for float64).
+Set ``row_ids`` and ``col_ids`` of each block's `Csr` to make the dropout mask independent of the
+partition. All results are float32 (float64 for float64).
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Sums:
     largest : [rows, H], m; -inf for a row without entries
     total, positive : [rows, H], s over all entries and over those with a positive sum of scores
     z, z_positive
-        [rows, H, C], Z over the same. ``positive`` and ``z_positive`` are empty where no backward
+        [rows, H, C], Z over the same. ``positive`` and ``z_positive`` are empty if no backward
         pass follows.
     """
 
@@ -86,8 +86,8 @@ def forward(
 ) -> Sums:
     """Compute a block's sums; arguments as for `bevatron.kernels.graph.graph_attention`.
 
-    With dropout the seed must be given: all blocks and the backward pass need the same. Where no
-    backward pass follows, ``backward=False`` spares the sums over positive entries.
+    Dropout requires a seed, because all blocks and the backward pass must use the same. If no
+    backward pass follows, ``backward=False`` skips the sums over positive entries.
     """
     mask_seed = _mask_seed(seed, dropout, x)
     run = _sums.dispatch(x)
@@ -95,7 +95,7 @@ def forward(
 
 
 def merge(blocks: Sequence[Sums]) -> Sums:
-    """Add the sums of blocks of the same rows, in their order."""
+    """Add the sums of blocks of the same rows, in order."""
     largest = torch.stack([block.largest for block in blocks]).amax(0)
     moved = [block.relative_to(largest) for block in blocks]
     names = ("total", "positive", "z", "z_positive")
@@ -124,7 +124,7 @@ def backward(
     *,
     seed: int | Tensor | None = None,
 ) -> tuple[Float[Tensor, "columns H C"], Float[Tensor, "columns H"]]:
-    """Compute a block's share of the gradients of ``x`` and ``col_score``.
+    """Compute a block's part of the gradients of ``x`` and ``col_score``.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def row_gradient(
     delta: Float[Tensor, "rows H"],
     negative_slope: float = 0.2,
 ) -> Float[Tensor, "rows H"]:
-    r"""Compute a block's share of the gradient of ``row_score``.
+    r"""Compute a block's part of the gradient of ``row_score``.
 
     :math:`u_i = (1 - \alpha)(\langle G_i, Z^+_i\rangle - \delta_i p^+_i)` with the sums over
     positive entries, normalised by the whole row's L.

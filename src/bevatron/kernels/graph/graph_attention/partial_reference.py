@@ -23,7 +23,7 @@ def sums(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute m, s, the positive part of s, Z and the positive part of Z.
 
-    Without a backward pass to follow, the positive parts are empty.
+    If no backward pass follows, the positive parts are empty.
     """
     row, col, count = csr.row_index, csr.col, csr.shape[0]
     score = wide(row_score)[row] + wide(col_score)[col]
@@ -55,7 +55,7 @@ def gradients(
     dropout: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of x and of the column's score."""
+    """Compute the gradients of x and of the column scores."""
     row, col, count = csr.row_index, csr.col, csr.shape[1]
     score = wide(row_score)[row] + wide(col_score)[col]
     weights = torch.exp(F.leaky_relu(score, negative_slope) - lse[row])
@@ -67,7 +67,7 @@ def gradients(
 
 
 def _factor(csr: Csr, weights: Tensor, seed: Tensor | None, dropout: float) -> Tensor:
-    """Return what attention is multiplied by after the softmax: value and mask."""
+    """Return the factor of the attention after the softmax: value times mask."""
     factor = torch.ones_like(weights)
     if csr.values is not None:
         factor = factor * csr.values.to(weights.dtype)[:, None]

@@ -10,8 +10,8 @@ from bevatron.kernels.graph.csr.launch import (
     buckets,
     columns_of,
     ids_of,
+    lane_buckets,
     rows_of,
-    side_by_side,
     slices,
 )
 from bevatron.kernels.graph.graph_attention.triton_kernels import (
@@ -32,10 +32,10 @@ from bevatron.kernels.shared.triton_math import accumulator
 INFERENCE, TRAINING, PARTIAL_INFERENCE, PARTIAL = range(4)
 
 TILES = TileTable(forward=Tile(1024, 32), backward=Tile(1024, 32), values=Tile(1024, 128))
-"""Sizes of programs; the README says what they were chosen from."""
+"""Sizes of programs; the README lists the alternatives that were measured."""
 MERGED_AT_ONCE = 16
 PREPARED = 1024
-"""Numbers of a block of the kernel that goes before the backward pass."""
+"""Elements of a block of the kernel that prepares the backward pass."""
 LOG2E = 1.4426950408889634
 
 
@@ -95,7 +95,7 @@ def gradients(
     dropout: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute a block's share of the gradients of x and of the columns' scores."""
+    """Compute a block's part of the gradients of x and of the column scores."""
     columns, numbers = columns_of(csr)
     dtype = wide_type(x)
     info = torch.stack([row_score.to(dtype), lse.to(dtype) * LOG2E, delta.to(dtype)], -1)
@@ -126,11 +126,7 @@ def _outputs(x: Tensor, num_rows: int, mode: int) -> tuple[Tensor, Tensor, Tenso
     return z, largest, total, positive, x.new_empty(whole if kept else 0, dtype=dtype)
 
 
-@custom_op(
-    "graph_attention",
-    outputs="z lse share unused side",
-    fake=_outputs,
-)
+@custom_op("graph_attention", outputs="z lse share unused side", fake=_outputs)
 def attend(
     x: Tensor,
     row_score: Tensor,
@@ -148,9 +144,9 @@ def attend(
     dropout: float,
     mode: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return z and, in training, L, the share of the smaller side, nothing, and that side of Z.
+    """Return z and, in training, L, the weight of the smaller side, nothing, and that side of Z.
 
-    As part of a block: Z, m, s and, for a backward pass, the positive part of s and of Z.
+    For a block: Z, m, s and, if a backward pass follows, the positive parts of s and of Z.
     """
     del values_by_column, columns, column_numbers  # for the backward pass
     outputs = _outputs(x, num_rows, mode)
@@ -161,34 +157,27 @@ def attend(
     tile, mask = TILES["forward"], Mask(ids, seed, slope, dropout)
     width, shares = slices(channels, tile)
     share_stats = x.new_empty((3, num_slots, num_heads), dtype=wide_type(x))
-    # Parts of cut rows go through shares, of Z and of its positive part where that is asked for.
+    # Parts of cut rows write partial results of Z and, if requested, of its positive part.
     sides = 1 + mode % 2
     share_z = x.new_empty((sides, num_slots, num_heads, channels), dtype=wide_type(x))
     sizes = {"C": channels, "H": num_heads, "BLOCK_C": width, "SLICES": shares}
     sizes |= {"ACC": accumulator(x), "MODE": mode}
     index, *parts, cut_row, cut_ptr = rows
-    for bucket in side_by_side(row_numbers, width, tile, x.element_size()):
+    for bucket in lane_buckets(row_numbers, width, tile, x.element_size()):
         forward_kernel[(bucket.programs, num_heads * shares)](
             *(index, *parts, bucket.first, bucket.count, x if values is None else values),
             *(x, row_score, col_score, *mask.arguments(x)),
             *(*outputs, share_stats, share_z, num_slots),
-            **sizes,
-            R=bucket.rows,
-            E=bucket.entries,
-            DEAL=bucket.dealt,
-            FILLED=bucket.filled,
-            HAS_VALUES=values is not None,
-            CUT=num_slots > 0,
-            **mask.options(),
+            **sizes, R=bucket.rows, E=bucket.entries, DEAL=bucket.dealt, FILLED=bucket.filled,
+            HAS_VALUES=values is not None, CUT=num_slots > 0, **mask.options(),
             num_warps=tile.num_warps,
-        )
+        )  # fmt: skip
     if num_slots:
         merge_kernel[(len(cut_row), num_heads * shares)](
             *(cut_row, cut_ptr, *outputs, share_stats, share_z, num_slots),
-            **sizes,
-            E=MERGED_AT_ONCE,
+            **sizes, E=MERGED_AT_ONCE,
             num_warps=1,
-        )
+        )  # fmt: skip
     return outputs
 
 
@@ -225,12 +214,8 @@ def attend_backward(
         prepare_kernel[(-(-num_rows // block),)](
             *(grad.contiguous(), z, side, lse, share, row_score.contiguous(), info, row_grad),
             num_rows,
-            C=channels,
-            BLOCK_C=width,
-            BLOCK_N=block,
-            ACC=accumulator(info),
-            SLOPE=slope,
-        )
+            C=channels, BLOCK_C=width, BLOCK_N=block, ACC=accumulator(info), SLOPE=slope,
+        )  # fmt: skip
     dx, dscore = x.new_empty(x.shape), col_score.new_empty(col_score.shape)
     _launch_columns(
         *(x, col_score, grad, info, values_by_column, columns, column_numbers),
@@ -266,15 +251,10 @@ def attend_backward_values(
         values_kernel[(bucket.programs,)](
             *(index, *parts, bucket.first, bucket.count, x, grad, info, col_score),
             *(*mask.arguments(x), dvalues),
-            C=channels,
-            H=num_heads,
-            BLOCK_C=width,
-            R=bucket.rows,
-            E=bucket.entries,
-            ACC=accumulator(x),
-            **mask.options(),
+            C=channels, H=num_heads, BLOCK_C=width, R=bucket.rows, E=bucket.entries,
+            ACC=accumulator(x), **mask.options(),
             num_warps=tile.num_warps,
-        )
+        )  # fmt: skip
     return dvalues
 
 
@@ -330,7 +310,7 @@ def _launch_columns(
     dx: Tensor,
     dscore: Tensor,
 ) -> None:
-    """Write the gradients of x and of the columns' scores."""
+    """Write the gradients of x and of the column scores."""
     x, col_score, grad = x.contiguous(), col_score.contiguous(), grad.contiguous()
     (num_columns, num_heads, channels), num_slots = x.shape, numbers[0]
     if not dscore.numel():
@@ -340,34 +320,27 @@ def _launch_columns(
     wide = wide_type(x)
     share_stats = x.new_empty((num_slots, num_heads), dtype=wide)
     share_z = x.new_empty((2, num_slots, num_heads, channels), dtype=wide)
-    # Every share of the channels adds to the gradient of a column's score.
+    # Every block of channels adds to the gradient of a column's score.
     along = x.new_empty((shares, *dscore.shape), dtype=wide) if shares > 1 else dscore
     sizes = {"C": channels, "H": num_heads, "BLOCK_C": width, "SLICES": shares}
     sizes["ACC"] = accumulator(x)
     index, *parts, cut_row, cut_ptr = columns
     with on_device(x):
-        for bucket in side_by_side(numbers, width, tile, grad.element_size()):
+        for bucket in lane_buckets(numbers, width, tile, grad.element_size()):
             backward_kernel[(bucket.programs, num_heads * shares)](
                 *(index, *parts, bucket.first, bucket.count, x if values is None else values),
                 *(x, grad, info, col_score, *mask.arguments(x)),
                 *(dx, along, share_stats, share_z, num_slots, num_columns),
-                **sizes,
-                R=bucket.rows,
-                E=bucket.entries,
-                DEAL=bucket.dealt,
-                FILLED=bucket.filled,
-                HAS_VALUES=values is not None,
-                CUT=num_slots > 0,
-                PACKED=info.dtype == torch.float32,
-                **mask.options(),
+                **sizes, R=bucket.rows, E=bucket.entries, DEAL=bucket.dealt, FILLED=bucket.filled,
+                HAS_VALUES=values is not None, CUT=num_slots > 0,
+                PACKED=info.dtype == torch.float32, **mask.options(),
                 num_warps=tile.num_warps,
-            )
+            )  # fmt: skip
         if num_slots:
             backward_merge_kernel[(len(cut_row), num_heads * shares)](
                 *(cut_row, cut_ptr, x, dx, along, share_stats, share_z, num_slots, num_columns),
-                **sizes,
-                E=MERGED_AT_ONCE,
+                **sizes, E=MERGED_AT_ONCE,
                 num_warps=1,
-            )
+            )  # fmt: skip
     if shares > 1:
         dscore.copy_(along.sum(0))

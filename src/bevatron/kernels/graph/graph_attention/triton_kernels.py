@@ -30,15 +30,15 @@ from bevatron.kernels.graph.csr.triton_parts import (
 from bevatron.kernels.shared.triton_math import LN2, LOG2E
 
 TRAINING, PARTIAL_INFERENCE, PARTIAL = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-"""Odd modes keep what a backward pass needs; those from 2 are of a block; 0 is inference."""
+"""Odd modes save what a backward pass needs; modes from 2 compute a block; 0 is inference."""
 
 
 @triton.jit
 def sum_of_sides(zp, zn):
     """Add the sums over positive and over other entries.
 
-    An infinite feature of one side met a weight of zero in the other side's sum, which made it NaN.
-    Choosing per entry would cost half as many instructions again, so where both sides have infinite
+    An infinite feature of one side met a weight of zero in the other side's sum, which became NaN.
+    Selecting per entry would take half as many instructions again, so if both sides have infinite
     features the result is NaN.
     """
     number = tl.where(zn != zn, zp, zn)  # noqa: PLR0124  true of NaN only
@@ -50,7 +50,7 @@ def write_rows(
     m, sp, sn, zp, zn, row, live, head, c, z_out, first_out, second_out, third_out, side_out,
     C: tl.constexpr, H: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
-    """Normalise rows and write what the mode asks for.
+    """Normalise rows and write what the mode requires.
 
     Training keeps the part of z, from positive or from other entries, with the smaller weight; if
     that weight is zero, the part is not written.

@@ -1,9 +1,8 @@
 """The building blocks of attention on graphs, each differentiable, on a `Csr`.
 
-Besta et al., SC 2023, section 5. Dense matrices [n, K] or, per head, [n, H, K]; values on the
-edges [nnz] or [nnz, H], in CSR order. No block ever holds an n x n matrix, or more than a piece of
-an edges x features one. `bevatron.kernels.graph.spmm` is the
-product of a sparse with a dense matrix.
+Besta et al., SC 2023, section 5. Dense matrices are [n, K] or, per head, [n, H, K]; edge values are
+[nnz] or [nnz, H], in CSR order. No block ever holds an n x n matrix, or more than a chunk of an
+edges x features one. `bevatron.kernels.graph.spmm` multiplies a sparse by a dense matrix.
 """
 
 from typing import Literal
@@ -49,7 +48,7 @@ def sddmm(
     Parameters
     ----------
     csr : n x m; its values multiply the products
-    x, y : Rows' and columns' features; 16-bit types are multiplied and added up in float32
+    x, y : features of rows and columns; 16-bit types are multiplied and accumulated in float32
 
     Returns
     -------
@@ -116,12 +115,12 @@ def mspmm(x: Float[Tensor, "n K"], csr: Csr, y: Float[Tensor, "m J"]) -> Float[T
 
 
 def row_sum(csr: Csr, values: Float[Tensor, "nnz *heads"]) -> Float[Tensor, "n *heads"]:
-    """Sum the numbers on the entries of every row; an empty row has 0."""
+    """Sum the values on the entries of every row; an empty row gives 0."""
     return _edgewise("row_sum", csr, values)
 
 
 def column_sum(csr: Csr, values: Float[Tensor, "nnz *heads"]) -> Float[Tensor, "m *heads"]:
-    """Sum the numbers on the entries of every column."""
+    """Sum the values on the entries of every column."""
     return _edgewise("column_sum", csr, values)
 
 
@@ -130,7 +129,7 @@ def graph_softmax(csr: Csr, scores: Float[Tensor, "nnz *heads"]) -> Float[Tensor
 
     .. math:: p_{ij} = e^{s_{ij}} / \sum_{j' \in N(i)} e^{s_{ij'}}
 
-    Scores may be of any size: the row's largest is taken off first.
+    Scores may be of any size: the row maximum is subtracted first.
     """
     return _edgewise("graph_softmax", csr, scores)
 
@@ -138,7 +137,7 @@ def graph_softmax(csr: Csr, scores: Float[Tensor, "nnz *heads"]) -> Float[Tensor
 def replicate(
     csr: Csr, vector: Float[Tensor, "vertices *heads"], axis: Literal["row", "column"] = "row"
 ) -> Float[Tensor, "nnz *heads"]:
-    """Give every entry the number of its row (u 1^T) or of its column (1 v^T)."""
+    """Give every entry the value of its row (u 1^T) or of its column (1 v^T)."""
     name = "replicate_rows" if axis == "row" else "replicate_columns"
     _check_rows("replicate: vector", vector, csr.shape[0 if axis == "row" else 1])
     plain = vector.ndim == 1

@@ -1,4 +1,4 @@
-"""Edges in pieces: what is as wide as the features exists for one piece of the edges at a time."""
+"""Chunks of edges: tensors as wide as the features exist for one chunk at a time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ _elements = 2**22
 
 @contextmanager
 def piece_elements(count: int) -> Iterator[None]:
-    """Set how many numbers a temporary tensor of one piece of the edges may have."""
+    """Set the most elements of a temporary tensor for one chunk of edges."""
     global _elements  # noqa: PLW0603  a setting of this module
     before, _elements = _elements, count
     try:
@@ -23,12 +23,12 @@ def piece_elements(count: int) -> Iterator[None]:
 
 
 def pieces(csr: Csr, width: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Cut the entries, in CSR order, into pieces of (place, rows, columns).
+    """Cut the entries, in CSR order, into chunks of (slice, rows, columns).
 
     Parameters
     ----------
     csr : the matrix
-    width : numbers per entry that the caller makes
+    width : elements per entry that the caller allocates
     """
     length = max(1, _elements // max(width, 1))
     row = csr.row_index
@@ -38,7 +38,7 @@ def pieces(csr: Csr, width: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
 
 
 def accumulator(*tensors: Tensor) -> torch.dtype:
-    """Return the type sums are made in: at least float32."""
+    """Return the type in which sums accumulate: at least float32."""
     dtype = torch.float32
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
@@ -46,11 +46,11 @@ def accumulator(*tensors: Tensor) -> torch.dtype:
 
 
 PART = 512
-"""Longest stretch of a segment that one thread of a GPU adds up."""
+"""Most elements of a segment that one GPU thread adds."""
 
 
 def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
-    """Sum the rows between pointers, in a fixed order: [S, ...] from [E, ...]."""
+    """Sum the rows of each segment in a fixed order: [S, ...] from [E, ...]."""
     if values.device.type != "cpu":
         return sum_by_parts(values, ptr)
     count = len(ptr) - 1
@@ -59,7 +59,7 @@ def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
 
 
 def sum_by_parts(values: Tensor, ptr: Tensor) -> Tensor:
-    """Sum segments in parts, then the parts: no thread walks through a hub alone, no atomics."""
+    """Sum segments in parts, then the parts: no thread walks a hub alone, and no atomics."""
     count = len(ptr) - 1
     if len(values) == 0:
         return values.new_zeros(count, *values.shape[1:])
@@ -74,7 +74,7 @@ def sum_by_parts(values: Tensor, ptr: Tensor) -> Tensor:
 
 
 def add_rows(out: Tensor, rows: Tensor, values: Tensor) -> None:
-    """Add values to the rows they belong to; ``rows`` ascend. Repeats bit for bit."""
+    """Add values to their rows, which ascend; results repeat bit for bit."""
     if values.device.type == "cpu":
         out.index_add_(0, rows, values)
         return
@@ -83,6 +83,6 @@ def add_rows(out: Tensor, rows: Tensor, values: Tensor) -> None:
 
 
 def runs(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the distinct values of an ascending vector and where each begins."""
+    """Return the distinct values of an ascending vector and their offsets."""
     touched, counts = torch.unique_consecutive(rows, return_counts=True)
     return touched.long(), torch.cat([counts.new_zeros(1), counts.cumsum(0)])

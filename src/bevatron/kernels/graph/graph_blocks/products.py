@@ -1,4 +1,4 @@
-"""Sums over edges with one set of numbers per head: by the fused product where there is one."""
+"""Sums over edges with one set of values per head, by the fused product on a GPU."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from bevatron.kernels.shared.launch import on_gpu
 def weighted_sum(csr: Csr, values: Tensor | None, x: Tensor) -> Tensor:
     """[n, H, K] sums of rows of x [m, H, K] over the entries, times values [nnz, H].
 
-    On a GPU head by head through `bevatron.kernels.graph.spmm`, elsewhere in pieces of the edges.
+    On a GPU head by head through `bevatron.kernels.graph.spmm`, elsewhere in chunks of edges.
     """
     if not on_gpu(x):
         result: Tensor = registry.dispatch("weighted_sum", x)(csr, values, x)
@@ -21,7 +21,7 @@ def weighted_sum(csr: Csr, values: Tensor | None, x: Tensor) -> Tensor:
 
 
 def by_head(csr: Csr, values: Tensor | None, x: Tensor) -> Tensor:
-    """Multiply by one sparse matrix after the other, all of one structure."""
+    """Multiply by one sparse matrix per head, all of one structure."""
     if values is None:
         return spmm(csr.with_values(None), x)
     heads = max(values.shape[1], x.shape[1])

@@ -1,7 +1,7 @@
 """The building blocks in plain PyTorch, differentiable as often as needed.
 
-The derivative of every block is made of the others: that of a sampled product is a weighted sum and
-the other way round, a row sum and a replication are each other's.
+The derivative of every block consists of the others: sampled products and weighted sums are each
+other's derivative, and so are row sums and replications.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from bevatron.kernels.graph.csr import Csr
 from bevatron.kernels.graph.graph_blocks.pieces import accumulator, add_rows, pieces, segment_sum
 
-# Signatures of autograd.Function are as torch wants them.
+# torch prescribes the signatures of autograd.Function.
 # mypy: disable-error-code="no-untyped-call"
 
 
@@ -58,7 +58,7 @@ def graph_softmax(csr: Csr, scores: Tensor) -> Tensor:
     index = row[:, None].expand_as(scores)
     top = scores.new_full((csr.shape[0], scores.shape[1]), -torch.inf)
     top = top.scatter_reduce(0, index, scores.detach(), "amax")
-    # A row of -inf alone has no largest score; its attention is nought over nought.
+    # A row of only -inf has no largest score; its attention is 0/0.
     exponent = torch.exp(scores - top[row])
     return exponent / replicate_rows(csr, row_sum(csr, exponent))
 
@@ -162,7 +162,7 @@ class _ReplicateColumns(torch.autograd.Function):
 
 
 def sum_over_heads(grad: Tensor, like: Tensor) -> Tensor:
-    """Sum over the heads that shared an input and give the gradient its type."""
+    """Sum over the heads that share an input and cast the gradient to its type."""
     if like.shape[1] == 1 < grad.shape[1]:
         grad = grad.sum(1, keepdim=True)
     return grad.to(like.dtype)

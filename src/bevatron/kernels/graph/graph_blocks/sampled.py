@@ -1,8 +1,8 @@
-"""A formula over vertices evaluated on the edges alone, and nothing of it kept but its value.
+"""A formula over vertices, evaluated only on the edges; only its result is stored.
 
-The formula sees, for a piece of the edges at a time, what belongs to the row, what to the column,
-inner products of both, and what is on the edge. The backward pass evaluates it again, so that an
-edge costs one number per head however long the formula is.
+For one chunk of edges at a time, the formula reads values of the row, values of the column, inner
+products of both, and edge values. The backward pass evaluates it again, so an edge costs one number
+per head however long the formula is.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,24 +17,24 @@ from bevatron.kernels.graph.graph_blocks.pieces import accumulator, pieces
 from bevatron.kernels.graph.graph_blocks.products import weighted_sum
 from bevatron.kernels.graph.graph_blocks.reference import column_sum, row_sum, sum_over_heads
 
-# Signatures of autograd.Function are as torch wants them.
+# torch prescribes the signatures of autograd.Function.
 # mypy: disable-error-code="no-untyped-call"
 
 Leaf = (
     tuple[Literal["row", "column", "edge", "everywhere"], Tensor]
     | tuple[Literal["dot"], Tensor, Tensor]
 )
-"""What a formula is made of: ``("row", u [n, H])``, ``("column", v [m, H])``, ``("edge", values
+"""An input of a formula: ``("row", u [n, H])``, ``("column", v [m, H])``, ``("edge", values
 [nnz, H])``, ``("everywhere", s [H])`` or ``("dot", x [n, H, K], y [m, H, K])``."""
 
 Formula = Callable[[Sequence[Tensor]], Tensor]
-"""From one tensor [edges, H] (or [H]) per leaf to the values [edges, H]."""
+"""Maps one tensor [edges, H] (or [H]) per leaf to the values [edges, H]."""
 
 
 def sampled(csr: Csr, formula: Formula, leaves: Sequence[Leaf], heads: int) -> Tensor:
     """Evaluate ``formula`` on every entry of ``csr``: [nnz, H].
 
-    Differentiable once in everything the leaves hold.
+    Differentiable once with respect to the tensors of the leaves.
     """
     kinds = tuple(leaf[0] for leaf in leaves)
     tensors = [tensor for leaf in leaves for tensor in leaf[1:]]
@@ -108,7 +108,7 @@ class _Sampled(torch.autograd.Function):
 def _edge_gradients(
     ctx: Any, grad: Tensor, leaves: Sequence[tuple[Tensor, ...]], needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Differentiate the formula piece by piece: [nnz, h] for every leaf, [H] for "everywhere"."""
+    """Differentiate the formula by chunks: [nnz, h] for every leaf, [H] for "everywhere"."""
     csr, kinds = ctx.csr, ctx.kinds
     dtype = grad.dtype
     out: list[Tensor | None] = [None] * len(kinds)
@@ -138,7 +138,7 @@ def _edge_gradients(
 def _reduce(
     csr: Csr, kind: str, held: tuple[Tensor, ...], grad: Tensor | None
 ) -> list[Tensor | None]:
-    """Bring gradients of edges to what the edges were gathered from."""
+    """Sum gradients of edges over the tensors from which the edges were gathered."""
     if grad is None:
         return [None] * len(held)
     if kind == "row":

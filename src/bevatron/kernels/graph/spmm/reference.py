@@ -9,7 +9,7 @@ from bevatron.kernels.shared.dtypes import wide
 
 
 def spmm(csr: Csr, x: Tensor, reduce: str) -> Tensor:
-    """Compute a sum, mean, largest or smallest over the columns j of every row i."""
+    """Compute the sum, mean, maximum or minimum over the columns j of every row i."""
     if reduce in {"sum", "mean"}:
         return _sum(csr, x, reduce == "mean").to(x.dtype)
     row, col = csr.row_index.long(), csr.col
@@ -25,7 +25,7 @@ def spmm(csr: Csr, x: Tensor, reduce: str) -> Tensor:
 
 
 def first_extreme(message: Tensor, row: Tensor, csr: Csr) -> Tensor:
-    """Find the first entry of each row that is largest; the number of entries for an empty row."""
+    """Return the first maximal entry of each row, and the number of entries for an empty row."""
     index = row[:, None, None].expand_as(message)
     shape = (csr.shape[0], *message.shape[1:])
     largest = message.new_full(shape, -torch.inf).scatter_reduce(0, index, message, "amax")

@@ -75,11 +75,7 @@ def _new_extremes(x: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int32)
 
 
-@custom_op(
-    "spmm_extreme",
-    outputs="out arg",
-    fake=_new_extremes,
-)
+@custom_op("spmm_extreme", outputs="out arg", fake=_new_extremes)
 def extreme(
     x: Tensor,
     values: Tensor | None,
@@ -90,7 +86,7 @@ def extreme(
     num_rows: int,
     sign: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the largest (sign 1) or smallest (-1) over the columns of every row, and which."""
+    """Return the maximum (sign 1) or minimum (-1) over the columns of every row, and the column."""
     del columns, column_numbers  # for the backward pass
     out, arg = _new_extremes(x, num_rows)
     launch_extreme(x, values, rows, row_numbers, out, arg, sign)
@@ -135,14 +131,14 @@ def _sum_gradients(
 ) -> tuple[Tensor | None, ...]:
     dx = dvalues = dby_column = None
     if needs[0]:
-        # The transposed product: columns take the place of rows.
+        # The transposed product: columns act as rows.
         dx = add(
             *(grad, values_by_column, values, columns, column_numbers, rows, row_numbers), len(x)
         )
     if needs[1]:
         dvalues = entries(grad, x, None, values, rows, row_numbers)
     if needs[2]:
-        # This is that transposed product: the values that have a gradient are in the other order.
+        # This is the transposed product: the differentiable values are in the other order.
         dby_column = entries(x, grad, None, values_by_column, columns, column_numbers)
     return dx, dvalues, dby_column
 
@@ -181,10 +177,9 @@ def launch_sum(
             sum_kernel[(bucket.programs, shares)](
                 *(index, *parts, bucket.first, bucket.count, x if values is None else values),
                 *(x, out, share),
-                HAS_VALUES=values is not None,
-                CUT=numbers[0] > 0,
+                HAS_VALUES=values is not None, CUT=numbers[0] > 0,
                 **_sizes(x, width, bucket, tile),
-            )
+            )  # fmt: skip
         if numbers[0]:
             add_shares(cut_row, cut_ptr, share, out)
 
@@ -198,7 +193,7 @@ def launch_extreme(
     arg: Tensor,
     sign: int,
 ) -> None:
-    """Write the extreme of all rows and the column it is from."""
+    """Write the extremum of all rows and its column."""
     if not out.numel():
         return
     x, tile, num_slots = x.contiguous(), TILES["extreme"], numbers[0]
@@ -211,20 +206,15 @@ def launch_extreme(
             extreme_kernel[(bucket.programs, shares)](
                 *(index, *parts, bucket.first, bucket.count, x if values is None else values),
                 *(x, out, arg, share, arg_share),
-                HAS_VALUES=values is not None,
-                CUT=num_slots > 0,
-                SIGN=float(sign),
+                HAS_VALUES=values is not None, CUT=num_slots > 0, SIGN=float(sign),
                 **_sizes(x, width, bucket, tile),
-            )
+            )  # fmt: skip
         if num_slots:
             extreme_merge_kernel[(len(cut_row), shares)](
                 *(cut_row, cut_ptr, out, arg, share, arg_share),
-                C=x.shape[2],
-                BLOCK_C=width,
-                ACC=accumulator(x),
-                SIGN=float(sign),
+                C=x.shape[2], BLOCK_C=width, ACC=accumulator(x), SIGN=float(sign),
                 num_warps=1,
-            )
+            )  # fmt: skip
 
 
 def launch_extreme_backward(
@@ -241,9 +231,8 @@ def launch_extreme_backward(
         for bucket in buckets(numbers, width, tile):
             extreme_backward_kernel[(bucket.programs, shares)](
                 *(index, *parts, bucket.first, bucket.count, grad, arg, dx, share),
-                CUT=numbers[0] > 0,
-                **_sizes(dx, width, bucket, tile),
-            )
+                CUT=numbers[0] > 0, **_sizes(dx, width, bucket, tile),
+            )  # fmt: skip
         if numbers[0]:
             add_shares(cut_row, cut_ptr, share, dx)
 
@@ -270,9 +259,8 @@ def launch_entries(
             entries_kernel[(bucket.programs,)](
                 *(index, *parts, bucket.first, bucket.count, grad, x),
                 *(x if arg is None else arg, dvalues),
-                EXTREME=arg is not None,
-                **_sizes(x, width, bucket, tile),
-            )
+                EXTREME=arg is not None, **_sizes(x, width, bucket, tile),
+            )  # fmt: skip
 
 
 def _sizes(x: Tensor, width: int, bucket: Any, tile: Tile) -> dict[str, Any]:

@@ -80,7 +80,6 @@ def bond_norm_gelu(
     check_segment_rows("bond_norm_gelu", edge_rows, graph_rows, graph, ptr)
     run = _operator.dispatch(edge_rows)
     result: Tensor = run(
-        *(edge_rows, atom_rows, bonds, weight, bias),
-        *(linear_bias, graph_rows, graph, ptr, eps),
+        *(edge_rows, atom_rows, bonds, weight, bias), *(linear_bias, graph_rows, graph, ptr, eps)
     )
     return result

@@ -1,4 +1,4 @@
-"""The sum of a split layer's parts, normalised and activated, in Triton."""
+"""The parts of a split layer summed, normalised and activated in Triton."""
 
 from torch import Tensor
 

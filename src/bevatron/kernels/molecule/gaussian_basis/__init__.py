@@ -28,7 +28,7 @@ def gaussian_basis(
         \Big(\frac{r - \mu_k}{s_k}\Big)^2\Big), \qquad s_k = |\sigma_k| + \epsilon
 
     They are the input of the attention bias of Transformer-M and GPS++ (arXiv 2302.02947, eq. 31).
-    The backward pass keeps the distances only. Raises ValueError if a shape does not match.
+    Saved for the backward pass: the distances alone. Raises ValueError if a shape does not match.
 
     Parameters
     ----------

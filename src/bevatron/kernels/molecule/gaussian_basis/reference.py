@@ -9,12 +9,7 @@ from bevatron.kernels.shared.dtypes import wide_type
 
 
 def gaussian_basis(
-    distances: Tensor,
-    mean: Tensor,
-    std: Tensor,
-    scale: float,
-    epsilon: float,
-    dtype: torch.dtype,
+    distances: Tensor, mean: Tensor, std: Tensor, scale: float, epsilon: float, dtype: torch.dtype
 ) -> Tensor:
     """Compute ``scale N(r; mean, |std| + epsilon)``."""
     wide = wide_type(mean)

@@ -2,8 +2,8 @@
 
 A program evaluates all K kernels, padded to K_PAD, of BLOCK distances in registers. The backward
 kernel strides over the blocks of distances, recomputes the kernels, writes the gradient of each
-distance, and keeps [BLOCK, K_PAD] sums for the gradients of mean and std; it writes one partial sum
-per program, [2, K], which the host adds up.
+distance, accumulates [BLOCK, K_PAD] sums for the gradients of mean and std, and writes one partial
+sum per program, [2, K], which the host adds.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -25,12 +25,7 @@ ROOT = tl.constexpr(0.3989422804014327)
 
 
 def gaussian_basis(
-    distances: Tensor,
-    mean: Tensor,
-    std: Tensor,
-    scale: float,
-    epsilon: float,
-    dtype: torch.dtype,
+    distances: Tensor, mean: Tensor, std: Tensor, scale: float, epsilon: float, dtype: torch.dtype
 ) -> Tensor:
     """Compute the same as the reference; see `bevatron.kernels.molecule.gaussian_basis`."""
     tensors = (distances.contiguous(), mean.contiguous(), std.contiguous())
@@ -45,12 +40,7 @@ def gaussian_basis(
     ),
 )
 def evaluate(
-    distances: Tensor,
-    mean: Tensor,
-    std: Tensor,
-    scale: float,
-    epsilon: float,
-    dtype: torch.dtype,
+    distances: Tensor, mean: Tensor, std: Tensor, scale: float, epsilon: float, dtype: torch.dtype
 ) -> Tensor:
     """Return all kernels of all distances."""
     psi = distances.new_empty((len(distances), len(mean)), dtype=dtype)
@@ -58,12 +48,9 @@ def evaluate(
         pad, block = _block(len(mean))
         gaussian_basis_forward[(triton.cdiv(len(distances), block),)](
             *(distances, mean, std, psi, len(distances), scale, epsilon),
-            K=len(mean),
-            K_PAD=pad,
-            BLOCK=block,
-            WIDE=accumulator(mean),
+            K=len(mean), K_PAD=pad, BLOCK=block, WIDE=accumulator(mean),
             num_warps=4,
-        )
+        )  # fmt: skip
     return psi
 
 
@@ -89,12 +76,9 @@ def evaluate_backward(
         parts = mean.new_empty((programs, 2, len(mean)), dtype=wide)
         gaussian_basis_backward[(programs,)](
             *(dpsi, distances, mean, std, ddistances, parts, len(distances), scale, epsilon),
-            K=len(mean),
-            K_PAD=pad,
-            BLOCK=block,
-            WIDE=accumulator(mean),
+            K=len(mean), K_PAD=pad, BLOCK=block, WIDE=accumulator(mean),
             num_warps=4,
-        )
+        )  # fmt: skip
         sum_partials(parts, sums)
     return ddistances, sums
 

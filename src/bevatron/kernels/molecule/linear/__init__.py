@@ -1,4 +1,4 @@
-"""A linear layer whose weights' gradients are summed in float32."""
+"""A linear layer whose weight gradients are float32."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -14,15 +14,13 @@ __getattr__ = old_names(__name__, linear_beside="linear_with_input")
 
 
 def linear(
-    x: Float[Tensor, "M K"],
-    weight: Float[Tensor, "O K"],
-    bias: Float[Tensor, " O"] | None = None,
+    x: Float[Tensor, "M K"], weight: Float[Tensor, "O K"], bias: Float[Tensor, " O"] | None = None
 ) -> Float[Tensor, "M O"]:
-    r"""Compute :math:`y = x W^\top + b`, under autocast in its type.
+    r"""Compute :math:`y = x W^\top + b`, in autocast's type under autocast.
 
-    It is `torch.nn.functional.linear` for many rows. The forward matmul is cuBLAS's. In the
-    backward pass the matmul returns the weight's gradient in float32, without a copy, and one
-    kernel that reads every row once sums the bias's gradient; torch takes several times as long for
+    This is `torch.nn.functional.linear` for many rows. The forward matmul is cuBLAS. In the
+    backward pass the matmul returns the weight gradient in float32, without a copy, and one
+    kernel that reads every row once sums the bias gradient; torch takes several times as long for
     16-bit rows. Raises ValueError if a shape does not match.
 
     Parameters
@@ -47,18 +45,16 @@ def linear(
 
 
 def linear_with_input(
-    x: Float[Tensor, "M K"],
-    weight: Float[Tensor, "O K"],
-    bias: Float[Tensor, " O"] | None = None,
+    x: Float[Tensor, "M K"], weight: Float[Tensor, "O K"], bias: Float[Tensor, " O"] | None = None
 ) -> tuple[Float[Tensor, "M O"], Float[Tensor, "M K"]]:
     """Compute `linear` and return its input for one other consumer.
 
     The gradient of the second result is accumulated by the matmul that computes the gradient of x;
-    autograd would add the two in a pass of its own. Raises ValueError if a shape does not match.
+    autograd would need a separate pass. Raises ValueError if a shape does not match.
 
     Parameters
     ----------
-    x, weight, bias : as of `linear`
+    x, weight, bias : see `linear`
 
     Returns
     -------

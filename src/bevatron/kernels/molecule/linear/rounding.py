@@ -1,4 +1,4 @@
-"""Weights rounded to the type of products, all of them in a few launches."""
+"""Weights rounded to the type of matmuls, all in a few launches."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,24 +9,24 @@ from torch import Tensor
 from bevatron.kernels.shared.standing_weights import once, storage_of
 
 GPUS = ("cuda",)
-"""Kinds of devices where a launch costs more than it does."""
+"""Types of devices on which a launch takes longer than the kernel."""
 
 _copies: dict[int, Tensor] = {}
-"""Copies by the storage of the parameter."""
+"""Rounded copies by storage of the parameter."""
 
 
 @contextmanager
 def rounded_together(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Round parameters to autocast's type at once, for `linear` within a ``with`` block.
 
-    A large model has hundreds of weights, and rounding each where it is used is a launch of its
-    own. Without autocast, or not on a GPU, nothing happens. The copies are those of the moment:
-    weights must not change within.
+    A large model has hundreds of weights, and rounding each at its use is one launch per weight.
+    Without autocast, or not on a GPU, nothing happens. Weights must not change within
+    the block, because the copies would not follow.
 
     Parameters
     ----------
     parameters
-        All on one device. Also parts of them (views) are found.
+        All on one device. Views of them are found too.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def rounded_together(parameters: Iterable[Tensor]) -> Iterator[None]:
     ...     pass
     """
     if torch.compiler.is_compiling():
-        yield  # the compiler places conversions itself
+        yield  # the compiler places casts itself
         return
     found = [p.detach() for p in parameters if p.dtype == torch.float32 and p.numel()]
     found = [p for p in found if _alone(p)]
@@ -49,10 +49,10 @@ def rounded_together(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def round_all(parameters: list[Tensor], dtype: torch.dtype) -> Iterator[None]:
-    """Round contiguous parameters to a type; nested blocks see the inner one's."""
+    """Round contiguous parameters to a type; a nested block uses its own copies."""
     places = [storage_of(p) for p in parameters]
     before = {place: _copies[place] for place in places if place in _copies}
-    sizes = [-(-p.numel() // 8) * 8 for p in parameters]  # every copy begins at 16 bytes
+    sizes = [-(-p.numel() // 8) * 8 for p in parameters]  # every copy is aligned to 16 bytes
     flat = parameters[0].new_empty(sum(sizes), dtype=dtype)
     parts = [part[: p.numel()].view(p.shape) for part, p in zip(flat.split(sizes), parameters)]  # noqa: B905
     torch._foreach_copy_(parts, parameters)
@@ -60,13 +60,13 @@ def round_all(parameters: list[Tensor], dtype: torch.dtype) -> Iterator[None]:
     try:
         yield
     finally:
-        for place in places:  # another thread may have those of another model there
+        for place in places:  # another thread may have installed the copies of another model
             _copies.pop(place, None)
         _copies.update(before)
 
 
 def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a weight, or a part of one, in a type: from the copies if there is one."""
+    """Return a weight, or a view of one, in a type, from the copies if possible."""
     copy = _copies.get(storage_of(weight)) if _copies else None
     if copy is None or copy.dtype != dtype or weight.dtype != torch.float32:
         return once(lambda: weight.to(dtype), weight, to=dtype)
@@ -75,6 +75,6 @@ def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _alone(tensor: Tensor) -> bool:
-    """Whether a tensor has memory to itself, so that its storage names it."""
+    """Whether a tensor owns its memory, so that its storage identifies it."""
     size = tensor.untyped_storage().nbytes()
     return tensor.is_contiguous() and size == tensor.numel() * tensor.element_size()

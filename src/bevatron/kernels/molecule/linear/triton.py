@@ -1,4 +1,4 @@
-"""A linear layer whose backward pass sums the gradient of the bias in a kernel."""
+"""A linear layer with a kernel for the bias gradient."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _row_gradient(dy: Tensor, weight: Tensor, more: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Compute ``dy weight + more``; not into ``more``, which autograd may have given to others."""
+    """Compute ``dy weight + more`` out of place: autograd may have passed ``more`` to others."""
     if more is None:
         return torch.mm(dy, weight).to(dtype)
     if dtype == dy.dtype:

@@ -47,7 +47,7 @@ def molecule_attention(
     bias
         b, one row per pair of atoms: those of molecule g are rows ``pair_ptr[g]`` to
         ``pair_ptr[g + 1]``, n_g^2 of them, the pair (i, j) at i n_g + j. Any strides; loads
-        coalesce where pairs are contiguous, ``bias.t().contiguous().t()``, and the gradient has the
+        coalesce if pairs are contiguous, ``bias.t().contiguous().t()``, and the gradient has the
         strides of the bias. None = no bias.
     graph_ptr : [G + 1], offsets of the molecules' atoms
     pair_ptr
@@ -97,12 +97,12 @@ def molecule_attention_with_bias(
 ) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "P H"] | None]:
     """Compute `molecule_attention` and return the bias for one other consumer.
 
-    The gradient of the second result, as from the next block, is added by the kernel that writes
-    the bias's gradient, in one pass instead of two. Raises ValueError as `molecule_attention` does.
+    The kernel that writes the bias gradient adds the gradient of the second result, such as that of
+    the next block: one pass instead of two. Raises ValueError as `molecule_attention` does.
 
     Parameters
     ----------
-    q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed : as of `molecule_attention`
+    q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed : see `molecule_attention`
 
     Returns
     -------
@@ -136,7 +136,7 @@ def _checked(
     dropout: float,
     seed: Tensor | None,
 ) -> float:
-    """Return the scale, if all fits."""
+    """Check the arguments and return the scale."""
     _check(q, k, v)
     _check_pairs(q, bias, graph_ptr, pair_ptr)
     if not 0.0 <= dropout < 1.0:

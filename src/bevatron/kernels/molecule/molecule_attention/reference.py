@@ -21,14 +21,14 @@ def molecule_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute ``sum_j softmax_j(scale q_i . k_j + bias_ij) v_j`` within every molecule.
 
-    The bias is handed on.
+    The bias is returned too.
     """
     queries, keys, values = q.unbind(1) if k is None or v is None else (q, k, v)
     num_atoms, num_heads, _ = queries.shape
     narrow, wide = q.dtype, wide_type(q)
     num_pairs = int(pair_ptr[-1]) if bias is None else len(bias)
     query, key = atoms_of_pairs(graph_ptr, pair_ptr, num_pairs, num_atoms)
-    # Pairs of no molecule belong to an atom of their own, which is cut off in the end.
+    # Pairs of no molecule belong to an extra atom, which is dropped at the end.
     rows = num_atoms + 1
     none = q.new_zeros((1, *queries.shape[1:]), dtype=wide)
     queries, keys, values = (torch.cat([t.to(wide), none]) for t in (queries, keys, values))
@@ -51,7 +51,7 @@ def molecule_attention(
 def atoms_of_pairs(
     graph_ptr: Tensor, pair_ptr: Tensor, num_pairs: int, num_atoms: int
 ) -> tuple[Tensor, Tensor]:
-    """Return which two atoms each pair is of; pairs of no molecule are of atom ``num_atoms``."""
+    """Return the two atoms of each pair; pairs of no molecule get atom ``num_atoms``."""
     pairs = torch.arange(num_pairs, device=pair_ptr.device, dtype=pair_ptr.dtype)
     graph = torch.searchsorted(pair_ptr, pairs, right=True) - 1
     real = graph < len(pair_ptr) - 1
@@ -63,10 +63,10 @@ def atoms_of_pairs(
 
 
 def dropout_mask(seed: Tensor, query: Tensor, key: Tensor, head: Tensor, dropout: float) -> Tensor:
-    """Return which weights are kept: a hash of 32 bits of each, compared with the probability.
+    """Return which weights are kept: a 32-bit hash of each is compared with the probability.
 
-    The arguments broadcast. A row's hash is of the seed, the query and the head; the key is mixed
-    in after it.
+    The arguments broadcast. A row is hashed from the seed, the query and the head; then the key is
+    mixed in.
     """
     seed = seed.to(torch.int64)
     row = _mix((seed & BITS) + _times(query.to(torch.int64), 0x9E3779B9))
@@ -75,7 +75,7 @@ def dropout_mask(seed: Tensor, query: Tensor, key: Tensor, head: Tensor, dropout
 
 
 def threshold(dropout: float) -> int:
-    """Return below which of 2^32 hashes a weight is dropped."""
+    """Return the hash, of 2^32, below which a weight is dropped."""
     return min(round(dropout * 2**32), BITS)
 
 

@@ -19,12 +19,12 @@ LAUNCHES: tuple[dict[str, int], ...] = (
     {"HEADS": 8, "LEAST": 0, "WHOLE": 16, "BLOCK": 0, "num_warps": 8},
     {"HEADS": 4, "LEAST": 16, "WHOLE": 32, "BLOCK": 16, "num_warps": 4},
 )
-"""Molecules of up to 16 atoms, and all others: a program for both would need the registers of the
-larger, which costs occupancy. Programs find out by themselves whether
-a molecule is theirs, so nobody waits for its size."""
+"""Molecules of up to 16 atoms, and all others. One kernel for both would need the registers of the
+larger, which costs occupancy. Programs check whether a molecule is theirs, so the host never waits
+for sizes."""
 WIDEST = 128
-"""Bytes of a head's row with which a program has all its heads; with longer rows it has fewer, as
-blocks of all of them would not fit the shared memory (99 KiB on the smallest GPUs)."""
+"""Longest row of a head, in bytes, for which a program has all its heads. With longer rows it has
+fewer, because the blocks would exceed shared memory (99 KiB on the smallest GPUs)."""
 
 
 def molecule_attention(
@@ -101,9 +101,8 @@ def attend(
             *(*pointers(graph_ptr, seed), out, lse),
             *(*_strides(queries, keys, values), *_pair_strides(bias)),
             *(num_atoms, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
-            **constants,
-            **launch,
-        )
+            **constants, **launch,
+        )  # fmt: skip
     return out, lse
 
 
@@ -139,7 +138,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of q, k, v and bias; empty for what is not given.
 
-    To that of the bias ``more`` is added, which has its shape.
+    ``more`` has the shape of the bias and is added to its gradient.
     """
     queries, keys, values = _three(q, k, v)
     num_atoms, num_heads, size = queries.shape
@@ -154,15 +153,7 @@ def attend_backward(
     for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
         molecule_attention_backward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
             *(queries, keys, values, *pointers(q, bias), graph_ptr, pair_ptr),
-            *(
-                *pointers(graph_ptr, seed),
-                lse,
-                dout,
-                *pointers(q, more),
-                delta,
-                *parts,
-                grads[3],
-            ),
+            *(*pointers(graph_ptr, seed), lse, dout, *pointers(q, more), delta, *parts, grads[3]),
             *(*_strides(queries, keys, values), parts[0].stride(0)),
             *(*_pair_strides(bias), *_pair_strides(grads[3]), *_pair_strides(more)),
             *(num_atoms, num_pairs, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
@@ -174,7 +165,7 @@ def attend_backward(
 
 
 def _three(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Give queries, keys and values, each with a contiguous last axis."""
+    """Return queries, keys and values, each with a contiguous last axis."""
     queries, keys, values = q.unbind(1) if k is None or v is None else (q, k, v)
     queries, keys, values = (
         t if t.stride(-1) == 1 else t.contiguous() for t in (queries, keys, values)
@@ -195,7 +186,7 @@ def _dropout(dropout: float) -> tuple[int, float]:
 
 
 def _launches(num_heads: int, row_bytes: int) -> list[dict[str, int]]:
-    """Cut launches down to few heads, or to as many as fit."""
+    """Reduce the heads of launches to those that exist and fit."""
     most, share = triton.next_power_of_2(num_heads), -(-row_bytes // WIDEST)
     return [launch | {"HEADS": min(max(1, launch["HEADS"] // share), most)} for launch in LAUNCHES]
 

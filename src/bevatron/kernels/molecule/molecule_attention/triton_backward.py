@@ -5,8 +5,9 @@ ds = p (dp - delta) is the gradient of the bias, dq = c ds k, dk = c ds^T q, dv 
 
 A program owns HEADS heads of one molecule. A small molecule is one [HEADS, BLOCK, BLOCK] block in
 registers; a larger one takes three passes over its blocks, two by queries (delta; dq and the bias)
-and one by keys (dk and dv), so every result is written by one program: no atomics. From rounded
-results delta would be off, always with the same sign, and what all keys share would get a gradient.
+and one by keys (dk and dv), so every result is written by one program: no atomics. Computed from
+rounded results, delta would be off, always with the same sign, and give a gradient to what all
+keys share.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -69,7 +70,7 @@ def _store_bias(
 def _load_numbers(
     base, first, n, H, heads, outside, BLOCK: tl.constexpr, HEADS: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
-    """Load a number for each head of a block of rows; past the end it is ``outside``."""
+    """Load one element per head and row of a block; past the end it is ``outside``."""
     rows = (first + tl.arange(0, BLOCK))[None, :]
     h = tl.arange(0, HEADS)[:, None]
     mask = (rows < n) & (h < heads)
@@ -121,7 +122,7 @@ def _load_queries(
     q_base, do_base, l_base, first, q_N, q_H, H, n, heads, BLOCK: tl.constexpr, D: tl.constexpr,
     D_PAD: tl.constexpr, HEADS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Load what belongs to a block of queries: q, do and the logarithm."""
+    """Load q, do and the logarithm of a block of queries."""
     # q and do: [HEADS, BLOCK, D_PAD]
     q = load_rows(q_base, first, q_N, q_H, n, heads, BLOCK, D, D_PAD, HEADS)
     do = load_rows(do_base, first, H * D, D, n, heads, BLOCK, D, D_PAD, HEADS)
@@ -176,7 +177,7 @@ def _blocks(
             # [HEADS, BLOCK, D_PAD]
             dq += tl.dot(ds.to(q.dtype), k, input_precision=PRECISION, out_dtype=WIDE)
         store_rows(dq_base, dq * scale, first_q, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
-    tl.debug_barrier()  # other threads read what was stored as delta
+    tl.debug_barrier()  # other threads read the stored delta
     for first_k in range(0, n, BLOCK):
         # [HEADS, BLOCK, D_PAD]
         k = load_rows(k_base, first_k, k_N, k_H, n, heads, BLOCK, D, D_PAD, HEADS)

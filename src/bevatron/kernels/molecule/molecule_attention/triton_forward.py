@@ -100,7 +100,7 @@ def load_seed(Seed, DROPOUT: tl.constexpr):
 
 @triton.jit
 def bounds(GraphPtr, PairPtr, g, G):
-    """Load the offsets of a molecule's atoms and pairs at once, since all else waits for them."""
+    """Load the offsets of a molecule's atoms and pairs together: everything waits for them."""
     end = tl.minimum(g + 1, G)
     first = tl.load(GraphPtr + g).to(tl.int64)  # []
     last = tl.load(GraphPtr + end).to(tl.int64)  # []
@@ -121,7 +121,7 @@ def zero_rows(
 
 @triton.jit
 def store_numbers(base, numbers, first, n, H, heads, BLOCK: tl.constexpr, HEADS: tl.constexpr):
-    """Store a number for each head of a block of rows, [HEADS, BLOCK]."""
+    """Store one element per head and row of a block, [HEADS, BLOCK]."""
     rows = (first + tl.arange(0, BLOCK))[None, :]
     h = tl.arange(0, HEADS)[:, None]
     tl.store(base + (rows * H + h), numbers, mask=(rows < n) & (h < heads))

@@ -29,9 +29,9 @@ def neighbour_sums(
         y_i = \Big[ \sum_{e: r(e) = i} s_e m_e \;\Big|\; \sum_{e: s(e) = i} s_e m_e \;\Big|\;
         \sum_{e: r(e) = i} x_{s(e)} \;\Big|\; x_i \Big]
 
-    It is the aggregation of GPS++ (arXiv 2302.02947): receiver and sender aggregation of messages
+    This is the aggregation of GPS++ (arXiv 2302.02947): receiver and sender aggregation of messages
     and the sum over adjacent nodes, which is the same for both directions of the bonds. Raises
-    ValueError if a shape or type does not fit, or nothing is to be summed.
+    ValueError if a shape or type does not fit, or there is nothing to sum.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def neighbour_sums(
     nodes : x; None leaves the last two parts out
     bonds : see `bevatron.kernels.molecule.bonds.index_bonds`
     scale
-        s, a factor per edge such as a row dropout; not differentiated. Without it 1.
+        s, a factor per edge such as a row dropout; not differentiated. None = 1.
     outgoing : whether to compute the second part
     own : whether to append the last part: the input of a linear layer on nodes is then complete
 
@@ -76,13 +76,13 @@ def neighbour_sums_with_inputs(
 ) -> tuple[Float[Tensor, "N _"], Float[Tensor, "E C"] | None, Float[Tensor, "N D"] | None]:
     """Compute `neighbour_sums` and return messages and nodes for one other consumer.
 
-    The gradients of these results are added by the kernels that gather the gradients of messages
-    and nodes, in one pass instead of two. Raises ValueError if a shape or type does not fit, or
-    nothing is to be summed.
+    The kernels that gather the gradients of messages and nodes add the gradients of these results:
+    one pass instead of two. Raises ValueError if a shape or type does not fit, or there is nothing
+    to sum.
 
     Parameters
     ----------
-    messages, nodes, bonds, scale, outgoing, own : as of `neighbour_sums`
+    messages, nodes, bonds, scale, outgoing, own : see `neighbour_sums`
 
     Returns
     -------

@@ -15,7 +15,7 @@ def neighbour_sums(
     outgoing: bool,
     own: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Add row after row, each part by itself; 16-bit types in float32, rounded once."""
+    """Add row by row, each part by itself; 16-bit types in float32, rounded once."""
     parts: list[Tensor] = []
 
     def add_up(rows: Tensor, atoms: Tensor) -> None:

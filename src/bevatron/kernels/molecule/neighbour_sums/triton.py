@@ -20,9 +20,9 @@ __all__ = ["launch_gather", "neighbour_sums"]
 """Names that other operators may use."""
 
 ELEMENTS = 2048
-"""Numbers that a program adds up at once: as many as fit its registers."""
+"""Elements that a program accumulates, as many as fit its registers."""
 MOST_ATOMS = 16
-"""Of a program: with more Triton 3.6 and 3.7 fail to compile it for narrow rows."""
+"""Most atoms of a program; with more, Triton 3.6 and 3.7 fail to compile it for narrow rows."""
 
 
 def neighbour_sums(
@@ -89,10 +89,7 @@ def _new_sums(
     return given.new_empty((incoming_ptr.shape[0] - 1, width))
 
 
-@custom_op(
-    "neighbour_sums",
-    fake=_new_sums,
-)
+@custom_op("neighbour_sums", fake=_new_sums)
 def gather(
     messages: Tensor | None,
     nodes: Tensor | None,
@@ -123,10 +120,7 @@ def _new_gradients(
     )
 
 
-@custom_op(
-    "neighbour_sums_backward",
-    fake=_new_gradients,
-)
+@custom_op("neighbour_sums_backward", fake=_new_gradients)
 def gather_backward(
     dout: Tensor,
     scale: Tensor | None,
@@ -141,27 +135,21 @@ def gather_backward(
     outgoing: bool,
     own: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return gradients of messages and nodes, without elements where there were none.
+    """Return gradients of messages and nodes, empty for absent ones.
 
-    To them ``more_messages`` and ``more_nodes`` are added.
+    ``more_messages`` and ``more_nodes`` are added to them.
     """
     dmessages, dnodes = _new_gradients(dout, senders, incoming_ptr, channels, node_channels)
     if dmessages.numel():
         pad = triton.next_power_of_2(channels)
         block = max(1, ELEMENTS // 2 // pad)
         neighbour_sums_backward[(triton.cdiv(len(senders), block),)](
-            *(dout, *pointers(dout, scale, more_messages)),
-            *(senders, receivers, dmessages),
+            *(dout, *pointers(dout, scale, more_messages)), *(senders, receivers, dmessages),
             *(len(senders), dout.stride(0)),
-            C=channels,
-            C_PAD=pad,
-            BLOCK=block,
-            OUTGOING=outgoing,
-            SCALED=scale is not None,
-            MORE=more_messages is not None,
-            WIDE=accumulator(dout),
+            C=channels, C_PAD=pad, BLOCK=block, OUTGOING=outgoing, SCALED=scale is not None,
+            MORE=more_messages is not None, WIDE=accumulator(dout),
             num_warps=4,
-        )
+        )  # fmt: skip
     if node_channels:
         first = channels * (1 + outgoing)
         around = dout[:, first : first + node_channels]
@@ -186,7 +174,7 @@ def launch_gather(
     add: Tensor | None = None,
     more: Tensor | None = None,
 ) -> None:
-    """Write all sums; ``copy`` the nodes behind them, or add rows to the sum over neighbours.
+    """Write all sums; ``copy`` appends the nodes, ``add`` adds rows to the sum over neighbours.
 
     Messages and ``more`` are contiguous; rows of nodes, and of ``add`` with the same stride, may
     have gaps.
@@ -203,25 +191,16 @@ def launch_gather(
         *pointers(out, messages, nodes, own, more, scale),
         *(senders, incoming, incoming_ptr, out, num_atoms),
         *(0 if nodes is None else nodes.stride(0), out.stride(0)),
-        C=channels,
-        C_PAD=pads[0],
-        D=node_channels,
-        D_PAD=pads[1],
-        BLOCK=block,
-        MESSAGES=messages is not None,
-        OUTGOING=outgoing,
-        NODES=nodes is not None,
-        COPY=copy and nodes is not None,
-        ADD=add is not None,
-        MORE=more is not None,
-        SCALED=scale is not None,
-        WIDE=accumulator(out),
+        C=channels, C_PAD=pads[0], D=node_channels, D_PAD=pads[1], BLOCK=block,
+        MESSAGES=messages is not None, OUTGOING=outgoing, NODES=nodes is not None,
+        COPY=copy and nodes is not None, ADD=add is not None, MORE=more is not None,
+        SCALED=scale is not None, WIDE=accumulator(out),
         num_warps=4,
-    )
+    )  # fmt: skip
 
 
 def _widths(messages: Tensor | None, nodes: Tensor | None) -> tuple[int, int]:
-    """Return the channels of both, 0 where there are none."""
+    """Return the channels of both, 0 if absent."""
     channels, node_channels = (
         0 if given is None else given.shape[1] for given in (messages, nodes)
     )

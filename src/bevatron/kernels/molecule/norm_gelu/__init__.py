@@ -49,7 +49,7 @@ def norm_gelu(
     rows, index, ptr
         t, [G, C]; the segment of each row of ``x``, [M], ascending; and the offsets of the
         segments, [G + 1]. All three or none.
-    eps : added to the variance; 1e-3 is that of Keras and of GPS++
+    eps : added to the variance; Keras and GPS++ use 1e-3
     activation : ``gelu`` in the tanh form, or ``relu``
 
     Returns

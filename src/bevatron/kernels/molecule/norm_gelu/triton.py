@@ -1,6 +1,6 @@
 """Normalisation and activation in Triton: two custom operators and their launches.
 
-They serve `norm_gelu` and `bond_norm_gelu`: the latter's rows are sums of more.
+They serve `norm_gelu` and `bond_norm_gelu`, whose rows are sums of more terms.
 """
 
 from typing import Any
@@ -27,10 +27,10 @@ __all__ = ["norm_gelu", "normalise"]
 """Names that other operators may use."""
 
 FEWER_ELEMENTS = 256
-"""Of a warp of the backward kernel without a norm, whose sums would hold programs up."""
+"""Elements per warp of the backward kernel without a norm; larger sums would delay programs."""
 WARPS_PER_SM, MORE_WARPS = 16, 32
-"""Of the backward kernel, with and without a norm; each program leaves a partial sum of the
-gradients of the vectors."""
+"""Warps per SM of the backward kernel, with and without a norm; each program writes a partial sum
+of the vectors' gradients."""
 
 
 def norm_gelu(
@@ -83,11 +83,10 @@ def normalise(
         pad, block, warps = shape_of_block(x.shape[1])
         given = (atoms, rows, linear_bias, weight, bias, receivers, senders, graph)
         norm_gelu_forward[(triton.cdiv(len(x), block),)](
-            *(x, *pointers(x, *given), y, mean, rstd),
-            *(len(x), eps),
+            *(x, *pointers(x, *given), y, mean, rstd), *(len(x), eps),
             **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
             num_warps=warps,
-        )
+        )  # fmt: skip
     return y, mean, rstd
 
 
@@ -117,9 +116,9 @@ def normalise_backward(
     rstd: Tensor,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of x, atoms and rows, without elements if not given, and the vectors'.
+    """Return gradients of x, atoms and rows, empty if not given, and of the vectors.
 
-    The last is [3, C]: of the linear bias, the weight and the bias.
+    The last is [3, C]: linear bias, weight and bias.
     """
     dx, datoms, drows = empty_gradients(x, x, atoms, rows)
     sums = new_sums(x, 3, x.shape[1])
@@ -132,7 +131,7 @@ def normalise_backward(
         launch_gather(dx, None, senders, incoming, incoming_ptr, datoms)
     if rows is not None:
         assert ptr is not None
-        # What an atom's edges add up to is added up again: fewer rows than the edges themselves.
+        # Sum the sums over each atom's edges: these are fewer rows than the edges.
         launch_sum(dx if atoms is None else datoms, ptr, drows)
     return dx, datoms, drows, sums
 
@@ -147,22 +146,21 @@ def _launch_backward(
     sums: Tensor,
     relu: bool,
 ) -> None:
-    """Write the gradient of what was normalised, and those of the vectors through shares."""
+    """Write the gradient of the normalised sum, and those of the vectors from partial sums."""
     if not x.numel():
         return
     width = x.shape[1]
     atoms, rows, linear_bias, weight = given[:4]
     plain = weight is None
     pad, block, warps = shape_of_block(width, FEWER_ELEMENTS if plain else ELEMENTS_PER_WARP)
-    side_by_side = (MORE_WARPS if plain else WARPS_PER_SM) // warps
-    programs = min(triton.cdiv(len(x), block), side_by_side * num_sms(x.device))
+    resident = (MORE_WARPS if plain else WARPS_PER_SM) // warps
+    programs = min(triton.cdiv(len(x), block), resident * num_sms(x.device))
     parts = x.new_empty((programs, 3, width), dtype=wide_type(x))
     norm_gelu_backward[(programs,)](
-        *(dy, x, *pointers(x, *given), mean, rstd),
-        *(dz, parts, len(x)),
+        *(dy, x, *pointers(x, *given), mean, rstd), *(dz, parts, len(x)),
         **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
         num_warps=warps,
-    )
+    )  # fmt: skip
     sum_partials(parts, sums)
 
 

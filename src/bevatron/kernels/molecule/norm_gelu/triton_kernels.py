@@ -1,7 +1,7 @@
 """The kernels of normalisation and activation, for rows that are sums of gathered rows.
 
 A program owns BLOCK whole rows of C channels, padded to C_PAD, in registers. It gathers and sums
-what is normalised, so that sum never exists in memory: the backward kernel gathers it again. The
+the terms, so the normalised sum never exists in memory: the backward kernel gathers it again. The
 forward writes one row and its mean and 1/sigma; the backward strides over blocks of rows, writes
 the gradient of each row, and one partial sum per program of the vectors' gradients, [3, C], which
 `add_shares_kernel` adds in order.
@@ -35,7 +35,7 @@ def load_sum(
     C: tl.constexpr, BOND: tl.constexpr, HAS_ROWS: tl.constexpr, HAS_LINEAR: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Gather and add what is normalised; zero where masked, except for the linear bias."""
+    """Gather and add the terms to be normalised; zero where masked, except for the linear bias."""
     mask = (row < count)[:, None] & (col < C)[None, :]
     own = X + row[:, None] * C + col[None, :]
     z = tl.load(own, mask=mask, other=0.0).to(WIDE)  # [BLOCK, C_PAD]
@@ -123,7 +123,7 @@ def norm_gelu_backward(
             g = dy * (s + (gelu - gelu * s) * (SLOPE + 3.0 * CUBIC * square))
         dz = g
         if NORM:
-            # A thread owns all rows of its channels: these sums need no exchange.
+            # A thread owns all rows of its channels, so these sums need no shuffles.
             dweight += tl.sum(g * xhat, 0)  # [C_PAD]
             dbias += tl.sum(g, 0)  # [C_PAD]
             dz = norm_gradient(g * weight, xhat, rstd, C)

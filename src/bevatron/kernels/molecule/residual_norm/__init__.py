@@ -41,7 +41,7 @@ def residual_norm(
     branches : u_1 and perhaps u_2, of the shape and type of ``x``
     weights, biases : w_k and b_k, one of each per branch
     scales
-        s_k, a factor per row: zero where a row (or a whole molecule) is dropped, 1/(1 - p) where
+        s_k, a factor per row: zero if the row (or a whole molecule) is dropped, 1/(1 - p) if
         it is kept; not differentiated. None = 1.
     eps : added to the variance
 

@@ -19,7 +19,7 @@ from bevatron.kernels.shared.triton_math import accumulator
 from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 512, 256
-"""Of a warp: the backward kernel has two branches and three sums in registers."""
+"""Elements per warp; the backward kernel holds two branches and three sums in registers."""
 WARPS_PER_SM = 16
 
 
@@ -57,18 +57,17 @@ def merge(
     bias_2: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result and, of every branch and row, the mean and 1/sigma."""
+    """Return the result, and the mean and 1/sigma of every branch and row."""
     y = x.new_empty(x.shape)
     mean, rstd = _new_statistics(x, branch_2)
     if x.numel():
         pad, block, warps = shape_of_block(x.shape[1], FORWARD_ELEMENTS)
         given = (branch_1, branch_2, scale_1, scale_2, weight_1, bias_1, weight_2, bias_2)
         residual_norm_forward[(triton.cdiv(len(x), block),)](
-            *(x, *pointers(x, *given), y, mean, rstd),
-            *(len(x), eps),
+            *(x, *pointers(x, *given), y, mean, rstd), *(len(x), eps),
             **_constants(x, branch_2, scale_1, scale_2, pad, block),
             num_warps=warps,
-        )
+        )  # fmt: skip
     return y, mean, rstd
 
 
@@ -81,7 +80,7 @@ def _new_gradients(x: Tensor, branch_2: Tensor | None) -> tuple[Tensor, Tensor, 
 @merge.backward(
     "x branch_1 branch_2 weight_1 weight_2 bias_1 bias_2",
     fake=_new_gradients,
-    # Both biases have the same gradient, and one in-place change must not reach both.
+    # Both biases have the same gradient, but an in-place change of one must not reach the other.
     unpack=lambda dx, dbranch_1, dbranch_2, sums: (
         *(dx, dbranch_1, dbranch_2, sums[1], sums[2]),
         *(sums[0], sums[0].clone()),
@@ -99,7 +98,7 @@ def merge_backward(
     mean: Tensor,
     rstd: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of x and both branches, and [3, C]: of a bias and of both weights."""
+    """Return gradients of x and both branches, and [3, C]: a bias and both weights."""
     width, dy = x.shape[1], dy.contiguous()
     dx, dbranch_1, dbranch_2, sums = _new_gradients(x, branch_2)
     if not x.numel():

@@ -1,4 +1,4 @@
-"""A residual stream accumulated in its own type and read in that of the matmuls."""
+"""A residual stream accumulated in its own type and read in the type of the matmuls."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -21,7 +21,7 @@ def scaled_residual(
 
     Parameters
     ----------
-    stream : e; float32 where ``update`` has 16 bits, so that the sum over many layers stays precise
+    stream : e; float32 if ``update`` has 16 bits, so that the sum over many layers stays precise
     update : u
     scale
         s, a factor per row, such as a row dropout; not differentiated. None = 1.

@@ -30,20 +30,16 @@ def scaled_residual(stream: Tensor, update: Tensor, scale: Tensor | None) -> tup
     fake=lambda stream, update: (stream.new_empty(stream.shape), _second(stream, update)),
 )
 def add(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the sum in both types; without elements the second, if the types are one."""
+    """Return the sum in both types; the second is empty if the types are equal."""
     wide = stream.new_empty(stream.shape)
     narrow = _second(stream, update)
     if stream.numel():
         scaled_residual_forward[(triton.cdiv(stream.numel(), BLOCK),)](
-            *(stream, update, update if scale is None else scale, wide, narrow),
-            stream.numel(),
-            C=stream.shape[1],
-            BLOCK=BLOCK,
-            SCALED=scale is not None,
-            TWO=narrow.numel() > 0,
+            *(stream, update, update if scale is None else scale, wide, narrow), stream.numel(),
+            C=stream.shape[1], BLOCK=BLOCK, SCALED=scale is not None, TWO=narrow.numel() > 0,
             WIDE=accumulator(stream),
             num_warps=4,
-        )
+        )  # fmt: skip
     return wide, narrow
 
 
@@ -62,18 +58,12 @@ def add_backward(
     dstream, dupdate = like.new_empty(given.shape), other.new_empty(given.shape)
     if given.numel():
         scaled_residual_backward[(triton.cdiv(given.numel(), BLOCK),)](
-            given if dwide is None else dwide,
-            given if dnarrow is None else dnarrow,
-            *(given if scale is None else scale, dstream, dupdate),
-            given.numel(),
-            C=given.shape[1],
-            BLOCK=BLOCK,
-            SCALED=scale is not None,
-            HAS_WIDE=dwide is not None,
-            HAS_NARROW=dnarrow is not None,
-            WIDE=accumulator(dstream),
+            given if dwide is None else dwide, given if dnarrow is None else dnarrow,
+            *(given if scale is None else scale, dstream, dupdate), given.numel(),
+            C=given.shape[1], BLOCK=BLOCK, SCALED=scale is not None, HAS_WIDE=dwide is not None,
+            HAS_NARROW=dnarrow is not None, WIDE=accumulator(dstream),
             num_warps=4,
-        )
+        )  # fmt: skip
     return dstream, dupdate
 
 
@@ -96,7 +86,7 @@ def _backward(
     return dstream, dupdate, None
 
 
-# Not by name: the stream and the update would be kept for nothing but their types.
+# Not by name, which would save the stream and the update only for their types.
 add.register_autograd(_backward, setup_context=_save)
 
 

@@ -13,9 +13,7 @@ __getattr__ = old_names(__name__, segment_sum_beside="segment_sum_with_input")
 
 
 def segment_sum(
-    values: Float[Tensor, "M C"],
-    ptr: Int[Tensor, " _"],
-    scale: Float[Tensor, " M"] | None = None,
+    values: Float[Tensor, "M C"], ptr: Int[Tensor, " _"], scale: Float[Tensor, " M"] | None = None
 ) -> Float[Tensor, "_ C"]:
     r"""Sum the rows of each segment: :math:`y_s = \sum_{m = ptr_s}^{ptr_{s+1} - 1} c_m v_m`.
 
@@ -49,18 +47,16 @@ def segment_sum(
 
 
 def segment_sum_with_input(
-    values: Float[Tensor, "M C"],
-    ptr: Int[Tensor, " _"],
-    scale: Float[Tensor, " M"] | None = None,
+    values: Float[Tensor, "M C"], ptr: Int[Tensor, " _"], scale: Float[Tensor, " M"] | None = None
 ) -> tuple[Float[Tensor, "_ C"], Float[Tensor, "M C"]]:
     """Compute `segment_sum` and return its input for one other consumer.
 
-    The gradient of the second result is added by the kernel that broadcasts a segment's gradient to
-    its rows, in one pass instead of two. Raises ValueError if a shape does not match.
+    The kernel that broadcasts a segment's gradient to its rows adds the gradient of the second
+    result: one pass instead of two. Raises ValueError if a shape does not match.
 
     Parameters
     ----------
-    values, ptr, scale : as of `segment_sum`
+    values, ptr, scale : see `segment_sum`
 
     Returns
     -------

@@ -21,8 +21,8 @@ __all__ = ["launch_sum", "segment_sum"]
 """Names that other operators may use."""
 
 BLOCK_M, LARGEST_BLOCK_C = 8, 1024
-"""Rows that are loaded at once, and channels of a program: a warp for every 256, so that a thread
-adds up its own channels."""
+"""Rows loaded at once, and channels of a program: one warp per 256, so that each thread sums its
+own channels."""
 
 
 def segment_sum(values: Tensor, ptr: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -65,15 +65,14 @@ def add_segments(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
 
 
 @custom_op(
-    "segment_sum_backward",
-    fake=lambda dsums, num_rows: dsums.new_empty((num_rows, dsums.shape[1])),
+    "segment_sum_backward", fake=lambda dsums, num_rows: dsums.new_empty((num_rows, dsums.shape[1]))
 )
 def spread_segments(
     dsums: Tensor, ptr: Tensor, scale: Tensor | None, more: Tensor | None, num_rows: int
 ) -> Tensor:
-    """Return for every row the gradient of its segment, scaled; zero for rows of none.
+    """Return the scaled gradient of every row's segment; zero for rows of no segment.
 
-    To each row that of ``more`` is added.
+    Rows of ``more`` are added.
     """
     dvalues = dsums.new_empty((num_rows, dsums.shape[1]))
     if dvalues.numel():
@@ -111,13 +110,9 @@ def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor, scale: Tensor | None =
     segment_sum_kernel[(sums.shape[0], triton.cdiv(sums.shape[1], block))](
         *(values, ptr, values if scale is None else scale, sums, len(values)),
         *(values.stride(0), values.stride(1)),
-        C=sums.shape[1],
-        BLOCK=BLOCK_M,
-        BLOCK_C=block,
-        SCALED=scale is not None,
-        WIDE=wide,
+        C=sums.shape[1], BLOCK=BLOCK_M, BLOCK_C=block, SCALED=scale is not None, WIDE=wide,
         num_warps=_warps(block),
-    )
+    )  # fmt: skip
 
 
 def _columns(width: int) -> int:

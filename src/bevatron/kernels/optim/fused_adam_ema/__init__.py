@@ -18,7 +18,7 @@ __all__ = ["AdamSettings", "AdamTensors", "FlatTensors", "fused_adam_ema"]
 _operator = registry.operator("fused_adam_ema", __name__, takes=support.float32_or_float64)
 
 ALIGNMENT = 32
-"""Numbers; each part of a flat tensor begins at a multiple of it."""
+"""Elements; each part of a flat tensor begins at a multiple of it."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class FlatTensors:
 
     Attributes
     ----------
-    flat : all of them, of one type and device, with zeros between them
-    parts : views of it, by name
+    flat : the buffer, with zeros between the tensors
+    parts : views into it, by name
     """
 
     flat: Float[Tensor, " n"]
@@ -36,7 +36,7 @@ class FlatTensors:
 
     @classmethod
     def zeros(cls, like: Mapping[str, Tensor]) -> "FlatTensors":
-        """Allocate zeros in the shapes of others.
+        """Allocate zeros of the given shapes.
 
         Examples
         --------
@@ -57,7 +57,7 @@ class FlatTensors:
 
     @classmethod
     def copy(cls, tensors: Mapping[str, Tensor]) -> "FlatTensors":
-        """Copy tensors to lie together."""
+        """Copy tensors into one buffer."""
         made = cls.zeros(tensors)
         for name, tensor in tensors.items():
             made.parts[name].copy_(tensor)
@@ -65,12 +65,12 @@ class FlatTensors:
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
-    """Return those of a tensor without gaps: one view a tensor, where a slice would take two."""
+    """Return contiguous strides: `as_strided` is one view per tensor, slice and reshape are two."""
     return [*accumulate(reversed(shape[1:]), mul, initial=1)][::-1] if shape else []
 
 
 def starts_of(tensors: Sequence[Tensor]) -> list[int]:
-    """Return where each tensor begins in a flat one, and where the last ends."""
+    """Return the offset of each tensor in a flat one, and the end of the last."""
     sizes = [-(-tensor.numel() // ALIGNMENT) * ALIGNMENT for tensor in tensors]
     return [0, *accumulate(sizes)]
 
@@ -84,7 +84,7 @@ class AdamSettings:
     betas, eps : decays of the moments, and the term added to the denominator
     decoupled : whether weight decay acts on the weights (AdamW) and not on the gradient
     clip : largest norm of the gradient, None = any
-    per_tensor : whether that is each parameter's norm by itself, not the global one
+    per_tensor : whether ``clip`` limits each parameter's norm instead of the global one
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -96,7 +96,7 @@ class AdamSettings:
 
 @dataclass(frozen=True)
 class AdamTensors:
-    """All that the update reads and writes; none of it may move. P parameters, n numbers.
+    """Everything that the update reads and writes, at fixed addresses. P parameters, n elements.
 
     Attributes
     ----------
@@ -119,14 +119,14 @@ class AdamTensors:
         Whether something was unsound, now or before (then nothing but the gradient changes); global
         norm of the gradient before clipping; whether the weights were changed.
     active : [P] float64
-        1 for parameters that have a gradient, 0 for those that keep weights, moments and count of
-        updates as they are; None = all have one.
+        1 for parameters that have a gradient; 0 leaves weights, moments and step count
+        unchanged; None = all have one.
     copy : [n]
-        The weights once more in another type, written with them; None = none.
+        A copy of the weights in another type, written with them; None = none.
     squares : [b]
-        Numbers that add up to the square of the gradient's norm, where they are known already, as
-        from the buckets of a sum over ranks; None = the norm is computed.
-    kept : what an implementation makes of their addresses once
+        Terms of the squared gradient norm if they are already known, as from the buckets of an
+        all-reduce; None = the norm is computed.
+    kept : cache for what an implementation derives from the addresses
     """
 
     parameters: list[Tensor]

@@ -9,7 +9,7 @@ from bevatron.kernels.optim.fused_adam_ema import AdamSettings, AdamTensors, sta
 
 
 def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
-    """Judge the step, then update every parameter if all is sound."""
+    """Judge the step, then update every parameter if the step is sound."""
     lr, largest_loss, *shares = tensors.controls.unbind()
     if tensors.squares is None:
         norm = torch.linalg.vector_norm(tensors.gradient).double()

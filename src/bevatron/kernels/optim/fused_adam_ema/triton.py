@@ -1,10 +1,9 @@
 """The fused optimiser step in Triton: three launches for any number of parameters.
 
 ``_norms`` writes the sum of squares of each tile of the gradient. ``_judge``, a single program,
-adds the tiles in their order, decides whether the step is sound, and writes the float64
-coefficients of each parameter's step. ``_adam`` updates one chunk of one parameter per program: the
-gradient, the moments and the averages are flat [n], the parameters are found through a table of
-addresses.
+adds the tiles in order, decides whether the step is sound, and writes the float64 coefficients of
+each parameter's step. ``_adam`` updates one chunk of one parameter per program: the gradient, the
+moments and the averages are flat [n]; a table of addresses locates the parameters.
 Clipping by the norm of each parameter takes one more launch: ``_chunk_norms`` uses the chunks of
 ``_adam`` in place of tiles, and ``_clips`` adds those of each parameter.
 Nothing is atomic. n is the number of elements of a flat tensor, P the number of parameters.
@@ -22,9 +21,9 @@ from bevatron.kernels.optim.fused_adam_ema import ALIGNMENT, AdamSettings, AdamT
 from bevatron.kernels.shared.launch import on_device
 
 TILE = 4096
-"""Numbers whose squares one program sums."""
+"""Elements whose squares one program sums."""
 CHUNK = 1024
-"""Numbers of one program of the update; none has those of two parameters."""
+"""Elements that one program updates; all belong to one parameter."""
 INTERPRETED_CHUNK = 8192
 
 
@@ -40,12 +39,12 @@ def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
         tensors.kept["aligned"] = all(p.data_ptr() % 16 == 0 for p in parameters)
     with on_device(tensors.gradient):
         _launch(tensors, settings, chunk)
-    # As torch's optimisers do: autograd must see that what it kept has changed.
+    # As torch's optimisers do, so that autograd notices changes to saved tensors.
     torch.autograd.graph.increment_version(parameters)
 
 
 def chunk_table(parameters: list[Tensor], chunk: int) -> Tensor:
-    """Return a row per program: address, place in the flat tensors, count, parameter. int64."""
+    """Return a row per program, int64: address, offset in the flat tensors, count, parameter."""
     rows = [
         (p.data_ptr() + at * p.element_size(), start + at, min(chunk, p.numel() - at), i)
         for i, (p, start) in enumerate(zip(parameters, starts_of(parameters), strict=False))
@@ -55,10 +54,10 @@ def chunk_table(parameters: list[Tensor], chunk: int) -> Tensor:
 
 
 def _launch(tensors: AdamTensors, settings: AdamSettings, chunk: int) -> None:
-    """Change everything in place.
+    """Update everything in place.
 
-    No custom operator: it is not differentiable, and a dispatcher takes milliseconds to look at
-    thousands of tensors.
+    This is no custom operator: it is not differentiable, and the dispatcher takes milliseconds to
+    inspect thousands of tensors.
     """
     gradient, steps, active = tensors.gradient, tensors.steps, tensors.active
     table, known_squares = tensors.kept["chunks"], tensors.squares
@@ -80,53 +79,26 @@ def _launch(tensors: AdamTensors, settings: AdamSettings, chunk: int) -> None:
     elif known_squares is None:
         _norms[(num_tiles,)](gradient, squares, gradient.numel(), TILE=TILE)
     _judge[(1,)](
-        squares,
-        num_tiles,
-        steps,
-        tensors.lr_scale,
-        tensors.weight_decay,
-        tensors.lr_scale if active is None else active,
-        len(steps),
-        tensors.controls,
-        tensors.loss,
-        tensors.verdict,
-        rates,
-        LOG_BETA1=log(beta1) if beta1 > 0 else -inf,
-        LOG_BETA2=log(beta2) if beta2 > 0 else -inf,
-        CLIP=clip,
-        DECOUPLED=settings.decoupled,
-        PER_TENSOR=per_tensor,
-        SOME_IDLE=active is not None,
-        BLOCK=4096,
+        squares, num_tiles, steps, tensors.lr_scale, tensors.weight_decay,
+        tensors.lr_scale if active is None else active, len(steps), tensors.controls,
+        tensors.loss, tensors.verdict, rates,
+        LOG_BETA1=log(beta1) if beta1 > 0 else -inf, LOG_BETA2=log(beta2) if beta2 > 0 else -inf,
+        CLIP=clip, DECOUPLED=settings.decoupled, PER_TENSOR=per_tensor,
+        SOME_IDLE=active is not None, BLOCK=4096,
         num_warps=16,
-    )
+    )  # fmt: skip
     _adam[(len(table),)](
-        table,
-        gradient,
-        tensors.first,
-        tensors.second,
+        table, gradient, tensors.first, tensors.second,
         *(gradient if t is None else t for t in (tensors.largest, tensors.averages, tensors.copy)),
-        rates,
-        tensors.lr_scale if active is None else active,
-        len(steps),
-        gradient.numel(),
-        tensors.controls,
-        tensors.verdict,
-        BETA1=beta1,
-        BETA2=beta2,
-        EPS=eps,
-        AMSGRAD=tensors.largest is not None,
+        rates, tensors.lr_scale if active is None else active, len(steps), gradient.numel(),
+        tensors.controls, tensors.verdict,
+        BETA1=beta1, BETA2=beta2, EPS=eps, AMSGRAD=tensors.largest is not None,
         AVERAGES=0 if tensors.averages is None else len(tensors.averages),
-        DECOUPLED=settings.decoupled,
-        PER_TENSOR=per_tensor,
-        SOME_IDLE=active is not None,
-        COPIED=tensors.copy is not None,
-        ALIGNED=tensors.kept["aligned"],
-        ACCUMULATOR=tl.float64 if wide else tl.float32,
-        CHUNK=chunk,
-        ALIGNMENT=ALIGNMENT,
+        DECOUPLED=settings.decoupled, PER_TENSOR=per_tensor, SOME_IDLE=active is not None,
+        COPIED=tensors.copy is not None, ALIGNED=tensors.kept["aligned"],
+        ACCUMULATOR=tl.float64 if wide else tl.float32, CHUNK=chunk, ALIGNMENT=ALIGNMENT,
         num_warps=4,
-    )
+    )  # fmt: skip
 
 
 @triton.jit
@@ -168,25 +140,11 @@ def _clips(squares, first_chunks, rates, num_parameters, CLIP: tl.constexpr, BLO
 @triton.jit
 @no_type_check
 def _judge(
-    squares,
-    num_tiles,
-    steps,
-    lr_scale,
-    weight_decay,
-    active,
-    num_parameters,
-    controls,
-    loss,
-    verdict,
-    rates,
-    LOG_BETA1: tl.constexpr,
-    LOG_BETA2: tl.constexpr,
-    CLIP: tl.constexpr,
-    DECOUPLED: tl.constexpr,
-    PER_TENSOR: tl.constexpr,
-    SOME_IDLE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    squares, num_tiles, steps, lr_scale, weight_decay, active, num_parameters, controls, loss,
+    verdict, rates,
+    LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, CLIP: tl.constexpr, DECOUPLED: tl.constexpr,
+    PER_TENSOR: tl.constexpr, SOME_IDLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Write the verdict, increment the step counters, and write each parameter's coefficients.
 
     ``rates`` holds [P] learning rates over the first moment's bias correction, [P] square roots of
@@ -200,7 +158,7 @@ def _judge(
         sums += tl.load(squares + at, mask=at < num_tiles, other=0.0).to(tl.float64)  # [BLOCK]
     norm = tl.sqrt(tl.sum(sums))  # []
     value = tl.load(loss).to(tl.float64)  # []
-    # As isfinite: NaN compares false.
+    # Like isfinite: NaN compares false.
     sound = (norm < float("inf")) & (tl.abs(value) < float("inf"))
     fine = sound & (value <= tl.load(controls + 1)) & (tl.load(verdict) < 0.5)  # []
     tl.store(verdict, tl.where(fine, 0.0, 1.0))
@@ -232,33 +190,13 @@ def _judge(
 @triton.jit
 @no_type_check
 def _adam(
-    table,
-    gradient,
-    first,
-    second,
-    largest,
-    averages,
-    copy,
-    rates,
-    active,
-    num_parameters,
-    numel,
-    controls,
-    verdict,
-    BETA1: tl.constexpr,
-    BETA2: tl.constexpr,
-    EPS: tl.constexpr,
-    AMSGRAD: tl.constexpr,
-    AVERAGES: tl.constexpr,
-    DECOUPLED: tl.constexpr,
-    PER_TENSOR: tl.constexpr,
-    SOME_IDLE: tl.constexpr,
-    COPIED: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    ACCUMULATOR: tl.constexpr,
-    CHUNK: tl.constexpr,
-    ALIGNMENT: tl.constexpr,
-):
+    table, gradient, first, second, largest, averages, copy, rates, active, num_parameters, numel,
+    controls, verdict,
+    BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr, AMSGRAD: tl.constexpr,
+    AVERAGES: tl.constexpr, DECOUPLED: tl.constexpr, PER_TENSOR: tl.constexpr,
+    SOME_IDLE: tl.constexpr, COPIED: tl.constexpr, ALIGNED: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, CHUNK: tl.constexpr, ALIGNMENT: tl.constexpr,
+):  # fmt: skip
     """Update one chunk of one parameter."""
     row = table + 4 * tl.program_id(0).to(tl.int64)
     # []

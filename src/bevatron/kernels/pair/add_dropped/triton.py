@@ -1,7 +1,7 @@
 """The dropped residual update in Triton: one kernel for both passes.
 
-The gradient of x is that of the result, without a kernel. That of the update is laid out as the
-update was, so that nothing copies the gradient of a transposed one.
+The gradient of x is the result's gradient; no kernel runs for it. The gradient of the update has
+the update's layout, so that nothing copies it if the update was transposed.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -13,7 +13,7 @@ from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.triton_launch import launch
 
 ELEMENTS, LARGEST_BLOCK_C = 4096, 1024
-"""Of a block: its elements, and upper bound of its channels."""
+"""Elements of a block, and the most channels it spans."""
 
 
 def add_dropped(x: Tensor, update: Tensor, mask: Tensor | None, columns: bool) -> Tensor:
@@ -25,7 +25,7 @@ def add_dropped(x: Tensor, update: Tensor, mask: Tensor | None, columns: bool) -
 
 @custom_op("add_dropped", fake="x")
 def added(x: Tensor, update: Tensor, mask: Tensor | None, columns: bool, turned: bool) -> Tensor:
-    """Return ``x + mask * update``; ``turned`` says how the gradient of the update shall lie."""
+    """Return ``x + mask * update``; ``turned``: the update's gradient is stored transposed."""
     del turned
     y = x.new_empty(x.shape)
     _launch(x.contiguous(), update, mask, y, columns)
@@ -89,7 +89,7 @@ def kernel(
     C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
     COLUMNS: tl.constexpr, MASKED: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """Compute a block of rows r and columns n: near each other in memory either way."""
+    """Compute a block of rows r and columns n, near each other in memory in either layout."""
     blocks_n = tl.cdiv(N, BLOCK_N)
     row = tl.arange(0, BLOCK_R * BLOCK_N)
     r = tl.program_id(0) // blocks_n * BLOCK_R + row // BLOCK_N

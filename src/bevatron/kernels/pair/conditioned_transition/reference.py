@@ -21,7 +21,7 @@ def conditioned_transition(
     out_bias: Tensor,
     eps: float,
 ) -> Tensor:
-    """Compute ``sigmoid(out(s)) * down(silu(gate(n)) * up(n))`` of the adaptive norm n."""
+    """Compute ``sigmoid(out(s)) * down(silu(gate(n)) * up(n))`` with n the adaptive norm."""
 
     def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         rows = rows.to(x.dtype)

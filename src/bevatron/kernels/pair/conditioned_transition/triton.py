@@ -1,7 +1,7 @@
 """The conditioned transition: two custom operators that work a chunk of rows at a time.
 
-Matrix products are the device library's; kernels of the norm and the gated unit do what lies
-between, in place. The backward pass makes a chunk's rows again.
+cuBLAS computes the matmuls; the kernels of the norm and the gated unit run between them, in place.
+The backward pass recomputes a chunk's rows.
 """
 
 from dataclasses import dataclass
@@ -102,7 +102,7 @@ def condition_backward(
 
 @dataclass(frozen=True)
 class Layers:
-    """The linear layers: those of the same rows as one."""
+    """The linear layers; layers on the same rows are joined into one."""
 
     adapt: Linear
     """From the normalised condition to scale and shift."""
@@ -125,7 +125,7 @@ class Layers:
         out: Tensor,
         out_bias: Tensor,
     ) -> "Layers":
-        """Join the weights."""
+        """Join weights of layers on the same rows."""
         return cls(
             Linear(dtype, [scale, shift], [scale_bias, None]),
             Linear(dtype, [gate, up]),
@@ -135,19 +135,19 @@ class Layers:
         )
 
     def bytes_per_row(self, rows: "Rows") -> int:
-        """Return the size of a row in the buffers of a chunk's backward pass."""
+        """Return the bytes that a row takes in the buffers of a chunk's backward pass."""
         C, H = self.narrow.matrix.shape
         return (3 * H + 3 * C + rows.s.shape[1]) * rows.x.element_size()
 
     def adapt_rows(self, condition: Tensor, rows: "Rows", scale: Tensor | None) -> Tensor:
-        """Return the normalised rows, of the statistics that are known; write the scales."""
+        """Return the normalised rows, from known statistics; write the scales."""
         numbers = rows.statistics
         return launch.adapt(
             *(condition, self.adapt.matrix, self.scale_bias, rows.x, numbers[0], numbers[1], scale)
         )
 
     def gradients(self) -> Eight:
-        """Return those of all weights and biases, in the order of the operator's arguments."""
+        """Return the gradients of all weights and biases, in the operator's order of arguments."""
         (scale, shift), (scale_bias, _) = self.adapt.gradients()
         (gate, up), _ = self.wide.gradients()
         (down,), _ = self.narrow.gradients()
@@ -157,7 +157,7 @@ class Layers:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of the activations and of their conditions, or a chunk of them.
+    """Rows of the activations and of their conditions: all of them, or a chunk.
 
     Attributes
     ----------
@@ -200,9 +200,9 @@ class Rows:
     def adapt_again(
         self, layers: Layers, condition: Tensor, buffer: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the normalised rows and their scales, and where both lie also the shifts.
+        """Return the normalised rows, their scales, and the tensor that holds both with the shifts.
 
-        ``buffer`` [n, C] may take the scales.
+        ``buffer`` [n, C] may receive the scales.
         """
         if launch.fits("adapt", self.x, condition, layers.adapt.matrix):
             return layers.adapt_rows(condition, self, buffer), buffer, None
@@ -223,11 +223,11 @@ class Rows:
 def _chunk_backward(
     rows: Rows, layers: Layers, dy: Tensor, y: Tensor, dx: Tensor, ds: Tensor, *, only: bool
 ) -> Tensor:
-    """Write gradients of a chunk's rows, keep those of the layers; return the norm's weight's."""
+    """Write the gradients of a chunk's rows, accumulate the layers'; return the norm weight's."""
     dnarrow, dout, dout_sum = _output_gradients(rows.s, layers.out, dy, y)
     layers.out.keep(dout, rows.s, dout_sum, only=only)
     condition, mean, rstd = rows.conditions.make(), rows.statistics[0], rows.statistics[1]
-    # Scales lie where the gradient of x will.
+    # dx_rows holds the scales until the gradient of x overwrites them.
     normed, scale, dadapted = rows.adapt_again(layers, condition, dx)
     hidden = layers.narrow.backward(dnarrow)
     both = hidden_gradients(normed, layers.wide.matrix, hidden)

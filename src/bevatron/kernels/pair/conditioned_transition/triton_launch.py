@@ -28,12 +28,12 @@ TILES = TileTable(
     output=Tiles(128, 64, 4, 3, depth=64, per_sm=2, shared_memory=89 * 1024),
 )
 ELEMENTS = 2048
-"""Of a block of whole rows: few, for occupancy."""
+"""Elements of a block of whole rows: few, for occupancy."""
 PROGRAMS_PER_SM = 4
 
 
 def fits(which: str, x: Tensor, *others: Tensor) -> bool:
-    """Whether a matmul takes matrices like these, its result with the columns of ``x`` [n, C]."""
+    """Whether a matmul supports these matrices; its result has the columns of ``x`` [n, C]."""
     tiles = TILES[which]
     return x.shape[1] % tiles.columns == 0 and tiles.fits(x, *others)
 
@@ -127,7 +127,7 @@ def _product(
 
 
 def output_gradients(dy: Tensor, y: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the narrow rows, write that of ``out`` over it; return its sum."""
+    """Return the gradient of the narrow rows and the sum of ``out``'s, which overwrites ``out``."""
     width, width_pad, block = _block(dy)
     dnarrow, shares = torch.empty_like(dy), _shares(dy, block)
     launch(
@@ -145,7 +145,7 @@ def output_gradients(dy: Tensor, y: Tensor, out: Tensor) -> tuple[Tensor, Tensor
 def adapted_backward(
     x: Tensor, scale: Tensor, mean: Tensor, rstd: Tensor, dx: Tensor, dadapted: Tensor
 ) -> Tensor:
-    """Write dx, and the scale's gradient before the shift's; return the former's sum over rows."""
+    """Write dx and, in front of dshift, dscale; return the sum of dscale over rows."""
     width, width_pad, block = _block(x)
     shares = _shares(x, block)
     launch(
@@ -161,7 +161,7 @@ def adapted_backward(
 
 
 def _block(x: Tensor) -> tuple[int, int, int]:
-    """Return a row's width, the width rounded up to a power of two, and rows of a block."""
+    """Return the width of a row, the width padded to a power of two, and the rows of a block."""
     width = x.shape[1]
     width_pad = 1 << (width - 1).bit_length()
     return width, width_pad, max(1, ELEMENTS // width_pad)
@@ -173,7 +173,7 @@ def _shares(x: Tensor, block: int) -> Tensor:
 
 
 def _sum(shares: Tensor) -> Tensor:
-    """Add the first rows of all shares [programs, 2, C] in their order."""
+    """Add the first rows of all partial sums [programs, 2, C] in order."""
     total = shares.new_empty(shares.shape[2])
     sum_weight_and_bias_partials(shares, total, None, total, shares.new_empty(0))
     return total

@@ -23,7 +23,7 @@ def global_attention(
     eps: float,
     mask_eps: float,
 ) -> Tensor:
-    """Compute ``out(sigmoid(gate(n)) * softmax(q k) v)`` with q of the mean of the rows n."""
+    """Compute ``out(sigmoid(gate(n)) * softmax(q k) v)`` with q from the mean of the rows n."""
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight.to(m.dtype), None if bias is None else bias.to(m.dtype))

@@ -1,4 +1,4 @@
-"""Attention with one query per column: LayerNorm's, attention's and the gate's kernels in line.
+"""Attention with one query per column, composed of LayerNorm, attention and gate kernels.
 
 The heads of a column share keys and values: to `pair_attention` they are the queries of one head.
 16-bit rows of few channels go to `triton_fused` instead.
@@ -48,7 +48,7 @@ def global_attention(
     joint = torch.cat([k_weight, v_weight, gate_weight]).to(m.dtype)
     joint_bias = F.pad(gate_bias.to(m.dtype), (2 * D, 0))
     k, v, gate = F.linear(n, joint, joint_bias).split([D, D, len(gate_weight)], dim=-1)
-    # One query of a few heads: float32 costs nothing, and sums over all rows deserve it.
+    # With one query of a few heads float32 costs nothing, and the sums over all rows need it.
     heads, keys, values = (
         q.float()[:, :, None],
         k.float().transpose(1, 2)[:, :, None],
@@ -75,6 +75,6 @@ def sigmoid_gate_backward(dy: Tensor, gate: Tensor, value: Tensor) -> tuple[Tens
     """Return both gradients."""
     dgate, dvalue = gate.new_empty(gate.shape), gate.new_empty(gate.shape)
     launch_backward(dy, gate, value[:, None].expand(gate.shape), dgate, dvalue, silu=False)
-    # As a product, which reads long columns faster than a sum does; it adds in float32 too.
+    # A matmul reads long columns faster than torch's sum, and accumulates in float32 as well.
     ones = dy.new_ones(1, dy.shape[1])
     return dgate, torch.matmul(ones, dvalue.flatten(2)).view(value.shape).to(value.dtype)

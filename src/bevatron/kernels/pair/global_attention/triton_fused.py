@@ -1,7 +1,7 @@
 """Attention with one query per column as two custom operators, for 16-bit rows of few channels.
 
-Between forward and backward are kept the input, two float32 numbers per row and a few rows of
-channels per column. What concerns columns only is small and stays float32.
+Saved for the backward pass: the input, two float32 numbers per row and a few rows of channels per
+column. Everything that acts on columns only is small and stays float32.
 """
 
 from dataclasses import dataclass
@@ -33,15 +33,15 @@ from bevatron.kernels.shared.triton_launch import launch
 from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_partials
 
 WIDTHS, LARGEST_HEADS = {16, 32, 64}, 16
-"""More would not fit the registers."""
+"""More heads do not fit the registers."""
 BLOCK = 64
 """Rows of a column in a block."""
 PER_SM = 4
 """Programs per SM, about."""
 COLUMNS = 16
-"""Columns of a program where rows do not matter."""
+"""Columns per program of the kernels that read no rows."""
 SHARE_NUMBERS, SHARES = 128, 8
-"""Of weights' gradients: numbers that a program adds up, and shares on their way at once."""
+"""Weight gradients: elements that a program adds, and partial sums it loads at once."""
 
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -58,7 +58,7 @@ def takes(m: Tensor, gate_weight: Tensor, k_weight: Tensor, out_weight: Tensor) 
 
 @dataclass(frozen=True)
 class Columns:
-    """An alignment as columns, and how their rows are dealt to programs.
+    """An alignment as columns, and how programs share their rows.
 
     Attributes
     ----------
@@ -130,7 +130,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Layers:
-    """The weights: those that meet rows in the rows' type."""
+    """The weights; those that multiply rows have the type of the rows."""
 
     q: Tensor
     k: Tensor
@@ -194,11 +194,11 @@ def attend(
     eps: float,
     mask_eps: float,
 ) -> Saved:
-    """Return the result, and what is kept for the backward pass.
+    """Return the result and what the backward pass needs.
 
-    That is the rows' statistics [2, samples, S, N] and, for every column, the mean of its rows
-    followed by one over their number [C + 1], the sum of attended rows [H, C], its log [H] and its
-    values [H D].
+    That is the rows' statistics [2, samples, S, N] and, per column, the mean of its rows
+    followed by one over their number [C + 1], the attended rows [H, C], their logsumexp [H] and
+    their values [H D].
     """
     y, statistics, mean, attended, log_sum, value = _new_outputs(m, q_weight, k_weight, out_weight)
     weights = (q_weight, k_weight, v_weight, gate_weight, gate_bias, out_weight, out_bias)
@@ -326,7 +326,7 @@ def attend_backward(
 
 
 def _by_head(rows: Tensor, heads: int) -> Tensor:
-    """Return [column, H D] as [column H, D]."""
+    """View [columns, H D] as [columns H, D]."""
     return rows.view(len(rows) * heads, -1)
 
 
@@ -337,9 +337,9 @@ def _queries(
     parts: tuple[Tensor, Tensor] | None = None,
     mask_eps: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return queries [column, H D], scaled, and what meets rows [column, H, C] in their type.
+    """Return the scaled queries [columns, H D], and Query [columns, H, C] in the type of the rows.
 
-    ``mean`` is read, or made of the sums of parts of columns and their numbers of rows.
+    ``mean`` is read, or computed from the partial sums of the columns and their row counts.
     """
     heads = layers.heads
     q = columns.new(columns.count, len(layers.q))
@@ -362,9 +362,9 @@ def _output_backward(
     dn: Tensor,
     gradients: tuple[Tensor, ...],
 ) -> Tensor:
-    """Return parts of the gradient of o; write the gate's part of that of normalised rows.
+    """Return partial gradients of o; write the gate's part of the normalised rows' gradient.
 
-    ``gradients``: of the gate's weight and bias, the output's weight and bias.
+    ``gradients``: of the gate's weight and bias, and of the output's weight and bias.
     """
     (Z, HD), C, walkers = layers.out.shape, columns.m.shape[-1], columns.walkers
     do = columns.new(columns.count, columns.parts, HD)

@@ -21,9 +21,9 @@ __all__ = ["NormedRows", "launch_backward", "launch_forward", "layer_norm", "new
 
 LARGEST_WIDTH = 8192
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 2048, 4096
-"""Of a block, so that it fits the registers of four warps."""
+"""Elements of a block, so that it fits the registers of four warps."""
 PROGRAMS_PER_SM = 2
-"""Of the backward kernel: each leaves a partial sum of the weights' gradients."""
+"""Of the backward kernel; each program writes one partial sum of the weight gradients."""
 
 
 def layer_norm(x: Tensor, *vectors_and_eps: Any) -> Tensor:
@@ -82,7 +82,7 @@ def _gradients(
     rstd: Tensor,
     sigmoid: bool,
 ) -> tuple[Tensor, ...]:
-    # Every row's shift is added last: its gradient is that of the result.
+    # The shift is added last, so its gradient is the result's.
     return *normalise_backward(dy, x, weight, bias, scale, mean, rstd, sigmoid), dy
 
 
@@ -119,7 +119,7 @@ def _forward(
     eps: float,
     sigmoid: bool,
 ) -> tuple[Launch, bool]:
-    """Prepare the launch; say whether the kernel reads rows as they lie."""
+    """Prepare the launch; return whether the kernel reads the rows in place."""
     width, width_pad, block = _block(x, FORWARD_ELEMENTS)
     given = [tensor for tensor in (x, scale, shift) if tensor is not None]
     rows = as_rows(*given)
@@ -158,9 +158,9 @@ def launch_backward(
     *,
     sigmoid: bool = False,
 ) -> None:
-    """Write all gradients; ``dweight`` and ``dbias`` through one share of every program.
+    """Write all gradients; ``dweight`` and ``dbias`` from one partial sum per program.
 
-    ``dscale`` may lie on ``scale``, its rows one stride apart.
+    ``dscale`` may alias ``scale``; its rows are one stride apart.
     """
     launch, readable, shape = _backward(dy, x, weight, bias, scale, dscale, sigmoid)
     if x.numel() == 0:
@@ -185,7 +185,7 @@ def _backward(
     dscale: Tensor,
     sigmoid: bool,
 ) -> tuple[Launch, bool, tuple[int, ...]]:
-    """Prepare the launch; say whether it reads rows as they lie, and the shape of its shares."""
+    """Prepare the launch; return whether it reads rows in place, and its partial sums' shape."""
     width, width_pad, block = _block(x, BACKWARD_ELEMENTS)
     rows = as_rows(dy, x) if scale is None else as_rows(dy, x, scale)
     wants_vectors = weight is not None or bias is not None
@@ -211,7 +211,7 @@ def _backward(
 
 
 class NormedRows(NamedTuple):
-    """Rows of a matrix that an operator normalises itself, a part at a time.
+    """Rows of a matrix that an operator normalises itself, chunk by chunk.
 
     Attributes
     ----------
@@ -242,14 +242,14 @@ class NormedRows(NamedTuple):
         return cls(rows, weight, bias, mean.view(-1), rstd.view(-1), eps)
 
     def make(self, part: slice = slice(None)) -> Tensor:
-        """Return the normalised rows of a part; write their statistics."""
+        """Return the normalised rows of a chunk; write their statistics."""
         rows, mean, rstd = (chunk_of(each, part) for each in (self.rows, self.mean, self.rstd))
         normed = rows.new_empty(rows.shape)
         launch_forward(rows, self.weight, self.bias, None, None, normed, mean, rstd, self.eps)
         return normed
 
     def backward(self, dnormed: Tensor, dx: Tensor, dweight: Tensor, dbias: Tensor) -> None:
-        """Write all gradients, of the statistics that are known; ``dx`` may lie on ``dnormed``."""
+        """Write all gradients, from known statistics; ``dx`` may alias ``dnormed``."""
         launch_backward(
             *(dnormed, self.rows, self.weight, self.bias, None, self.mean, self.rstd),
             *(dx, dweight, dbias, self.rows.new_empty(0)),
@@ -264,7 +264,7 @@ def new_outputs(x: Tensor, channels: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _block(x: Tensor, elements: int) -> tuple[int, int, int]:
-    """Return a row's width, the width rounded up to a power of two, and rows of a block."""
+    """Return the width of a row, the width padded to a power of two, and the rows of a block."""
     width = x.shape[-1]
     width_pad = 1 << (width - 1).bit_length()
     return width, width_pad, max(1, elements // width_pad)

@@ -92,7 +92,7 @@ def backward_kernel(
     if WANTS_VECTORS:
         dweight = tl.zeros([BLOCK, C_PAD], tl.float32)
         dbias = tl.zeros([BLOCK, C_PAD], tl.float32)
-    # Software pipelining by hand: the next block is loading while this one is computed.
+    # Software pipelining by hand: the next block loads while this one is computed.
     # next_x [BLOCK, C_PAD], next_dy [BLOCK, C_PAD], next_row [BLOCK]
     next_x, next_dy, next_row = _load_both(
         X, DY, tl.program_id(0), count, n1, n2, x_0, x_1, x_2, x_C, dy_0, dy_1, dy_2, dy_C,

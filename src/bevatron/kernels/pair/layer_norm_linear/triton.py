@@ -1,8 +1,8 @@
 """LayerNorm and a linear layer: two custom operators.
 
-A layer of a few channels has kernels of its own (`triton_narrow`). Others work a chunk of rows at a
-time: its normalised rows come from the LayerNorm's kernel and go into the device library's product
-while they are in its cache; the backward pass makes them again.
+A layer of a few channels has kernels of its own (`triton_narrow`). Others run chunk by chunk: the
+LayerNorm kernel writes a chunk's normalised rows and cuBLAS multiplies them while they are in L2;
+the backward pass recomputes them.
 """
 
 from typing import Any
@@ -76,7 +76,7 @@ def project_backward(
         dy_part = chunk_of(dy, part)
         layer.keep(dy_part, rows.make(part))
         layer.backward(dy_part, out=chunk_of(dx_rows, part))
-    # In place: on the gradient of the normalised rows.
+    # In place of the gradient of the normalised rows.
     rows.backward(dx_rows, dx_rows, dnorm_weight, dnorm_bias)
     (dweight,), (dbias,) = layer.gradients()
     return dx, dnorm_weight, dnorm_bias, dweight, dbias

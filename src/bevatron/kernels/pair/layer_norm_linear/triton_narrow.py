@@ -1,14 +1,16 @@
 """LayerNorm and a linear layer to a few channels, such as the bias that a pair gives to attention.
 
-A matmul by few columns takes its rows once to the tensor cores, so a kernel that only reads rows
-does all: nothing of the size of the rows is written forward, and only their gradient backward.
+A matmul with few columns feeds its rows to the tensor cores once, so one kernel that reads the rows
+can do everything: the forward pass writes nothing of their size, the backward pass only their
+gradient.
 
 - `narrow_kernel`: a program normalises BLOCK rows in registers, multiplies them by the weight, and
   writes the result and the rows' statistics.
 - `narrow_backward_kernel`: its programs loop over all blocks, write dx, and keep in registers the
-  sums over rows of dy xhat^T and of dy, of which `finish_normed_layer` makes all other gradients.
+  sums over rows of dy xhat^T and of dy, from which `finish_normed_layer` computes all other
+  gradients.
 
-K channels of C make a result; K_PAD and C_PAD are padded to powers of two.
+The layer maps C channels to K; K_PAD and C_PAD are padded to powers of two.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -36,17 +38,17 @@ from bevatron.kernels.shared.triton_partial_sums import (
 )
 
 MOST_CHANNELS, LARGEST_WIDTH = 16, 512
-"""Of the result and of the rows: wider ones are a library's matmuls."""
+"""Channels of the result and of the rows; wider layers go to cuBLAS."""
 ELEMENTS = 4096
-"""Of a block, so that it fits the registers of four warps."""
+"""Elements of a block, so that it fits the registers of four warps."""
 FEWEST_ROWS = 16
-"""That the tensor cores take."""
+"""Smallest dimension of a tensor core tile."""
 PROGRAMS_PER_SM = 2
-"""Of the backward kernel: each leaves partial sums."""
+"""Of the backward kernel; each program writes partial sums."""
 
 
 def is_narrow(x: Tensor, weight: Tensor) -> bool:
-    """Whether these kernels take a layer."""
+    """Whether these kernels support a layer."""
     return len(weight) <= MOST_CHANNELS and 0 < x.shape[-1] <= LARGEST_WIDTH and x.numel() > 0
 
 
@@ -78,7 +80,7 @@ def _forward(
     eps: float,
     tf32: bool,
 ) -> tuple[Launch, bool]:
-    """Prepare the launch; say whether the kernel reads rows as they lie."""
+    """Prepare the launch; return whether the kernel reads the rows in place."""
     rows = as_rows(x)
     constants = _constants(norm_weight, norm_bias, weight, tf32)
     made = Launch(
@@ -124,8 +126,8 @@ def _backward(
     weight: Tensor,
     tf32: bool,
 ) -> tuple[Launch, bool, tuple[int, int]]:
-    """Prepare the launch; say whether it reads rows as they lie, and the shape of its sums."""
-    # Of one shape, as rows are folded together: the last axis does not matter.
+    """Prepare the launch; return whether it reads rows in place, and its partial sums' shape."""
+    # One layout for all shapes that fold into the same rows: only their number matters.
     rows = as_rows(x, dy[..., :1].expand(x.shape))
     K, C = weight.shape
     constants = _constants(norm_weight, norm_bias, weight, tf32)
@@ -216,7 +218,7 @@ def narrow_backward_kernel(
     BLOCK: tl.constexpr, AXES: tl.constexpr, HAS_NORM_WEIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute dx of every num_programs-th block; leave sums of dy xhat^T and dy in Parts.
+    """Compute dx of every num_programs-th block; write sums of dy xhat^T and dy to Parts.
 
     Parts is [programs, K C + K]. With g = W^T dy times the norm's weight,
     dx = rstd (g - mean(g) - xhat mean(g xhat)).

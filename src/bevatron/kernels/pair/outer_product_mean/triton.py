@@ -1,9 +1,8 @@
-"""The outer product mean: two custom operators that work a few rows of the pair at a time.
+"""The outer product mean: two custom operators that compute a few rows of the pair at a time.
 
-Norms are the LayerNorm's kernels. Outer products, and sums of their gradients, are products of the
-device library, [lines H, S] by [S, N H], and lie as it writes them; the last layer and its
-gradients are kernels that read and write them there. The backward pass makes the outer products
-again where there were too many to keep.
+The norms are LayerNorm kernels. cuBLAS computes the outer products and the sums of their gradients,
+[lines H, S] by [S, N H]; the kernels of the last layer and its gradients read and write them
+in that layout. The backward pass recomputes outer products that were too many to keep.
 """
 
 import math
@@ -34,25 +33,25 @@ from bevatron.kernels.shared.triton_launch import launch
 from bevatron.kernels.shared.triton_math import allows_tf32
 
 CHUNK_LINES = 4
-"""Lines of the pair in a chunk are a multiple."""
+"""A chunk has a multiple of this many lines of the pair."""
 KEPT_BYTES = 1280 * 2**20
 """Maximum of outer products kept for the backward pass; more are recomputed.
 
-A pair of 768 residues in 16 bits has 1152 MiB. A limit, not a share of what enters: they grow as
-the pair does, so any share would keep all or none.
+768 residues in 16 bits take 1152 MiB. This is a limit, not a fraction of the input: outer products
+grow as the pair does, so a fraction would keep all or none.
 """
 LAYER = {"BM": 128, "BN": 128, "BK": 64, "STAGES": 3, "num_warps": 8}
 BACK = {"BM": 128, "BN": 64, "STAGES": 3, "num_warps": 8}
 WEIGHT = {"BM": 128, "BN": 128, "BK": 32, "STAGES": 4, "num_warps": 4}
 SINGLE = {"BM": 64, "BN": 64, "BK": 32, "STAGES": 2, "num_warps": 8}
 SINGLE_BACK = {"BM": 32, "BN": 32, "STAGES": 1, "num_warps": 8}
-"""Blocks of the last layer, of its input's and its weight's gradient; of float32."""
+"""Blocks of the last layer, of its input gradient and its weight gradient; then in float32."""
 BACK_ELEMENTS = 2**14
-"""Of a block of gradients behind the last layer: its programs take them whole."""
+"""Elements of a block of gradients of the last layer's result; a program loads whole rows."""
 PARTS_PER_SM = 2
-"""Programs that share the weight's gradient."""
+"""Programs per SM that share the weight gradient."""
 ELEMENTS, PER_SM = 4096, 8
-"""Of `scaled_kernel`: elements of a block, and upper bound of programs per SM."""
+"""`scaled_kernel`: elements of a block, and the most programs per SM."""
 
 
 def outer_product_mean(
@@ -115,8 +114,8 @@ def mean_of_products(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the result, mean and 1/sigma of the rows of m as [2, ...] in float32, and products.
 
-    ``joint_weight`` is [2 H, C], of a and then of b. Outer products are [batch, N, H, N H], or of
-    batch 0 where they are not kept.
+    ``joint_weight`` is [2 H, C], for a, then for b. Outer products are [batch, N, H, N H], with
+    batch 0 if they are not kept.
     """
     y, statistics, products = _new_outputs(m, joint_weight, out_weight, keeps)
     mean, rstd = statistics
@@ -170,7 +169,7 @@ def mean_of_products_backward(
     djoint_bias.add(dprojected)
     dm = torch.mm(dprojected, joint_weight.to(m.dtype), out=normed)
     dnorm_weight, dnorm_bias = torch.empty_like(norm_weight), torch.empty_like(norm_bias)
-    # In place: on the gradient of the normalised rows.
+    # In place of the gradient of the normalised rows.
     rows.backward(dm, dm, dnorm_weight, dnorm_bias)
     return (
         *(dm.view(m.shape), dnorm_weight, dnorm_bias, djoint.result(), djoint_bias.result()),
@@ -193,7 +192,7 @@ def _projections(
 
 
 def _scale(x: Tensor, scale: Tensor, out: Tensor, wants_sum: bool = False) -> Tensor:
-    """Write rows [n, C] times a number each, contiguous ``scale``; return shares of their sum."""
+    """Write rows [n, C], each times its contiguous ``scale``; return partial sums over rows."""
     rows, C = x.shape
     width = 1 << (C - 1).bit_length()
     block = max(1, ELEMENTS // width)
@@ -234,7 +233,7 @@ def _new_layer(a: Tensor, b: Tensor, out_weight: Tensor, keeps: bool) -> tuple[T
 def products_layer(
     a: Tensor, b: Tensor, count: Tensor, out_weight: Tensor, out_bias: Tensor | None, keeps: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the result, and outer products [batch, R, H, N H], or of batch 0 if not kept."""
+    """Return the result, and outer products [batch, R, H, N H], with batch 0 if not kept."""
     y, products = _new_layer(a, b, out_weight, keeps)
     weight = out_weight.to(a.dtype).contiguous()
     bias = None if out_bias is None else out_bias.to(a.dtype).contiguous()
@@ -272,7 +271,7 @@ def products_layer_backward(
 def _by_sample(
     a: Tensor, b: Tensor, count: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return a, b, one over the count, and y with a single axis of samples, contiguous."""
+    """Return a, b, one over the count, and y, contiguous with a single axis of samples."""
     scale = 1.0 / count.to(torch.float32).contiguous()
     samples = a.shape[:-3].numel()
     a, b = (x.reshape(samples, *x.shape[-3:]).contiguous() for x in (a, b))
@@ -288,7 +287,7 @@ def _layer_of_products(
     outer: Tensor | None,
     y: Tensor,
 ) -> None:
-    """Write the results of a sample, some lines at a time, and its outer products if kept."""
+    """Write the results of a sample, a few lines at a time, and its outer products if kept."""
     for part in _parts(a, b):
         P = _outer(a[:, part], b, None if outer is None else outer[part])
         _layer(P, weight, bias, scale[part], y[part])
@@ -304,7 +303,7 @@ def _layer_of_products_backward(
     dout: WeightGradient,
     dout_bias: BiasGradient | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of a and b of a sample; add to those of the last layer."""
+    """Return a sample's gradients of a and b; accumulate those of the last layer."""
     da, db, N = torch.empty_like(a), WeightGradient(b.flatten(1)), b.shape[1]
     for part in _parts(a, b):
         g = torch.empty_like(dy[part]).view(-1, len(weight))
@@ -328,7 +327,7 @@ def _parts(a: Tensor, b: Tensor) -> Iterator[slice]:
 
 
 def _each(products: Tensor, samples: int) -> Sequence[Tensor | None]:
-    """Return kept outer products by sample, or None for every sample."""
+    """Return the kept outer products of each sample, or None for each."""
     return list(products) if len(products) else [None] * samples
 
 
@@ -354,7 +353,7 @@ def _layer(P: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, y: Ten
 
 
 def _layer_backward(g: Tensor, weight: Tensor, dP: Tensor, length: int) -> None:
-    """Write the gradient of outer products, of the last layer's ``g`` [pairs, Z]."""
+    """Write the gradient of the outer products from ``g`` [pairs, Z], the last layer's."""
     (pairs, out), H, blocks = g.shape, _hidden(weight), {**_blocks(g, BACK, SINGLE_BACK)}
     padded = max(16, 1 << (out - 1).bit_length())
     for side in ("BM", "BN"):
@@ -376,7 +375,7 @@ def _layer_weight(g: Tensor, P: Tensor, weight: Tensor, length: int) -> Tensor:
 
 
 def _hidden(weight: Tensor) -> int:
-    """Return the channels of which there are as many products as the last layer takes."""
+    """Return H, of which the last layer takes H x H products."""
     return math.isqrt(weight.shape[1])
 
 
@@ -390,10 +389,10 @@ def _blocks(
 
 
 def _reciprocal(mask_SN: Tensor, mask_eps: float) -> Tensor:
-    """Return one over the number of rows in which both residues are there, in float32."""
+    """Return one over the number of rows that have both residues, in float32."""
     return 1.0 / (mask_eps + wide_product(mask_SN.t(), mask_SN))
 
 
 def _flat(mask: Tensor) -> Tensor:
-    """Return [batch, S, N], contiguous: kernels read it residue after residue."""
+    """Return [batch, S, N], contiguous, because kernels read it residue by residue."""
     return mask.reshape(mask.shape[:-2].numel(), *mask.shape[-2:]).contiguous()

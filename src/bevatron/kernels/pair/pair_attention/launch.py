@@ -1,7 +1,7 @@
-"""Shared by all launches: inputs as kernels can read them, their strides, constants, registers.
+"""Shared by all launches: inputs in a layout that kernels read, strides, constants, registers.
 
-The kernels take [B, S, H, N, D] views with whatever strides they have. Strides are passed in units
-of eight elements where all allow it, which tells the compiler that rows are aligned to 16 bytes.
+The kernels take [B, S, H, N, D] views of any strides. If all strides allow it, they are passed in
+units of eight elements, which tells the compiler that rows are aligned to 16 bytes.
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,25 @@ from bevatron.kernels.shared.triton_launch import Launch
 from bevatron.kernels.shared.triton_math import allows_tf32
 
 WIDE = 8
-"""Elements by which strides are counted where all allow it."""
+"""Unit of strides in elements, if all strides are multiples of it."""
 LARGEST_STRIDE = 2**31 // 256
 """Offsets within a block are 32-bit."""
 BIAS_UNIT = 64
-"""A bias that rows share is filled up to multiples of this, so that no load of it needs a mask."""
+"""A bias that rows share is padded to multiples of this, so that its loads need no mask."""
 
 
 def rows_contiguous(tensor: Tensor, heads_first: bool) -> Tensor:
-    """Copy a tensor whose last axis is not contiguous, or whose rows lie too far apart."""
+    """Copy a tensor whose last axis is not contiguous, or whose rows are too far apart."""
     *_, outer, inner, channels = tensor.stride()
     good = channels == 1 and (inner if heads_first else outer) < LARGEST_STRIDE
     return tensor if good else tensor.contiguous()
 
 
 def rows_aligned(bias: Tensor) -> Tensor:
-    """Have rows of the bias begin and end where blocks do: it is read for every pair of rows.
+    """Pad a bias that rows share to whole blocks, because every row reads it again.
 
-    Where a copy is needed there is minus infinity around it. A bias of each row is read but once
-    and copied only to have its rows aligned.
+    If it must be copied, the padding is minus infinity. A bias of each row is read only once, and
+    is copied only to align its rows.
     """
     Nq, Nk = bias.shape[-2:]
     unit = WIDE if bias.shape[1] > 1 else BIAS_UNIT
@@ -48,14 +48,14 @@ def rows_aligned(bias: Tensor) -> Tensor:
 
 
 def alignment(*tensors: Tensor | None) -> int:
-    """Return the unit in which the strides of all these tensors may be counted."""
+    """Return `WIDE` if it divides the strides of all these tensors, else 1."""
     given = [tensor for tensor in tensors if tensor is not None]
     wide = all(stride % WIDE == 0 for tensor in given for stride in tensor.stride()[:4])
     return WIDE if wide else 1
 
 
 def strides(align: int, *tensors: Tensor | None) -> list[int]:
-    """List strides of B, S, H and N; of a bias shared by rows that of S is zero."""
+    """List the strides of B, S, H and N; a bias that rows share has stride 0 along S."""
     found: list[int] = []
     for tensor in tensors:
         if tensor is None:
@@ -69,9 +69,9 @@ def strides(align: int, *tensors: Tensor | None) -> list[int]:
 
 
 def strides_alike(q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None = None) -> dict[str, Any]:
-    """Say for which tensors S and N have the same strides, so that kernels need fewer registers.
+    """Return which tensors share strides along S and N, so that kernels need fewer registers.
 
-    0: for none; 1: for q, k and v; 2: for the gradient of the result too.
+    0: none; 1: q, k and v; 2: the gradient of the result too.
     """
 
     def alike(axis: int) -> int:
@@ -87,7 +87,7 @@ def strides_alike(q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None = None) -
 
 
 def mask_strides(mask: Tensor | None) -> Sequence[int]:
-    """List strides of B and S, counted in keys."""
+    """List the strides of B and S, in units of keys."""
     return (0, 0) if mask is None else [stride // mask.shape[-1] for stride in mask.stride()[:2]]
 
 
@@ -109,7 +109,7 @@ def constants_of(
         "ALIGN": align,
         "BIAS_ALIGN": alignment(bias),
         "FULL_Q": q.shape[3] % tiles.rows == 0,
-        # The forward kernel looks at the first keys without asking: there need not be any.
+        # The forward kernel always reads the first keys, even if there are none.
         "FULL_K": num_keys > 0 and num_keys % tiles.columns == 0,
         "BIAS_FULL": bias is None
         or (
@@ -123,7 +123,7 @@ def constants_of(
 
 
 def rounds_to_tf32(q: Tensor) -> bool:
-    """Whether products of float32 numbers are rounded to TF32 now."""
+    """Whether float32 matmuls currently use TF32."""
     return q.dtype == torch.float32 and allows_tf32()
 
 
@@ -135,7 +135,7 @@ def prepared(
     numbers: Sequence[float],
     **constants: Any,
 ) -> Launch:
-    """Prepare a launch; where addresses are simple it does well with few registers."""
+    """Prepare a launch; kernels with simple addresses get a cap on registers."""
     simple = constants.get("BIAS_FULL") and constants["ALIGN"] == WIDE
     options = tiles.register_limit(device) if simple else {}
     options |= {"num_warps": tiles.warps, "num_stages": tiles.stages}

@@ -1,7 +1,7 @@
 """Sizes of the kernels' blocks: queries as rows, keys as columns.
 
-Of four warps, 96, 128 and 168 registers a thread let 5, 4 and 3 programs run on an SM of NVIDIA's:
-that is what hides the latency of loads and products.
+With four warps, 96, 128 and 168 registers per thread let 5, 4 and 3 programs run on an NVIDIA SM,
+which hides the latency of loads and matmuls.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from dataclasses import replace
 from bevatron.kernels.shared.tiles import Tiles, TileTable
 
 SMALLEST = 16
-"""Of any block: the matrix units take no less."""
+"""Smallest dimension of any block: a tensor core tile."""
 
 
 LARGEST_BIAS_FIRST = 64
-"""Heads, as padded: with larger ones dk and dv would need more registers than there are."""
+"""Largest padded head size; dk and dv of larger heads would need more registers than exist."""
 
 SMALL_HEADS: Mapping[str, Tiles] = {
     "forward": Tiles(128, 64, 4, 3, registers=168),
@@ -48,7 +48,7 @@ SINGLE: Mapping[str, Tiles] = {
     "dkv": Tiles(32, 32, 4, 1),
     "dbias": Tiles(32, 32, 4, 1),
 }
-"""float32: products without the matrix units."""
+"""float32: matmuls without tensor cores."""
 
 _replacing: TileTable[Tiles] = TileTable()
 replaced = _replacing.replaced
@@ -60,9 +60,9 @@ def choose(kernel: str, head: int, itemsize: int, num_queries: int, num_keys: in
     Parameters
     ----------
     kernel
-        ``forward``, ``dq``, ``dkv``, ``dbias``, or ``dkv_bias_first``: ``dkv`` where it reads the
-        bias before its first product (16-bit types, heads up to `LARGEST_BIAS_FIRST`).
-    head : head size, as padded
+        ``forward``, ``dq``, ``dkv``, ``dbias``, or ``dkv_bias_first``: ``dkv`` that reads the
+        bias before its first matmul (16-bit types, heads up to `LARGEST_BIAS_FIRST`).
+    head : padded head size
     itemsize : bytes of an element of q
     num_queries, num_keys : per row
     """
@@ -85,5 +85,5 @@ def _table(head: int, itemsize: int) -> Mapping[str, Tiles]:
 
 
 def padded(count: int) -> int:
-    """Round up to a power of two that a block may have."""
+    """Round up to a power of two that a block supports."""
     return max(SMALLEST, 1 << max(count - 1, 0).bit_length())

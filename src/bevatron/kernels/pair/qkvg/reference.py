@@ -19,7 +19,7 @@ def qkvg(
     norm_bias: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """Apply four linear layers to the rows, normalised first if there is a norm."""
+    """Apply four linear layers to the rows, after the norm if there is one."""
     n = layer_norm(x, norm_weight, norm_bias, None, None, eps, False) if has_norm else x
     layers = ((q_weight, q_bias), (k_weight, None), (v_weight, None), (gate_weight, gate_bias))
     return tuple(

@@ -1,4 +1,4 @@
-"""Queries, keys, values and gate in one product, behind the LayerNorm's kernel."""
+"""Queries, keys, values and gate as one matmul, after the LayerNorm kernel."""
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ def qkvg(
 ) -> tuple[Tensor, ...]:
     """Compute the same as the reference; see `bevatron.kernels.pair.qkvg`."""
     weights = (q_weight, k_weight, v_weight, gate_weight)
-    # The norm's operator rounds weights itself, and sums their gradients in their own type.
+    # `layer_norm_linear` rounds weights itself and returns their gradients in their own type.
     dtype = q_weight.dtype if has_norm else x.dtype
     joint = once(lambda: torch.cat(weights).to(dtype), *weights, to=dtype)
     bias = _joint_bias(weights, gate_bias, q_bias, dtype)

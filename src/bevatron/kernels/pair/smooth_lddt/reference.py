@@ -1,8 +1,8 @@
 """Smooth lDDT in plain PyTorch: the specification, in tiles of rows of atoms.
 
-All pairs of 7,000 atoms in 48 copies are 9 GB in float32 for every intermediate. Here one block of
-rows is looked at at a time, and its gradient is computed with it: what backward needs is one number
-per coordinate.
+All pairs of 7,000 atoms in 48 copies take 9 GB per float32 intermediate. The reference therefore
+works on one block of rows at a time and computes its gradient along with it, so the backward pass
+needs one number per coordinate.
 """
 
 from typing import Any
@@ -17,13 +17,13 @@ THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
 """Å."""
 
 PAIRS_IN_A_TILE = 1 << 24
-"""Pairs of atoms, over all copies, that are in memory at a time: 64 MB in float32."""
+"""Pairs of atoms, over all copies, in memory at once: 64 MB in float32."""
 
 
 def smooth_lddt(
     predicted: Tensor, truth: Tensor, radius: Tensor, pairs_in_a_tile: int = PAIRS_IN_A_TILE
 ) -> Tensor:
-    """Compute the score of every copy; it does not depend on the size of a tile."""
+    """Compute the score of every copy; the tile size does not affect it."""
     each = zip(wide(predicted), wide(truth), wide(radius), strict=True)
     return torch.stack([_SmoothLDDT.apply(x, y, r, pairs_in_a_tile) for x, y, r in each])
 
@@ -57,7 +57,7 @@ class _SmoothLDDT(torch.autograd.Function):
                     slope += near * (1 - near)
             score += (closeness * weight).sum((-2, -1)) / 8
             if gradient is not None and slope is not None:
-                # Both (l, m) and (m, l) hold l: weight has them both, 1/2 is not applied.
+                # (l, m) and (m, l) both contain l, and weight counts both: no factor 1/2.
                 slope *= error.sign() * weight / -4
                 slope /= distance.clamp(min=torch.finfo(distance.dtype).tiny)
                 for k in range(3):
@@ -81,14 +81,14 @@ def _counted(truth: Tensor, radius: Tensor, tile: slice) -> tuple[Tensor, Tensor
     distance = _distances(truth, tile)
     here = torch.arange(len(truth), device=truth.device)
     other = here[tile, None] != here
-    # Two resolved atoms, and not one with itself.
+    # Both atoms are resolved, and they differ.
     counts = other & (radius[tile, None] > 0) & (radius > 0)
     weight = (distance < radius[tile, None]).to(truth.dtype) + (distance < radius)
     return weight * counts, distance
 
 
 def _distances(points: Tensor, tile: slice) -> Tensor:
-    """Distances of the points [..., A, 3] of a tile to all: differences first, so none cancels."""
+    """Distances from a tile's points to all [..., A, 3], by differences to avoid cancellation."""
     squared = points.new_zeros(())
     for k in range(3):
         x = points[..., k]

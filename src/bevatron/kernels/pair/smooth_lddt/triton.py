@@ -9,7 +9,7 @@ from bevatron.kernels.shared.dtypes import wide
 from bevatron.kernels.shared.triton_launch import launch
 
 BLOCK, BLOCK_M = 32, 32
-"""Atoms of a block of pairs, which is all that a program holds."""
+"""Atoms along each side of a block of pairs, all that a program holds."""
 
 
 def smooth_lddt(predicted: Tensor, truth: Tensor, radius: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def scores(predicted: Tensor, truth: Tensor, radius: Tensor) -> tuple[Tensor, Te
 def scores_backward(
     dscore: Tensor, predicted: Tensor, truth: Tensor, radius: Tensor, count: Tensor
 ) -> Tensor:
-    """Return the gradient of the copies."""
+    """Return the gradient with respect to the copies."""
     predicted, truth, radius = predicted.contiguous(), truth.contiguous(), radius.contiguous()
     gradient = torch.empty_like(predicted)
     scale = (dscore / count).contiguous()

@@ -1,7 +1,7 @@
 """Smooth lDDT: sums over the pairs of a block of atoms of one copy, or their gradient.
 
-A program looks at BLOCK atoms of one copy and walks over all atoms, BLOCK_M at a time. Most blocks
-of pairs are too far apart in the truth to count, and their predicted distances are not computed.
+A program owns BLOCK atoms of one copy and walks over all atoms, BLOCK_M at a time. Most blocks of
+pairs are too far apart in the truth to count; their predicted distances are not computed.
 Each atom is written by one program, so results repeat bit for bit.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -38,7 +38,7 @@ def rows_kernel(
         d0, d1, d2 = steps(y0, y1, y2, y_at, m, atoms)
         true = tl.sqrt(d0 * d0 + d1 * d1 + d2 * d2)
         both = (r[:, None] > 0) & (r_m[None, :] > 0) & (row[:, None] != m[None, :])
-        # A pair counts from its row and from its column.
+        # A pair counts once for its row and once for its column.
         weight = (true < r[:, None]).to(tl.float32) + (true < r_m[None, :]).to(tl.float32)
         weight = tl.where(both, weight, 0.0)
         of_row = tl.sum(weight, 1)
@@ -62,7 +62,7 @@ def rows_kernel(
         tl.store(out + 1, g1 * scale, mask=inside)
         tl.store(out + 2, g2 * scale, mask=inside)
     else:
-        # Each pair is in two rows.
+        # Both atoms of a pair have counted it.
         tl.store(Score + copy * atoms + row, score * 0.5, mask=inside)
         tl.store(Count + copy * atoms + row, count * 0.5, mask=inside)
 
@@ -78,7 +78,7 @@ def load_points(at, atom, inside):
 
 @triton.jit
 def steps(x0, x1, x2, at, m, atoms):
-    """Load atoms m and return the steps from them to others, coordinate by coordinate."""
+    """Load atoms m and return the vectors from them to the given atoms, by coordinate."""
     y0, y1, y2 = load_points(at, m, m < atoms)
     return x0[:, None] - y0[None, :], x1[:, None] - y1[None, :], x2[:, None] - y2[None, :]
 
@@ -86,7 +86,7 @@ def steps(x0, x1, x2, at, m, atoms):
 @triton.jit
 def close(error):
     """Return the mean of sigmoid(t - |error|) over 0.5, 1, 2, 4 Å, and its derivative."""
-    # 1 / (1 + e^s e^-t): one exponential for four, bounded where all have long been 0.
+    # 1 / (1 + e^s e^-t): one exponential for all four, capped far beyond where they reach 0.
     growth = tl.exp(tl.minimum(tl.abs(error), 80.0))
     a = 1 / (1 + growth * 0.6065306597126334)
     b = 1 / (1 + growth * 0.36787944117144233)

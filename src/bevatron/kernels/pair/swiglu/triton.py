@@ -14,7 +14,7 @@ __all__ = ["hidden_gradients", "hidden_rows", "launch_backward", "launch_forward
 """Names that other operators may use."""
 
 ELEMENTS, LARGEST_BLOCK_C = 4096, 1024
-"""Of a block: its elements, and upper bound of its channels."""
+"""Elements of a block, and the most channels it spans."""
 
 
 def swiglu(gate: Tensor, value: Tensor | None) -> Tensor:
@@ -40,7 +40,7 @@ def gated(gate: Tensor, value: Tensor | None) -> Tensor:
 
 @gated.backward()
 def gated_backward(dy: Tensor, gate: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return both gradients; without ``value`` a joint one, and one without elements."""
+    """Return both gradients; without ``value`` a joint one and an empty one."""
     dgate = gate.new_empty(gate.shape)
     if value is None:
         launch_backward(dy, *gate_and_value(gate), *gate_and_value(dgate))
@@ -51,7 +51,7 @@ def gated_backward(dy: Tensor, gate: Tensor, value: Tensor | None) -> tuple[Tens
 
 
 def launch_forward(gate: Tensor, value: Tensor, y: Tensor, silu: bool = True) -> None:
-    """Write the result into ``y``, whose rows lie one stride apart; it may lie on an input.
+    """Write the result into ``y``, whose rows are one stride apart; it may alias an input.
 
     Without ``silu`` the gate is a sigmoid.
     """
@@ -84,7 +84,7 @@ def launch_backward(
 ) -> None:
     """Write both gradients, and the result again into ``y`` if given.
 
-    The outputs' rows lie one stride apart, the same for both gradients.
+    Rows of the outputs are one stride apart, the same for both gradients.
     """
     rows = as_rows(dy, gate, value)
     if rows.count == 0:
@@ -109,12 +109,12 @@ def launch_backward(
 def hidden_rows(x: Tensor, wide: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return silu(gates) * values [n, H] of rows [n, C].
 
-    ``wide`` [2 H, C] makes gates, then values, with a bias [2 H].
+    ``wide`` [2 H, C] computes gates, then values, with a bias [2 H].
     """
     if bias is None and fused.fits("forward", x, wide):
         return fused.hidden_rows(x, wide)
     gates, values = gate_and_value(linear(x, wide, bias))
-    # In place: the hidden rows on their gates.
+    # In place: hidden rows overwrite their gates.
     launch_forward(gates, values, gates)
     return gates
 
@@ -122,9 +122,9 @@ def hidden_rows(x: Tensor, wide: Tensor, bias: Tensor | None = None) -> Tensor:
 def hidden_gradients(
     x: Tensor, wide: Tensor, dhidden: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """Return the gradients of gates, then values [n, 2 H], of that of `hidden_rows` [n, H].
+    """Return the gradients of gates, then values [n, 2 H], from that of `hidden_rows` [n, H].
 
-    In its place come the hidden rows.
+    The recomputed hidden rows overwrite their gradient.
     """
     if bias is None and fused.fits("backward", x, wide):
         return fused.hidden_gradients(x, wide, dhidden)
@@ -134,7 +134,7 @@ def hidden_gradients(
 
 
 def _grid(gate: Tensor, count: int) -> tuple[int, int, tuple[int, int]]:
-    """Return rows and channels of a block, and how many blocks there are of both."""
+    """Return the rows and channels of a block, and the number of blocks along both."""
     width = gate.shape[-1]
     block_c = min(1 << (width - 1).bit_length(), LARGEST_BLOCK_C)
     block = ELEMENTS // block_c

@@ -23,7 +23,7 @@ TILES = TileTable(
 
 
 def fits(which: str, x: Tensor, wide: Tensor) -> bool:
-    """Whether a pass takes rows and weights like these, and has blocks for a device."""
+    """Whether a pass supports these rows and weights and gives every SM of the device a block."""
     tiles = TILES[which]
     return (
         len(wide) % (2 * tiles.columns) == 0
@@ -90,7 +90,7 @@ def hidden_kernel(
 ):  # fmt: skip
     """Compute blocks of hidden rows; the flattened loop loads the next during the epilogue.
 
-    If BACKWARD, they take the place of their gradient, and those of gates, then values, are written
+    If BACKWARD, they overwrite their gradient, and the gradients of gates, then values, are written
     to DWide [count, 2 H].
     """
     columns: tl.constexpr = H // BLOCK_H

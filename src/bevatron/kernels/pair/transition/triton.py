@@ -1,8 +1,8 @@
 """The transition in Triton: two custom operators, each fused or in chunks of rows.
 
-Narrow rows of 16-bit types take kernels that keep the hidden layer in registers (`triton_fused`).
-All others call cuBLAS for a chunk of rows at a time, with kernels in between; the backward pass
-recomputes the hidden layer of a chunk, unless rows are few.
+Narrow rows of 16-bit types run kernels that keep the hidden layer in registers (`triton_fused`).
+All others call cuBLAS on one chunk of rows at a time, with kernels in between; the backward pass
+recomputes the hidden layer of a chunk, unless there are few rows.
 """
 
 from functools import partial
@@ -32,7 +32,7 @@ Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 def transition(x: Tensor, *weights_and_eps: Any) -> Tensor:
     """Compute the same as the reference; see `bevatron.kernels.pair.transition`."""
     *given, eps = weights_and_eps
-    # Of few rows launches take the time, so none is made again.
+    # With few rows launches dominate, so nothing is recomputed.
     is_short = x.shape[:-1].numel() < chunked_linear.CHUNK_MULTIPLE
     keeps = is_short and needs_grad(x, *given) and not fused.fits(x, Weights(*given[2:]))
     y: Tensor = widen(x, *given, eps, keeps)[0]
@@ -61,9 +61,9 @@ def widen(
     eps: float,
     keeps: bool,
 ) -> Five:
-    """Return the result, every row's mean and 1/sigma in float32, and what the backward pass takes.
+    """Return the result, every row's mean and 1/sigma in float32, and what the backward pass reads.
 
-    If it ``keeps``: the rows normalised, and gates and values, or without a gate the hidden rows.
+    If ``keeps``: the normalised rows, and gates and values (without a gate the hidden rows).
     """
     y, mean, rstd, normed, wide = _new_outputs(x, up_weight, down_weight, gate_weight, keeps=False)
     rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
@@ -94,7 +94,7 @@ def widen_backward(
     wide: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of all tensors, without elements for those that are not given."""
+    """Return gradients of all tensors, empty for those that are not given."""
     dx, dnorm_weight, dnorm_bias = empty_gradients(x, x, norm_weight, norm_bias)
     rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
     weights = Weights(up_weight, down_weight, gate_weight, up_bias, down_bias)
@@ -110,13 +110,13 @@ def widen_backward(
 
 
 def _forward_at_once(rows: NormedRows, weights: Weights, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the normalised rows, and gates and values; the hidden rows without a gate."""
+    """Return the normalised rows, and gates and values (without a gate the hidden rows)."""
     layer, narrow = _layers(weights, y.dtype)
     normed = rows.make()
-    wide = hidden = layer(normed)
     if weights.gate is None:
-        hidden.relu_()
+        wide = hidden = layer.rectified(normed)
     else:
+        wide = layer(normed)
         gates, values = gate_and_value(wide)
         hidden = normed.new_empty(gates.shape)
         launch_forward(gates, values, hidden)
@@ -129,7 +129,7 @@ def _forward_in_chunks(rows: NormedRows, weights: Weights, y: Tensor) -> None:
     for part in chunks(len(y), _bytes_per_row(rows, weights), times=LARGE):
         normed = rows.make(part)
         if weights.gate is None:
-            hidden = wide(normed).relu_()
+            hidden = wide.rectified(normed)
         else:
             hidden = hidden_rows(normed, wide.matrix, wide.bias)
         narrow(hidden, out=y[part])
@@ -150,7 +150,7 @@ def _backward_in_chunks(
         normed = rows.make(part) if kept is None else kept[0]
         dhidden = narrow.backward(dy[part])
         if weights.gate is None:
-            hidden = wide(normed).relu_() if kept is None else kept[1]
+            hidden = wide.rectified(normed) if kept is None else kept[1]
             dwider = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
         elif kept is not None:
             hidden, dwider = dhidden, torch.empty_like(kept[1])
@@ -161,7 +161,7 @@ def _backward_in_chunks(
         narrow.keep(dy[part], hidden, only=len(parts) == 1)
         wide.keep(dwider, normed, only=len(parts) == 1)
         wide.backward(dwider, out=dx[part])
-    # In place again: on the gradient of the normalised rows.
+    # In place again, of the gradient of the normalised rows.
     rows.backward(dx, dx, dnorm_weight, dnorm_bias)
     (*dgate, dup), (*_, dup_bias) = wide.gradients()
     (ddown,), (ddown_bias,) = narrow.gradients()
@@ -169,7 +169,7 @@ def _backward_in_chunks(
 
 
 def _layers(weights: Weights, dtype: torch.dtype) -> tuple[Linear, Linear]:
-    """Return gates and values as one layer, and the one back."""
+    """Return gates and values as one layer, and the layer back."""
     narrow = Linear(dtype, [weights.down], [weights.down_bias])
     if weights.gate is None:
         return Linear(dtype, [weights.up], [weights.up_bias]), narrow

@@ -25,11 +25,11 @@ from bevatron.kernels.shared.triton_launch import Launch
 WIDTHS = (16, 32, 64, 128)
 HIDDEN_MULTIPLE = 64
 FEWEST_BLOCKS = 16
-"""Of rows, of which a program adds up the gradients of weights."""
+"""Fewest blocks of rows over which a program accumulates weight gradients."""
 SHARES, SHARE_NUMBERS = 8, 512
-"""Shares of matrices that are on their way at once, and numbers of each in a program."""
+"""Matrices: partial sums that a program loads at once, and elements of each."""
 NORM_SHARES, NORM_CHANNELS = 1024, 8
-"""The same of the norm's vectors."""
+"""The same for the norm's vectors."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Ordered:
     Attributes
     ----------
     of_input, of_weight
-        [2 H, C] or [H, C], of a block of hidden channels of `input_kernel`'s or `weight_kernel`'s
-        the gates before the values.
+        [2 H, C] or [H, C], as `input_kernel` and `weight_kernel` read them: gates before values in
+        each of their blocks of hidden channels.
     down_t : [H, C]
     """
 
@@ -50,7 +50,7 @@ class Ordered:
 
 
 def fits(x: Tensor, weights: Weights) -> bool:
-    """Whether the fused kernels take rows and weights like these."""
+    """Whether the fused kernels support these rows and weights."""
     width = x.shape[-1]
     return (
         x.element_size() == 2
@@ -63,14 +63,14 @@ def fits(x: Tensor, weights: Weights) -> bool:
 
 @dataclass(frozen=True)
 class Launches:
-    """The launches of both passes, in their order.
+    """The launches of both passes, in order.
 
     Attributes
     ----------
     norm_shares
-        Shape of the shares of the norm's gradients, [part, 2, C]; no elements without a norm.
-    weight_shares : shares of the weights of up, of down transposed and of gate, [part, 2 or 3, H C]
-    bias_shares : shares of the bias, [part, H]; no elements without one
+        Shape of the norm's partial gradients, [parts, 2, C]; empty without a norm.
+    weight_shares : of the partial gradients of up, down transposed and gate, [parts, 2 or 3, H C]
+    bias_shares : of the bias's partial gradients, [parts, H]; empty without a bias
     """
 
     forward: Launch
@@ -168,7 +168,7 @@ def _launches(
     tiles = TILES["weight"]
     blocks = H // tiles.columns
     rows_of_part = -(-count // max(1, tiles.per_sm * num_sms(x.device) // blocks))
-    # Of few rows more parts would leave shares that are larger than all else.
+    # With few rows, more parts would make the partial sums larger than everything else.
     rows_of_part = max(-(-rows_of_part // tiles.rows), FEWEST_BLOCKS) * tiles.rows
     parts = -(-count // rows_of_part)
     wants_vectors = norm_weight is not None or norm_bias is not None
@@ -202,7 +202,7 @@ def _launches(
 def sum_of_shares(
     C: int, numbers: int, matrices: int, parts: int, norm_parts: int, has_norm: dict[str, Any]
 ) -> Launch:
-    """Prepare the sum of all shares: gradients in their types, and of the norm."""
+    """Prepare the launch that adds all partial sums and casts the weight gradients."""
     of_norm = -(-2 * C // NORM_CHANNELS) if norm_parts else 0
     return Launch(
         add_kernel,

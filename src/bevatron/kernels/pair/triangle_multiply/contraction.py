@@ -1,4 +1,4 @@
-"""Replacement of the contraction where the rows of a pair are distributed."""
+"""Protocol of a contraction for a pair whose rows are distributed."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 class Contraction(Protocol):
-    """Contracts own rows R of a and b, matrices [planes, R, N], with all rows."""
+    """Contracts this process's rows R of a and b, matrices [planes, R, N], with all rows."""
 
     def contract(self, a: Tensor, b: Tensor, x: Tensor, outgoing: bool) -> Sequence[Tensor]:
-        """Write own rows i of ``x_ij = sum_k a_ik b_jk``, or of ``sum_k a_ki b_kj`` if incoming.
+        """Write this process's rows i of ``x_ij = sum_k a_ik b_jk`` (incoming: ``a_ki b_kj``).
 
-        Returns what the backward pass needs besides.
+        Returns what else the backward pass needs.
         """
 
     def contract_backward(
@@ -26,11 +26,11 @@ class Contraction(Protocol):
         outgoing: bool,
         meanwhile: Callable[[], None],
     ) -> None:
-        """Write the gradients of own rows of a and b.
+        """Write the gradients of this process's rows of a and b.
 
         Parameters
         ----------
         kept : what `contract` returned
         meanwhile
-            Launches what has nothing to do with it; called once, after the first exchange began.
+            Launches independent work; called once, after the first exchange has started.
         """

@@ -34,7 +34,7 @@ def triangle_multiply(
     eps: float,
     contraction: Contraction | None,
 ) -> Tensor:
-    """Compute ``sigmoid(gate(n)) * out(LayerNorm(sum_k a_ik b_jk))`` of the normalised pair n."""
+    """Compute ``sigmoid(gate(n)) * out(LayerNorm(sum_k a_ik b_jk))`` with n the normalised pair."""
     n = layer_norm(z, norm_in_weight, norm_in_bias, None, None, eps, False)
     a = linear(n, a_gate_weight, a_gate_bias).sigmoid() * linear(n, a_weight, a_bias)
     b = linear(n, b_gate_weight, b_gate_bias).sigmoid() * linear(n, b_weight, b_bias)
@@ -58,7 +58,7 @@ def triangle_multiply(
 
 
 class _Contracted(torch.autograd.Function):
-    """A contraction that was given."""
+    """A caller's contraction."""
 
     @staticmethod
     def forward(ctx: Any, contraction: Contraction, outgoing: bool, a: Tensor, b: Tensor) -> Tensor:

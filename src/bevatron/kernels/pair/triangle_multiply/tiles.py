@@ -13,7 +13,7 @@ MEASURED = TileTable(
 """For 16-bit types and up to `NARROW` channels."""
 NARROW = 128
 WIDE = Tiles(32, 16, 8, 1, per_sm=2)
-"""For all else: float32 numbers fill registers and shared memory twice as fast."""
+"""For everything else: float32 takes twice the registers and shared memory."""
 
 _replacing: TileTable[Tiles] = TileTable()
 replaced = _replacing.replaced

@@ -1,7 +1,7 @@
 """The triangle multiplication in Triton: two custom operators.
 
-Projections, norms and gates are kernels (`triton_launch`); the contraction is a batch of the device
-library's matrix products, one for every channel.
+Projections, norms and gates are kernels (`triton_launch`); the contraction is a batched cuBLAS
+matmul, one matrix per channel.
 """
 
 from collections.abc import Callable, Sequence
@@ -116,12 +116,12 @@ def multiply(
     eps: float,
     keeps: bool,
 ) -> Six:
-    """Return the result and what the backward pass takes.
+    """Return the result and what the backward pass reads.
 
-    The contraction [H batch, N, N padded]; a and b, [2 H batch, N, N padded], if a backward pass is
-    to come; the statistics [4, M]; the matrices one after another, in the type of z.
-    ``joint_bias`` is [4 H], of a, its gates, b and its gates, ``out_bias`` [2 C], of result and
-    gate.
+    That is the contraction [H batch, N, N padded]; a and b, [2 H batch, N, N padded], if autograd
+    needs them; the statistics [4, M]; the matrices one after another, in the type of z.
+    ``joint_bias`` [4 H] holds the biases of a, its gates, b and its gates; ``out_bias`` [2 C] those
+    of result and gate.
     """
     given = (
         *(z, mask, norm_in_weight, norm_in_bias, a_weight, a_gate_weight, b_weight, b_gate_weight),
@@ -133,15 +133,15 @@ def multiply(
 def _multiply(
     *given: Any, eps: float, keeps: bool, contraction: Contraction, outgoing: bool
 ) -> tuple[Six, Sequence[Tensor]]:
-    """Take the tensors of `multiply`; return what it does, and what the contraction keeps."""
+    """Take the tensors of `multiply`; return its results, and what the contraction saved."""
     z, mask, *norm_in, a_weight, a_gate, b_weight, b_gate, joint_bias = given[:9]
     *norm_out, out_weight, gate_weight, out_bias = given[9:]
     found = _new_outputs(z, a_weight, out_weight, gate_weight, keeps)
     y, x, ab, normed, statistics, rounded = found
-    normed = normed if keeps else y  # whose rows are read before they are written
+    normed = normed if keeps else y  # programs read its rows before they write y
     run = Multiplication(z, mask, norm_in, joint_bias, norm_out, out_bias, rounded, eps)
     run.round_weights(a_weight, a_gate, b_weight, b_gate, out_weight, gate_weight)
-    # Without rows too: a contraction may meet those of other processes.
+    # Even without rows: a contraction may involve those of other processes.
     pair, of_rows = run.pair, statistics.unbind()
     made = ab if keeps else pair.planes(z, 2 * pair.H)
     run.project(made, normed, of_rows[:2])
@@ -173,7 +173,7 @@ def _new_gradients(
 
 
 def _of_each(dz: Tensor, dweight: Tensor, dbias: Tensor, djoint: Tensor, *rest: Tensor) -> Any:
-    """Cut the joint weight's gradient, as `WITH_GRADIENTS` has it."""
+    """Split the joint weight's gradient, in the order of `WITH_GRADIENTS`."""
     return dz, dweight, dbias, *djoint.chunk(4), *rest
 
 
@@ -201,7 +201,7 @@ def multiply_backward(
 ) -> Ten:
     """Return gradients of all tensors but the mask, without elements for biases not given.
 
-    Those of the weights of a, its gates, b and its gates are one, [4 H, C].
+    The weights of a, its gates, b and its gates have one gradient, [4 H, C].
     """
     given = (
         *(z, mask, norm_in_weight, norm_in_bias, a_weight, joint_bias, norm_out_weight),
@@ -214,12 +214,12 @@ def multiply_backward(
 def _multiply_backward(
     dy: Tensor, *given: Any, eps: float, contraction: Contraction, outgoing: bool
 ) -> Ten:
-    """Take the tensors of `multiply_backward` and what the contraction kept; return gradients.
+    """Take the tensors of `multiply_backward` and what the contraction saved; return gradients.
 
-    Four tensors of the contraction's size take turns: the gradient of x lies in the last until
-    those of a and b, in the first and third, have been made from it, and then those of values and
-    gates lie in all four. The first two are spare until a contraction writes, which may receive
-    into the third before that.
+    Four buffers of the contraction's size are reused. The last holds the gradient of x until
+    the gradients of a and b have been computed from it into the first and third; then all four
+    hold those of values and gates. The first two are spare until a contraction writes; it
+    may receive into the third before that.
     """
     z, mask, *norm_in, _, joint_bias = given[:6]
     *norm_out, _, _, out_bias, x, ab, normed, statistics, rounded = given[6:16]
@@ -244,7 +244,7 @@ def _multiply_backward(
 
 
 class _Products:
-    """The contraction by the device library, of a pair whose rows are all here."""
+    """The contraction in cuBLAS, for a pair whose rows are all in this process."""
 
     def contract(self, a: Tensor, b: Tensor, x: Tensor, outgoing: bool) -> Sequence[Tensor]:
         """Write x."""
@@ -276,7 +276,7 @@ class _Products:
 
 
 class _Contracted(torch.autograd.Function):
-    """The operator with a contraction that was given, which torch cannot trace."""
+    """The operator with a caller's contraction, which torch cannot trace."""
 
     @staticmethod
     def forward(
@@ -300,7 +300,7 @@ class _Contracted(torch.autograd.Function):
 
 
 def _joint(biases: tuple[Tensor | None, ...], like: Tensor) -> Tensor | None:
-    """Concatenate biases, zero where one is not given; None if none is."""
+    """Concatenate biases, with zeros for any that is None; None if all are."""
     if all(bias is None for bias in biases):
         return None
     return torch.cat([torch.zeros_like(like) if bias is None else bias for bias in biases])

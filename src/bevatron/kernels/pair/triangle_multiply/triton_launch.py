@@ -38,21 +38,21 @@ from bevatron.kernels.shared.triton_partial_sums import (
 
 LARGEST_WIDTH = 256
 FEWEST_BLOCKS = 4
-"""Of rows, of which a program adds up the gradients of weights."""
+"""Fewest blocks of rows over which a program accumulates weight gradients."""
 ROUNDED = 1024
 """Weights that a program rounds."""
 ALIGNED, WELL_ALIGNED = 8, 16
-"""Elements: rows of the matrices that are multiplied begin at multiples. Where lines are padded at
-all, to the second: Triton knows of multiples of 16 alone, and loads eight elements at a time."""
+"""Elements. cuBLAS needs rows aligned to the first. Lines that must be padded are padded to the
+second: Triton specialises on multiples of 16 only, and then loads eight elements at a time."""
 
 
 def padded(length: int) -> int:
-    """Round the length of a line of columns up to what is aligned."""
+    """Round the length of a line of columns up to an aligned one."""
     return length if length % ALIGNED == 0 else -(-length // WELL_ALIGNED) * WELL_ALIGNED
 
 
 def pad(width: int) -> int:
-    """Round channels up to a power of two that products take."""
+    """Round channels up to a power of two that a matmul supports."""
     return max(16, 1 << (width - 1).bit_length())
 
 
@@ -68,7 +68,7 @@ class Pair:
     geometry : sizes and strides of the axes of rows
     axes : how many of these axes there are
     lines, length, padded : R, N, and N rounded up to what is aligned
-    tf32 : whether products of float32 numbers are rounded to TF32
+    tf32 : whether float32 matmuls use TF32
     """
 
     is_readable: bool
@@ -136,7 +136,7 @@ class Pair:
         return min(kernels, key=rows)
 
     def launch(self, kernel: Any, name: str, numbers: Sequence[float], **constants: Any) -> Launch:
-        """Prepare a launch of programs that take a block of columns each."""
+        """Prepare a launch with one program per block of columns."""
         tiles = self.tiles(name)
         programs = -(-self.places[2] // tiles.rows)
         return Launch(kernel, (programs,), numbers, **constants, **self.constants(tiles))
@@ -162,8 +162,8 @@ class LayerSums:
     Attributes
     ----------
     shares
-        Shape of the partial sums over rows of every layer: of d xhat^T [channels C], and of d
-        [channels]. xhat are the rows normalised, without the norm's weight and bias.
+        Shape of every layer's partial sums over rows: of d xhat^T [channels C], and of d
+        [channels]. xhat are the normalised rows, without the norm's weight and bias.
     weigh : the launch
     """
 
@@ -174,13 +174,13 @@ class LayerSums:
     def of(
         cls, pair: Pair, kernel: Any, channels: int, *widths: int, **constants: Any
     ) -> "LayerSums":
-        """Prepare it for layers with as many channels each, on rows of these widths."""
+        """Prepare the launch for layers of as many channels each, on rows of these widths."""
         tiles = pair.tiles("weight")
         blocks = len(widths) * -(-channels // tiles.columns)
-        # Columns are dealt to as many programs as run at a time.
+        # As many programs as run at once share the columns.
         most = max(1, tiles.per_sm * num_sms(pair.device) // blocks)
         columns = -(-pair.places[2] // (most * tiles.rows)) * tiles.rows
-        # Of a small pair fewer would leave partial sums that are larger than all else.
+        # With a small pair, fewer blocks would make the partial sums larger than everything else.
         columns = max(columns, FEWEST_BLOCKS * tiles.rows) if columns else 0
         parts = -(-pair.places[2] // columns) if columns else 0
         weigh = Launch(
@@ -207,7 +207,7 @@ class LayerSums:
 
 @dataclass(frozen=True)
 class Launches:
-    """All launches for a pair, in the order of the passes; the elements of its joined weights."""
+    """All launches for a pair, in the order of the passes, and the size of its joined weights."""
 
     sizes: tuple[int, int, int]
     rounded: Launch
@@ -298,7 +298,7 @@ class Multiplication:
 
     Parameters
     ----------
-    rounded : room for the matrices, which `round_weights` writes there in the type of the pair
+    rounded : buffer into which `round_weights` writes the matrices in the type of the pair
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class Multiplication:
         self.joint, self.out, self.gate = rounded.split(self.launches.sizes)
         self.norm_in = norm_in[0].contiguous(), norm_in[1].contiguous()
         self.norm_out = norm_out[0].contiguous(), norm_out[1].contiguous()
-        biases = self.joint, self.out, self.out  # in place of those that are not given
+        biases = self.joint, self.out, self.out  # stands in for tensors that are not given
         if joint_bias is not None:
             biases = joint_bias.to(z.dtype).contiguous(), *biases[1:]
         if out_bias is not None:
@@ -328,16 +328,16 @@ class Multiplication:
         self.joint_bias, *self.out_biases = biases
 
     def round_weights(self, *matrices: Tensor) -> None:
-        """Write the matrices, of a, its gates, b, its gates, the output and its gate."""
+        """Write the matrices: a, its gates, b, its gates, the output and its gate."""
         self.launches.rounded(*(matrix.contiguous() for matrix in matrices), self.rounded)
 
     def project(self, ab: Tensor, normed: Tensor, statistics: Sequence[Tensor]) -> None:
-        """Write a and b, the pair normalised and the statistics of its rows."""
+        """Write a and b, the normalised pair and the statistics of its rows."""
         given = self.z, *self.norm_in, self.joint, self.joint_bias, self.mask
         self.launches.project(*given, ab, normed, *statistics)
 
     def output(self, x: Tensor, normed: Tensor, y: Tensor, statistics: Sequence[Tensor]) -> None:
-        """Write the result and the statistics of the contraction's rows, the last two."""
+        """Write the result, and the statistics of the contraction's rows to the last two."""
         self.launches.output(x, normed, *self._output(), *statistics[2:], y)
 
     def output_input_backward(
@@ -352,7 +352,7 @@ class Multiplication:
     ) -> None:
         """Write dx and the gradient of the gate's linear layer as rows.
 
-        ``spare`` [C, ...] gets that of the output's linear layer.
+        ``spare`` [C, ...] receives the gradient of the output's linear layer.
         """
         given = dy, x, normed, *self._output(), *statistics[2:]
         self.launches.output_input(*given, dx, dgate, spare)

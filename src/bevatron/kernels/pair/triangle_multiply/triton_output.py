@@ -123,7 +123,7 @@ def output_input_kernel(
         g = tl.dot(dout, weight, g, input_precision=PRECISION)  # [BLOCK, H_PAD]
         store_cols(DGate, row, inside, h, d * value * (1.0 - s), C, BLOCK_H)
         store_channels(DOut, h, C, col, plane, tl.trans(dout), BLOCK_H, FULL)
-    # Loaded again before anything is stored, as it is needed last.
+    # Loaded again, because it is needed last, but before anything is stored.
     x = load_as_rows(X, H, col, plane, BLOCK, H_PAD, True)  # [BLOCK, H_PAD]
     xhat = normalise(x, mean, rstd, H, H_PAD)
     dx = norm_backward(g, xhat, rstd, NormWeight, H, H_PAD)

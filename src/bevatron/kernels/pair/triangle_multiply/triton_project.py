@@ -299,8 +299,8 @@ def project_input_kernel(
 ):  # fmt: skip
     """Compute dz of BLOCK rows from d a and d b, in D, and from that of the gate, in DZ.
 
-    D is [4 H, plane]: the gradient of a, replaced by that of its values; space for that of its
-    gates; the same of b. Joint is [4 H, C] as in `project_kernel`. One matmul gives values and
+    D is [4 H, plane]: the gradient of a, replaced by that of its values; room for that of its
+    gates; the same for b. Joint is [4 H, C] as in `project_kernel`. One matmul computes values and
     gates, one backpropagates through both.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK

@@ -3,8 +3,8 @@
 A program of `weigh` owns BLOCK_H channels of a layer's output gradient D and a range of columns,
 and writes one float32 partial sum of D xhat^T [BLOCK_H, C] and of D; no atomics. `joint_kernel`
 does so for values and gates of a and b, `output_weights_kernel` for both layers behind the
-contraction; `finish_kernel` makes gradients of these sums, and `sum_norms_kernel` those of both
-norms. `round_kernel` rounds and joins the weights, once for both passes. Columns as in
+contraction. `finish_kernel` turns these sums into gradients, and `sum_norms_kernel` adds those of
+both norms. `round_kernel` rounds and joins the weights, once for both passes. Columns as in
 `triton_project`.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -22,12 +22,12 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
 from bevatron.kernels.shared.triton_partial_sums import finish_layer, sum_shares
 
 SUMS = tl.constexpr(16)
-"""Columns of ones, all giving the same sum: the narrowest matmul."""
+"""Columns of ones, which all give the same sum: the narrowest tile of a matmul."""
 
 
 @triton.jit
 def load_piece(Weight, i, count):
-    """Load the elements of a weight that are among these, zero for others."""
+    """Load those of these elements that a weight has, zero for others."""
     return tl.load(Weight + i, mask=(i >= 0) & (i < count), other=0.0).to(tl.float32)  # [BLOCK]
 
 
@@ -35,7 +35,7 @@ def load_piece(Weight, i, count):
 def round_kernel(
     A, AGate, B, BGate, Out, Gate, Rounded, of_each, of_out, of_gate, BLOCK: tl.constexpr
 ):
-    """Write six weights, of a and b ``of_each`` elements, one after another in another type."""
+    """Write six weights one after another in another type; those of a and b have ``of_each``."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = load_piece(A, i, of_each) + load_piece(AGate, i - of_each, of_each)  # [BLOCK]
     x += load_piece(B, i - 2 * of_each, of_each)  # [BLOCK]
@@ -110,7 +110,7 @@ def weigh(
         else:
             # [BLOCK_H, BLOCK]
             d = load_channels(D, h, channels, first + tl.arange(0, BLOCK), plane, BLOCK_H, FULL)
-        # A matmul, so that d goes from shared memory to the tensor cores only. Never in TF32.
+        # A matmul sums d, so that only the tensor cores read it from shared memory; never TF32.
         sums = tl.dot(d, ones, sums, input_precision="ieee")  # [BLOCK_H, SUMS]
         total = tl.dot(d, xhat, total, input_precision=PRECISION)  # [BLOCK_H, C_PAD]
     total += tl.max(sums, 1)[:, None] * centre[None, :]  # [BLOCK_H, C_PAD]
@@ -199,7 +199,7 @@ def sum_norms_kernel(
     C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, BLOCK_IN: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add shares of the gradients of the output's norm [C, 2, H] and the pair's [C + 4 H, 2, C]."""
+    """Add partial gradients of the output's norm [C, 2, H] and the pair's [C + 4 H, 2, C]."""
     which = tl.program_id(1)
     if which == 0:
         sum_shares(Shares, DWeight, C, 0, H, BLOCK, BLOCK_C)

@@ -25,7 +25,7 @@ LDDT_EDGES = (0.02, 0.98, 49)
 
 
 def bin_of(value: Tensor, edges: tuple[float, float, int]) -> Int[Tensor, "*shape"]:
-    """Return the number of a value's bin; a value on an edge belongs below it."""
+    """Return the index of a value's bin; a value on an edge belongs to the bin below."""
     first, last, count = edges
     inner = torch.linspace(first, last, count, dtype=value.dtype, device=value.device)
     return torch.bucketize(value, inner)
@@ -190,7 +190,7 @@ def plddt_loss(
     preserved, considered = atom_lddt(rollout, truth, centre_atom, counts, is_nucleic)
     target = bin_of(preserved / (considered + 1e-6), LDDT_EDGES)
     entropy = _cross_entropy(logits, target)
-    # Exactly the mean: a structure has resolved atoms or this is 0.
+    # Exactly the mean, or 0 for a structure without resolved atoms.
     atoms = resolved[..., None, :]
     return ((entropy * atoms).sum(-1) / atoms.sum(-1).clamp(min=1)).mean(-1)
 
@@ -210,5 +210,5 @@ def resolved_loss(
 def _distances(
     x: Float[Tensor, "*batch n 3"], y: Float[Tensor, "*batch m 3"]
 ) -> Float[Tensor, "*batch n m"]:
-    """Distances, from differences: a product of matrices would round them."""
+    """Distances from differences, because a matmul would round them."""
     return (x[..., :, None, :] - y[..., None, :, :]).square().sum(-1).sqrt()

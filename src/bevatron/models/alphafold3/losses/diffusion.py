@@ -62,8 +62,8 @@ def bond_error(
 
 def _lengths(points: Tensor, first: Tensor, second: Tensor, counts: Tensor) -> Tensor:
     step = gather_atoms(points, first) - gather_atoms(points, second)
-    # The root of zero has no gradient; a bond that does not count, or an atom bonded to itself in
-    # padding, must not make one.
+    # The root has no gradient at zero, so a bond that does not count, or an atom bonded to itself
+    # in padding, must not produce one.
     squared = step.square().sum(-1)
     return torch.where(counts[..., None, :] & (squared > 0), squared, 1.0).sqrt()
 

@@ -1,4 +1,4 @@
-"""Smooth lDDT of the denoised copies: which pairs of atoms count."""
+"""Smooth lDDT of the denoised copies, with the pairs of atoms that count."""
 
 from math import prod
 

@@ -42,7 +42,7 @@ class GatedAttention(nn.Module):
     ----------
     width : channels of x and of the result
     num_heads, head_width : H and D
-    norm : whether x is normalised first; without, x is rows that already are
+    norm : whether x is normalised first; if not, x must be normalised rows
     q_bias : whether queries have a bias (AlphaFold3, algorithm 24)
     bias : whether the gate and the last layer have one (AlphaFold2)
     """
@@ -79,8 +79,8 @@ class GatedAttention(nn.Module):
         ----------
         x : rows, in any strides
         bias
-            Added to the logits of every row; own rows of it for the update of own queries alone. It
-            is waited for when the rows are projected.
+            Added to the logits of every row; own rows of it give the update of own queries alone.
+            If it is pending, it is awaited after the rows are projected.
         mask : true for keys that exist; a row without any gets the last layer's bias
         """
         projected = qkvg(

@@ -1,8 +1,8 @@
 """Activation checkpointing: which activations are kept and which are recomputed.
 
-A model names the blocks that can be computed again where it calls them, ``checkpointed(policy,
-"pair_block", self.pair)``; the policy, a part of its configuration, says which of them are. No
-random state is saved: the blocks' dropout is a function of their inputs.
+A model names its recomputable blocks where it calls them, ``checkpointed(policy, "pair_block",
+self.pair)``; the policy, a part of its configuration, selects among them. No random state is
+saved: the dropout of blocks is a function of their inputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ from bevatron.errors import ConfigError
 Kind = Literal["auto", "none", "pair", "all", "segments", "paper"]
 """Policies.
 
-``none`` keeps all activations; ``pair`` computes pair blocks again, which hold most of them;
-``all`` every block of every stack; ``segments`` groups of several blocks, and in a group each block
-once more: of a stack of B blocks in groups of k it keeps B / k + k inputs instead of B; ``paper``
-every sub-layer of a block by itself, as MegaFold's appendix C lists them. ``auto`` leaves it to the
-training run, which chooses by the memory of its GPUs; where nothing chooses, it is ``all``.
+``none`` keeps all activations. ``pair`` recomputes pair blocks, which hold most of them, ``all``
+every block of every stack. ``segments`` recomputes groups of several blocks, and within a group
+each block once more: of a stack of B blocks in groups of k it keeps B / k + k inputs instead of B.
+``paper`` recomputes every sub-layer by itself, as MegaFold's appendix C lists them. ``auto`` leaves
+the choice to the training run, which knows the memory of its GPUs; outside of one it is ``all``.
 """
 
 SUB_LAYERS = frozenset(
@@ -83,26 +83,26 @@ AUTOMATIC = Checkpointing("auto")
 
 @dataclass(frozen=True)
 class Recomputation:
-    """A choice in place of ``auto``, set by a call with the model or a copy of it.
+    """A choice that replaces ``auto``; call it with the model or a copy of it.
 
     Attributes
     ----------
-    modules : names of those whose policy it is, see `automatic`
-    kind : what is chosen
+    modules : names of the modules concerned, see `automatic`
+    kind : the chosen policy
     """
 
     modules: tuple[str, ...]
     kind: Kind
 
     def __call__(self, model: nn.Module) -> None:
-        """Set it."""
+        """Set the policy."""
         for name in self.modules:
             module: Any = model.get_submodule(name)
             module.checkpointing = Checkpointing(self.kind)
 
 
 def automatic(model: nn.Module) -> tuple[str, ...]:
-    """Name the modules of a model whose policy is left to the training run."""
+    """Name the modules of a model whose policy is ``auto``."""
     return tuple(
         name
         for name, module in model.named_modules()
@@ -111,7 +111,7 @@ def automatic(model: nn.Module) -> tuple[str, ...]:
 
 
 def checkpointed(policy: Checkpointing, name: str, fn: Callable[P, R]) -> Callable[P, R]:
-    """Return fn, or one that computes its activations again in the backward pass.
+    """Return fn, or a version of it that recomputes its activations in the backward pass.
 
     Parameters
     ----------
@@ -123,13 +123,13 @@ def checkpointed(policy: Checkpointing, name: str, fn: Callable[P, R]) -> Callab
 
 
 def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: R) -> R:
-    """Run ``state = block(state)`` for all blocks, as the policy says of whole blocks.
+    """Run ``state = block(state)`` for all blocks, under the policy for whole blocks.
 
     Parameters
     ----------
-    policy : ``all`` computes each block again, ``segments`` each group of them and then its blocks
-    blocks : in order, each bound to what it reads besides the state
-    state : what passes from block to block: a tensor or a tuple of them
+    policy : ``all`` recomputes each block, ``segments`` each group and then its blocks
+    blocks : in order, each bound to its other inputs
+    state : a tensor or a tuple of tensors that passes from block to block
     """
 
     def run(some: Sequence[Callable[[R], R]], state: R) -> R:
@@ -151,7 +151,7 @@ def _again(fn: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not torch.is_grad_enabled():
             return fn(*args, **kwargs)
-        # One by one: what a closure or a tuple holds, an outer group of blocks could not let go.
+        # One by one: an outer group of blocks could not free what a closure or a tuple holds.
         given, kinds = tree_flatten((args, kwargs))
 
         def bound(*given: Any) -> R:

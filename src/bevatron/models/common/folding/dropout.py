@@ -1,7 +1,7 @@
 """Dropout whose mask is shared along an axis and is a function of a seed.
 
-No generator has a state here: a recomputed activation sees the same mask, and a
-captured step draws a new one whenever the seed, a tensor on the device, has changed.
+There is no generator state: a recomputed activation sees the same mask, and a captured step draws a
+new one whenever the seed, a tensor on the device, has changed.
 """
 
 from math import prod
@@ -28,14 +28,14 @@ def keep_masks(
     ----------
     seed : seed of the step, int64 on the device of ``x``
     call : a different number for each draw of a step
-    x : what is updated; pairs are square, so that N fits either axis
+    x : the updated tensor; pairs are square, so N fits either axis
     count : number of masks
     rate : probability that a channel is dropped
     """
     shape = (count, *x.shape[:-3], *x.shape[-2:])
     low, high = seed & MASK, (seed >> 32) & MASK
     key = mix(low ^ mix((high + (call + 1) * HEAD) & MASK))
-    # Every [N, C] counts from 0, so that padding of N changes no real entry.
+    # Every [N, C] counts from 0, so that padding N changes no real entry.
     layer = mix((torch.arange(prod(shape[:-2]), device=x.device) * HEAD + key) & MASK)
     index = torch.arange(prod(shape[-2:]), device=x.device)
     word = mix(layer[:, None] ^ mix((index + COLUMN) & MASK))
@@ -51,7 +51,7 @@ def add_dropped(
 ) -> Float[Tensor, "*batch R N C"]:
     """Add an update with dropout: `bevatron.kernels.add_dropped` with one of `keep_masks`.
 
-    Where columns share the mask, rows of a divided pair take the part of it that is theirs.
+    If columns share the mask, own rows of a sharded pair take their part of it.
     """
     if mask is not None and shared == "columns":
         mask = own(mask, -2)

@@ -23,7 +23,7 @@ class LayerNorm(nn.Module):
 
     @property
     def parts(self) -> tuple[Tensor, Tensor | None]:
-        """The weight and the bias, as the fused operators take them."""
+        """The weight and the bias, in the form of the fused operators."""
         return self.weight, self.bias
 
     @property

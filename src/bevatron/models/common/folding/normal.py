@@ -1,7 +1,7 @@
 """Normal random numbers on the device that are a function of a seed.
 
-No generator has a state: a captured step draws new numbers whenever its seed, a tensor, has
-changed, and a step that is run again on other ranks draws the same.
+There is no generator state: a captured step draws new numbers whenever its seed, a tensor, has
+changed, and a step repeated on other ranks draws the same.
 """
 
 import math
@@ -24,7 +24,7 @@ class SeededNormal:
     ----------
     seed : int64 on the device
     dtype : type of the numbers
-    calls : calls before this one; streams of one seed begin far apart
+    calls : number of earlier calls; streams of one seed start far apart
 
     Examples
     --------

@@ -32,13 +32,12 @@ class OuterProductMean(nn.Module):
         self.out = Linear(hidden * hidden, width_pair, init="final")
 
     def forward(
-        self,
-        m: Float[Tensor, "*batch R N C"],
-        mask: Bool[Tensor, "*batch S N"] | None = None,
+        self, m: Float[Tensor, "*batch R N C"], mask: Bool[Tensor, "*batch S N"] | None = None
     ) -> Float[Tensor, "*batch _ N Z"]:
-        """Compute the update of the pair's own rows by the entries that the mask keeps.
+        """Compute the update of the pair's own rows from the entries that the mask keeps.
 
-        The mask is of the whole alignment, of which m has own rows; None = all of one process.
+        m holds own rows of the alignment, the mask covers all of it; None = everything, on one
+        process.
         """
         if mask is None:
             mask = torch.ones(m.shape[:-1], dtype=torch.bool, device=m.device)

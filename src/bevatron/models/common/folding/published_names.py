@@ -30,12 +30,7 @@ TRIANGLE_ATTENTION = {
     **{f"attention.{ours}": f"mha.{theirs}" for ours, theirs in ATTENTION.items()},
 }
 
-OUTER_PRODUCT_MEAN = {
-    "norm": "layer_norm",
-    "a": "linear_1",
-    "b": "linear_2",
-    "out": "linear_out",
-}
+OUTER_PRODUCT_MEAN = {"norm": "layer_norm", "a": "linear_1", "b": "linear_2", "out": "linear_out"}
 
 RELU_TRANSITION = {"norm": "layer_norm", "up": "linear_1", "down": "linear_2"}
 """Names of OpenFold."""

@@ -7,14 +7,7 @@ from bevatron.kernels import layer_norm_linear
 from bevatron.models.common.folding.attention import GatedAttention
 from bevatron.models.common.folding.layer_norm import LayerNorm
 from bevatron.models.common.folding.linear import Linear
-from bevatron.parallel.axial import (
-    Coming,
-    gathered,
-    own,
-    transposed,
-    triangle_multiply,
-    turned,
-)
+from bevatron.parallel.axial import Coming, gathered, own, transposed, triangle_multiply, turned
 
 
 class TriangleMultiplication(nn.Module):
@@ -44,9 +37,7 @@ class TriangleMultiplication(nn.Module):
         self.out_gate = Linear(width, width, bias=bias, init="gating")
 
     def forward(
-        self,
-        z: Float[Tensor, "*batch R N C"],
-        mask: Bool[Tensor, "*batch N N"] | None = None,
+        self, z: Float[Tensor, "*batch R N C"], mask: Bool[Tensor, "*batch N N"] | None = None
     ) -> Float[Tensor, "*batch R N C"]:
         """Compute the update of own rows; edges outside the mask update no other."""
         return triangle_multiply(
@@ -95,9 +86,7 @@ class TriangleAttention(nn.Module):
         self.bias = Linear(width, num_heads, bias=False, init="normal")
 
     def forward(
-        self,
-        z: Float[Tensor, "*batch R N C"],
-        mask: Bool[Tensor, "*batch N N"] | None = None,
+        self, z: Float[Tensor, "*batch R N C"], mask: Bool[Tensor, "*batch N N"] | None = None
     ) -> Float[Tensor, "*batch R N C"]:
         """Compute the update of own rows; masked edges are not attended to."""
         if not self.starting:
@@ -105,14 +94,12 @@ class TriangleAttention(nn.Module):
         return self._attend(z, gathered(self._bias(z), -2, z.shape[-2]), mask)
 
     def by_columns(
-        self,
-        z: Float[Tensor, "*batch R N C"],
-        mask: Bool[Tensor, "*batch N N"] | None = None,
+        self, z: Float[Tensor, "*batch R N C"], mask: Bool[Tensor, "*batch N N"] | None = None
     ) -> tuple[Float[Tensor, "*batch K N C"], Float[Tensor, "*batch K N C"]]:
         """Return own columns and their update around the ending node, laid out as rows."""
         coming = turned(z)
         bias = gathered(self._bias(z).mT, -1, z.shape[-2])
-        # Copied once, not by every operator that reads it.
+        # Copied once here instead of by every operator that reads it.
         columns = coming.wait().contiguous()
         return columns, self._attend(columns, bias, None if mask is None else mask.mT)
 

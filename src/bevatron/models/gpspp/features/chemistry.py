@@ -1,8 +1,8 @@
 """Chemical features of atoms and bonds, from RDKit, as vocabulary indices.
 
-Definitions are those of the official GPS++ code, which took them from OGB and from the Graphormer
-entry of KDD Cup 2021. Every feature is a function from the atoms (or bonds) of one molecule to
-whole numbers and a rule that maps these to indices over many molecules at once. Values beyond a
+Definitions follow the official GPS++ code, which took them from OGB and from the Graphormer entry
+of KDD Cup 2021. Every feature consists of a function from the atoms (or bonds) of one molecule to
+integers and a rule that maps these to indices for many molecules at once. Values beyond a
 vocabulary become its last index ("other").
 """
 
@@ -34,7 +34,7 @@ GASTEIGER_EDGES = (
 """Upper bounds of the bins of a partial charge, e; index 33 beyond the last, and for NaN."""
 
 WRITTEN = frozenset({"chiral_tag", "explicit_valence", "implicit_valence", "direction"})
-"""Features that by definition depend on how a molecule is written."""
+"""Features that by definition depend on the order of a molecule's atoms and bonds."""
 
 _HYBRIDISATIONS = ("SP", "SP2", "SP3", "SP3D", "SP3D2")
 _BOND_TYPES = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC")
@@ -43,12 +43,12 @@ _STEREO = ("STEREONONE", "STEREOZ", "STEREOE", "STEREOCIS", "STEREOTRANS", "STER
 
 @dataclass(frozen=True)
 class Rule:
-    """A feature: how it is read from a molecule and turned into an index.
+    """A feature: how to read it from a molecule, and how to turn it into an index.
 
     Attributes
     ----------
-    read : from (molecule, its atoms or bonds) to whole numbers
-    index : from these, of many molecules, to indices of the vocabulary
+    read : maps (molecule, its atoms or bonds) to integers
+    index : maps the integers of many molecules to indices of the vocabulary
     """
 
     read: Callable[[Any, Sequence[Any]], Values]
@@ -58,7 +58,7 @@ class Rule:
 def atom_columns(
     molecules: Sequence[Any], atoms: Sequence[Sequence[Any]], chosen: FeatureSet
 ) -> dict[str, IntArray]:
-    """Compute the features of atoms of many molecules, but for the environments.
+    """Compute the features of atoms of many molecules, except the environments.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def _read(
 
 
 def _capped(name: str, offset: int = 0) -> Callable[[IntArray], IntArray]:
-    """Values from ``offset`` on have an index each; what does not fit gets the last one."""
+    """Give each value from ``offset`` on an index; values that do not fit get the last one."""
     vocabulary = {**BOND_VOCABULARIES, **ATOM_VOCABULARIES}
     last = vocabulary[name] - 1
 
@@ -116,7 +116,7 @@ def _capped(name: str, offset: int = 0) -> Callable[[IntArray], IntArray]:
 
 
 def _listed(kind: Any, names: Sequence[str], other: int) -> Callable[[IntArray], IntArray]:
-    """Map values of an RDKit enumeration to their place in ``names``."""
+    """Map values of an RDKit enumeration to their index in ``names``."""
     values = {int(value): str(value) for value in kind.values.values()}
     table = np.full(max(values) + 1, other, dtype=np.int64)
     for value, name in values.items():
@@ -130,8 +130,7 @@ def _atom_rules() -> Mapping[str, Rule]:
     chem = require("rdkit.Chem", "molecules")
     return {
         "chiral_tag": Rule(
-            lambda _, atoms: [int(a.GetChiralTag()) for a in atoms],
-            _capped("chiral_tag"),
+            lambda _, atoms: [int(a.GetChiralTag()) for a in atoms], _capped("chiral_tag")
         ),
         "degree": Rule(lambda _, atoms: [a.GetTotalDegree() for a in atoms], _capped("degree")),
         "formal_charge": Rule(
@@ -206,7 +205,7 @@ def _same(values: IntArray) -> IntArray:
 def _chiral_centres(molecule: Any, atoms: Sequence[Any]) -> Values:
     """0 for none, 1 for R, 2 for S.
 
-    Looked up only where something could be chiral, as the search is slow.
+    Computed only if something could be chiral, because the search is slow.
     """
     found = [0] * len(atoms)
     if any(map(int, (a.GetChiralTag() for a in atoms))):

@@ -41,7 +41,7 @@ COVALENT_EDGES = (0.33, 0.611, 0.66, 0.7, 0.77, 0.997, 1.04, 1.54)
 def element_tables() -> dict[str, IntArray]:
     """Index in the vocabulary by atomic number 0 to 118, for every feature of the element alone.
 
-    Row 0 means nothing: there is no such element.
+    Row 0 is unused: there is no such element.
     """
     period = np.zeros(NUM_ELEMENTS + 1, dtype=np.int64)
     group = np.zeros_like(period)
@@ -61,7 +61,7 @@ def element_tables() -> dict[str, IntArray]:
 
 @cache
 def radius_tables() -> dict[str, IntArray]:
-    """Index by atomic number of what RDKit's periodic table says of an element (Ying21)."""
+    """Return indices from RDKit's periodic table by atomic number (Ying21)."""
     table = require("rdkit.Chem", "molecules").GetPeriodicTable()
     numbers = range(NUM_ELEMENTS + 1)
     valence = np.array([table.GetDefaultValence(z) for z in numbers])

@@ -1,8 +1,7 @@
 """Turns molecules into the input arrays of GPS++, many at a time, which is ten times faster.
 
-RDKit is queried atom by atom in plain comprehensions; everything else (vocabulary
-indices, shortest paths, walks, eigenvectors) is computed over all molecules of a call, those of one
-size together.
+RDKit is queried atom by atom in plain comprehensions. Everything else (vocabulary indices, shortest
+paths, walks, eigenvectors) is computed for all molecules of a call, batched by size.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,12 +27,12 @@ from bevatron.models.gpspp.features.order import canonical_order, remoteness
 from bevatron.typing import Array, Arrays, IntArray
 
 _PAIRS_AT_ONCE = 1 << 18
-"""Pairs of atoms whose topology is computed together; bounds the memory."""
+"""Most pairs of atoms whose topology is computed together, to bound the memory."""
 
 
 @dataclass(frozen=True)
 class Featurizer:
-    """Picklable function from raw samples to those that a store of molecules holds.
+    """Picklable function from raw samples to the samples of a molecule store.
 
     Attributes
     ----------
@@ -78,9 +77,7 @@ def featurize(
 @overload
 def featurize(smiles: Any, feature_set: str = ..., positions: Any = ...) -> dict[str, Array]: ...
 def featurize(
-    smiles: Any,
-    feature_set: str = "set1",
-    positions: Any = None,
+    smiles: Any, feature_set: str = "set1", positions: Any = None
 ) -> dict[str, Array] | list[dict[str, Array]]:
     """Turn a molecule, or several, into the input arrays of GPS++.
 
@@ -90,7 +87,7 @@ def featurize(
     Parameters
     ----------
     smiles
-        A SMILES (a CXSMILES with 3D coordinates brings its conformer), an RDKit molecule, or a
+        A SMILES (a CXSMILES with 3D coordinates provides a conformer), an RDKit molecule, or a
         list of them. Explicit hydrogen is removed.
     feature_set : ``set1``, ``set2``, ``set3``, ``original``, ``ying21`` or ``ying21_periodic``
     positions : [N, 3] Å in the order of the atoms, or one such array (or None) per molecule
@@ -233,7 +230,7 @@ class _Labels:
         bond_columns: Mapping[str, IntArray],
         num_bonds: int,
     ) -> Self:
-        """Hash the features, without those that depend on how a molecule is written down."""
+        """Hash the features that do not depend on how a molecule is written."""
         positions = [
             molecule.positions
             if len(molecule.positions)
@@ -265,7 +262,7 @@ def _topology(
         values=np.zeros((count, NUM_LAPLACIAN), dtype=np.float32),
         environments={name: np.zeros(total, dtype=np.int64) for name in radii},
     )
-    # In order of size, so that molecules of one size are computed in one piece.
+    # Sorted by size, so that molecules of one size form one batch.
     order = np.argsort(num_atoms, kind="stable")
     bond_graph = np.repeat(np.arange(count), num_bonds)
     for members in _of_one_size(order, num_atoms):
@@ -304,7 +301,7 @@ def _topology(
 def _largest_radii(
     distances: npt.NDArray[np.uint8], adjacency: Array, graphs: Sequence[Any], wanted: bool
 ) -> IntArray:
-    """Largest radius of an environment of each atom, [B, n]; RDKit is asked where it is unclear."""
+    """Largest radius of an environment of each atom, [B, n]; RDKit decides unclear cases."""
     if not wanted:
         return np.zeros(distances.shape[:2], dtype=np.int64)
     largest, unclear = topology.outermost_shells(distances, adjacency)

@@ -1,8 +1,8 @@
-"""Keys by which equal molecules are found among millions, and the exact name that confirms it.
+"""Keys that find equal molecules among millions, and the canonical name that confirms a match.
 
-A key is a hash of every atom's neighbourhood (Weisfeiler and Lehman's refinement), added up over
-the molecule: equal molecules have equal keys however they are written down; stereo-isomers, and
-now and then others, share one. `canonical` distinguishes these, a hundred times slower.
+A key hashes every atom's neighbourhood (Weisfeiler-Lehman refinement) and sums over the molecule:
+equal molecules have equal keys however they are written; stereo-isomers, and occasionally
+others, share one. `canonical` distinguishes these, a hundred times slower.
 """
 
 from collections.abc import Iterable, Mapping
@@ -56,7 +56,7 @@ def canonical(smiles: str) -> str:
 
 
 def scaffold(smiles: str) -> str:
-    """Write the Bemis-Murcko scaffold: rings and what joins them; empty for a chain.
+    """Write the Bemis-Murcko scaffold: rings and their linkers; empty for a chain.
 
     Examples
     --------

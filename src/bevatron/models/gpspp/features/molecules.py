@@ -1,7 +1,7 @@
 """Raw samples as RDKit molecules with implicit hydrogen, with their conformers if any.
 
-Nothing here raises for a bad molecule: a reason is given instead, since one bad row among millions
-must not stop a preparation.
+Nothing here raises for a bad molecule; it returns a reason instead, since one bad row among
+millions must not stop `prepare`.
 """
 
 import re
@@ -18,7 +18,7 @@ from bevatron.models.gpspp.features.elements import NUM_ELEMENTS
 from bevatron.typing import Array, Arrays
 
 MAX_ATOMS = 1024
-"""Larger molecules are refused: their pairs alone would take megabytes."""
+"""Larger molecules are refused, because their pairs alone would take megabytes."""
 
 _NO_POSITIONS = np.zeros((0, 3), dtype=np.float32)
 
@@ -30,7 +30,7 @@ class Molecule:
     Attributes
     ----------
     graph : RDKit molecule; None if it cannot be used
-    smiles : as given, or written by RDKit where no SMILES was given
+    smiles : as given, or written by RDKit if no SMILES was given
     positions : [N, 3] Å or no rows
     reason : why ``graph`` is None, or what was left out; empty if all is well
     """
@@ -44,7 +44,7 @@ class Molecule:
 def read_molecule(sample: Arrays) -> Molecule:
     """Parse a raw sample of `bevatron.data.readers.molecules`.
 
-    The graph is that of ``smiles`` where there is one, else of ``block``, an entry of an SDF.
+    The graph is that of ``smiles`` if given, otherwise of ``block``, an entry of an SDF.
     Coordinates are those of ``positions`` (in the order of the SMILES' atoms without explicit
     hydrogen), of ``block`` or of a CXSMILES. ``binary`` is an RDKit molecule and takes precedence.
     """
@@ -77,7 +77,7 @@ def read_molecule(sample: Arrays) -> Molecule:
 
 
 def from_rdkit(graph: Any, positions: Array | None = None) -> Molecule:
-    """Take an RDKit molecule; explicit hydrogen is removed, the conformer kept."""
+    """Wrap an RDKit molecule, removing explicit hydrogen and keeping the conformer."""
     chem = require("rdkit.Chem", "molecules")
     graph = chem.RemoveHs(graph)
     smiles = chem.MolToSmiles(graph)
@@ -97,7 +97,7 @@ def _text(values: Array) -> str:
 
 
 def _from_smiles(text: str) -> tuple[Any, str]:
-    """Parse a SMILES; the graph and what was ignored, or None and why it cannot be used."""
+    """Parse a SMILES; return the graph and what was ignored, or None and the reason."""
     # RDKit ends a SMILES at a space and drops letters other than ASCII at either end.
     smiles, *rest = re.split(r"[ \t\r\n]+", text.strip(" \t\r\n"), maxsplit=1)
     strange = next((letter for letter in smiles if not letter.isascii()), None)
@@ -168,7 +168,7 @@ def _conformer(graph: Any) -> tuple[Array, str]:
 
 
 def _matched(block: str, graph: Any) -> tuple[Array, str]:
-    """Bring the conformer of an SDF entry into the order of the SMILES' atoms."""
+    """Reorder the conformer of an SDF entry to the SMILES' atoms."""
     shown, reason = _from_block(block)
     if shown is None:
         return _NO_POSITIONS, f"3D left out: {reason}"
@@ -184,8 +184,8 @@ def _matched(block: str, graph: Any) -> tuple[Array, str]:
 def _same_order(shown: Any, graph: Any) -> Sequence[int] | None:
     """Return the atom of ``shown`` for each of ``graph``; bond orders may differ.
 
-    Files of one origin agree atom by atom; else all of the chemistry is matched, else elements and
-    bonds alone.
+    Files of one origin agree atom by atom. Otherwise the full chemistry is matched, and if that
+    fails elements and bonds alone.
     """
     num = graph.GetNumAtoms()
     if shown.GetNumAtoms() != num or shown.GetNumBonds() != graph.GetNumBonds():

@@ -1,14 +1,14 @@
-r"""An order of a molecule's atoms that does not depend on how the molecule is written.
+r"""A canonical order of a molecule's atoms, independent of how the molecule is written.
 
-Weisfeiler and Lehman's refinement over all pairs: an atom's colour is hashed together with those of
-all others and what lies between, until no more colours appear. While atoms share one, the last atom
-of the lowest such colour gets a colour of its own and the refinement continues (McKay and Piperno,
-"Practical graph isomorphism, II", 2014). Sums of 64-bit integers wrap around and so are exact in
-any order.
+Weisfeiler-Lehman refinement over all pairs: an atom's colour is hashed together with the colours of
+all others and the hashes of the pairs, until no more colours appear. While atoms share a colour,
+the last atom of the lowest such colour gets its own and the refinement continues (McKay and
+Piperno, "Practical graph isomorphism, II", 2014). Sums of 64-bit integers wrap around, so they are
+exact in any order.
 
-Atoms that still look alike are images of each other under a symmetry of the molecule, so that any
-choice among them gives the same numbered graph. In 3D they may differ: the one with the larger sum
-of distances to all others comes later.
+Atoms that still look alike are images of each other under a symmetry of the molecule, so any choice
+among them gives the same numbered graph. In 3D they may differ: the one with the larger sum of
+distances to all others comes later.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ from bevatron.typing import Array, BoolArray, FloatArray, IntArray
 Colours = npt.NDArray[np.uint64]
 
 _RESOLUTION = 1e6
-"""Steps per Å in which distances are added up, as whole numbers."""
+"""Integer units per Å in which distances are summed."""
 
 
 def canonical_order(colours: Colours, pairs: Colours, remote: IntArray) -> IntArray:
@@ -29,11 +29,11 @@ def canonical_order(colours: Colours, pairs: Colours, remote: IntArray) -> IntAr
     Parameters
     ----------
     colours : [B, n]
-        Hash of what is known of an atom by itself.
+        Hash of an atom's own properties.
     pairs : [B, n, n]
         Hash of what lies between two atoms, symmetric.
     remote : [B, n]
-        As `remoteness` returns it; decides between atoms that are otherwise alike.
+        See `remoteness`; decides between atoms that are otherwise alike.
 
     Returns
     -------
@@ -73,7 +73,7 @@ def remoteness(positions: Array) -> IntArray:
 
 
 def _refined(colours: Colours, pairs: Colours) -> Colours:
-    """Hash until no more colours appear, each molecule as often as it takes."""
+    """Hash each molecule until no more colours appear."""
     result, open_ = np.array(colours), np.arange(len(colours))
     number = _distinct(colours)
     while len(open_):
@@ -99,7 +99,7 @@ def _tied(colours: Colours) -> BoolArray:
 
 
 def _singled_out(colours: Colours, tied: BoolArray, remote: IntArray) -> Colours:
-    """Give the last atom of each molecule's lowest shared colour a colour of its own."""
+    """Give the last atom of each molecule's lowest shared colour its own colour."""
     if not len(colours):
         return colours
     top = np.iinfo(np.uint64).max

@@ -16,12 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bevatron.data.samples.molecules import (
-    MAX_DISTANCE,
-    NUM_LAPLACIAN,
-    NUM_WALKS,
-    UNREACHABLE,
-)
+from bevatron.data.samples.molecules import MAX_DISTANCE, NUM_LAPLACIAN, NUM_WALKS, UNREACHABLE
 from bevatron.typing import Array, BoolArray, FloatArray, IntArray
 
 _DENSE_LIMIT = 64
@@ -30,11 +25,12 @@ _DENSE_LIMIT = 64
 _FAR = 16000
 
 _DEGENERATE = 1e-8
-"""Eigenvalues that are closer are one: those of the longest chains are 1e-5 apart."""
+"""Closer eigenvalues count as degenerate; those of the longest chains are 1e-5 apart."""
 
 _LARGE, _HALF = 0.61, 0.5
-"""Share of the largest entry from which on an entry is large; no small fraction, since entries of
-symmetric molecules are, and rounding would decide. Version 1 of the features has a half."""
+"""Fraction of the largest entry above which an entry is large. Entries of symmetric molecules are
+in simple ratios, so a simple fraction would let rounding decide. Version 1 of the features uses
+1/2."""
 
 
 def shortest_paths(adjacency: Array) -> npt.NDArray[np.uint8]:
@@ -68,11 +64,11 @@ def shortest_paths(adjacency: Array) -> npt.NDArray[np.uint8]:
 
 
 def _searched(adjacency: Array) -> IntArray:
-    """Search from all atoms of one molecule at once, one bond farther in each round."""
+    """Search from all atoms of one molecule at once, one bond further per round."""
     num = len(adjacency)
     links = adjacency.astype(bool)
     degree = links.sum(axis=1)
-    # Neighbours of each atom; the atom itself fills up the row and changes nothing.
+    # Neighbours of each atom, padded with the atom itself, which changes nothing.
     neighbours = np.repeat(np.arange(num)[:, None], max(int(degree.max(initial=0)), 1), axis=1)
     atom, other = np.nonzero(links)
     start = np.cumsum(degree) - degree
@@ -88,7 +84,7 @@ def _searched(adjacency: Array) -> IntArray:
 
 
 def random_walks(adjacency: Array) -> FloatArray:
-    """Probabilities of being back at the start after 1 to 16 steps.
+    """Return probabilities of random walks of 1 to 16 steps.
 
     Parameters
     ----------
@@ -113,20 +109,19 @@ def random_walks(adjacency: Array) -> FloatArray:
 
 
 def laplacian(adjacency: Array, order: IntArray | None = None) -> tuple[FloatArray, FloatArray]:
-    """Lowest eigenpairs of D - A, the first left out.
+    """Lowest eigenpairs of D - A, without the first.
 
-    Vectors are of length 1. What a matrix leaves open is chosen in the given order of the atoms:
-    the first large entry of a vector is positive, and the basis of a degenerate eigenvalue consists
-    of the projections of the first atoms that are large in it. What molecules of fewer than eight
-    atoms or without bonds lack is zero.
+    Vectors have length 1. The given order of the atoms settles the remaining freedom: the first
+    large entry of a vector is positive, and the basis of a degenerate eigenvalue consists of the
+    projections of the first atoms that are large in it. Molecules of fewer than eight atoms or
+    without bonds are padded with zeros.
 
     Parameters
     ----------
     adjacency : [B, n, n] bool
     order : [B, n]
-        As `canonical_order` returns it: the result follows the atoms however they are numbered.
-        None = the atoms as they are and LAPACK's basis of degenerate eigenvalues, as version 1 of
-        the features has it.
+        See `canonical_order`; it makes the result independent of how atoms are numbered. None = the
+        given order and LAPACK's basis of degenerate eigenvalues, as in version 1 of the features.
 
     Returns
     -------
@@ -156,7 +151,7 @@ def laplacian(adjacency: Array, order: IntArray | None = None) -> tuple[FloatArr
 
 
 def _with_fixed_bases(values: FloatArray, vectors: FloatArray, kept: int) -> FloatArray:
-    """Replace the vectors of degenerate eigenvalues, and leave out the first of all."""
+    """Replace the vectors of degenerate eigenvalues, and drop the very first."""
     result = np.array(vectors[:, :, 1 : kept + 1])
     same = np.diff(values, axis=1) < _DEGENERATE
     for molecule in np.flatnonzero(same[:, :kept].any(axis=1)):
@@ -171,10 +166,10 @@ def _with_fixed_bases(values: FloatArray, vectors: FloatArray, kept: int) -> Flo
 
 
 def _basis(space: FloatArray, *, constant: bool) -> FloatArray:
-    """Choose a basis of a space that depends on the space and the order of the atoms alone.
+    """Choose a basis of a space that depends only on the space and the order of the atoms.
 
-    Gram and Schmidt's of the projections of the atoms, each time the first that is large among what
-    remains; ``constant``: of the null space, without the constant vector.
+    This is the Gram-Schmidt basis of the projections of the atoms, each time of the first one that
+    is large in the remainder; ``constant``: of the null space, without the constant vector.
     """
     num, dimension = space.shape
     rest = space @ space.T
@@ -192,7 +187,7 @@ def _basis(space: FloatArray, *, constant: bool) -> FloatArray:
 
 
 def _signed(vectors: FloatArray, share: float) -> FloatArray:
-    """Make the first entry above a share of the largest positive."""
+    """Make the first entry above a fraction of the largest positive."""
     if not vectors.size:
         return vectors
     size = np.abs(vectors)
@@ -207,10 +202,10 @@ def _signed(vectors: FloatArray, share: float) -> FloatArray:
 def outermost_shells(distances: npt.NDArray[np.uint8], bonded: Array) -> tuple[IntArray, BoolArray]:
     """Find the largest radius at which RDKit has an environment of each atom.
 
-    RDKit gathers bonds shell by shell, the shell of a bond being one more than the distance of its
-    nearer atom, and has no environment once nothing is left to be looked at. A bond of the last
-    shell that ends where another one of that shell does, not looked at yet, counts as left: then
-    there is one more radius. Where three bonds could be looked at in either order, this is unclear.
+    RDKit collects bonds shell by shell, the shell of a bond being one more than the distance of its
+    nearer atom, and has no environment once no bond remains to visit. A bond of the last shell that
+    ends where another, unvisited bond of that shell ends counts as remaining, which gives one more
+    radius. If three bonds could be visited in either order, the result is unclear.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Evaluates a planned Psi on a graph: vectors and small matmuls first, then passes over the edges.
 
-Everything carries a heads axis: vectors [n, H], features [n, H, k], numbers on edges [nnz, H],
-learned weights [H, ...]; H is 1 for what all heads share. Scores and all numbers on edges are at
-least float32, whatever autocast says.
+Everything has a heads axis: vectors [n, H], features [n, H, k], edge values [nnz, H], learned
+weights [H, ...]; H is 1 for what all heads share. Scores and all edge values are at least float32,
+even under autocast.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,11 +36,11 @@ class Evaluator:
 
     Parameters
     ----------
-    matrix : the graph; of one that is cut, values are of this rank's vertices and rows
+    matrix : the graph; of a partitioned one, values are of this rank's vertices and rows
     features : H, [n, 1, in]; called when a node needs it
     projected : X, [n, H, out]; called when a node needs it, unless ``fold`` is given
     parameters : learned tensors by name, each with a first axis of heads
-    fold : phi's matrix [H, in, out], where the aggregation comes first: X @ a is then H @ (Phi a)
+    fold : phi's matrix [H, in, out] if the aggregation comes first: X @ a is then H @ (Phi a)
     training : whether attention is dropped
     dtype : type of numbers on the edges that come from the graph alone
     """
@@ -146,7 +146,7 @@ class Evaluator:
         x = wide(self(node.operands[0]))
         square = x.square().sum(-1)
         tiny = square <= SMALLEST_NORM**2
-        # The inner choice keeps the derivative of the root finite where the outer one drops it.
+        # The inner `where` keeps the derivative of the root finite in lanes the outer one drops.
         length = torch.where(tiny, 1.0, square).sqrt()
         return torch.where(tiny, SMALLEST_NORM, length)
 
@@ -223,7 +223,7 @@ class Evaluator:
         return sampled(self.csr, formula, gathered, heads)
 
     def _gathered(self, node: Expression) -> list[Leaf] | float:
-        """Return what a leaf of a pass needs from rows, columns and edges."""
+        """Return the inputs of a pass's leaf from rows, columns and edges."""
         if node.kind is Kind.SCALAR:
             value = self.number(node)
             return value if isinstance(value, float) else [("everywhere", value)]

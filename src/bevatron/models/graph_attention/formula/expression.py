@@ -1,15 +1,15 @@
-"""The language that Psi is written in: symbolic formulas over a graph.
+"""The language of Psi: symbolic formulas over a graph.
 
-``A * (H @ H.T) / outer(norm(H), norm(H))`` makes a tree of `Expression`; nothing is computed until
-a planner has seen the whole. Every node has a kind, and the kinds say what can exist in memory:
+``A * (H @ H.T) / outer(norm(H), norm(H))`` builds a tree of `Expression`; nothing is computed until
+a planner has seen the whole tree. Every node has a kind, which says what can exist in memory:
 
 ==============  ==========================================================================
 scalar          a number, or a learned one (`scalar`)
 vector          one number per vertex, [n]
 features        one row per vertex, [n, k]; ``.T`` of it is *wide*, [k, n]
 weight          a learned matrix or vector, [k, m] or [k] (`weight`)
-sparse          n x n, numbers on the edges of A only
-virtual         n x n, dense: never computed as such, only where a sparse matrix samples it
+sparse          n x n, values on the edges of A only
+virtual         n x n, dense: never computed as a whole, only where a sparse matrix samples it
 ==============  ==========================================================================
 
 Row i of an n x n matrix is the vertex that attends, column j the one attended to.
@@ -45,8 +45,8 @@ class Expression:
     Attributes
     ----------
     op : name of the operation: ``product``, ``multiply``, ``softmax``, ...
-    kind : what its result is
-    options : plain values that belong to it: a slope, a name, a shape
+    kind : kind of the result
+    options : plain values of the operation: a slope, a name, a shape
     """
 
     op: str
@@ -263,7 +263,7 @@ def relu(x: Expression) -> Expression:
 
 
 def leaky_relu(x: Expression, slope: float = 0.2) -> Expression:
-    """Keep x where it is positive, slope times x elsewhere."""
+    """Return x where it is positive, slope times x elsewhere."""
     return _function("leaky_relu", x, float(slope))
 
 
@@ -294,7 +294,7 @@ def number(value: float) -> Expression:
 
 
 def _transposed(node: Expression) -> Expression:
-    """Transpose what an n x n matrix is made of, so that only replications carry the mark."""
+    """Push a transposition down to the replications of an n x n matrix."""
     if node.op == "replicate":
         return Expression("transpose", (node,), Kind.VIRTUAL)
     if node.op == "product":
@@ -403,7 +403,7 @@ def _matmul(a: Expression, b: Expression) -> Expression:
 
 
 def _text(node: Expression, level: int = 0) -> str:
-    """Write a formula; ``level`` 1 asks for brackets around sums and products."""
+    """Format a formula; ``level`` 1 puts sums and products in brackets."""
     if node.op in {"A", "H", "X"}:
         return node.op
     if node.op == "pattern":

@@ -2,36 +2,46 @@
 
 A formula is compared by its factors, so ``A * (H @ H.T) / outer(norm(H), norm(H))``,
 ``A * (normalize(H) @ normalize(H).T)`` and ``0.5 * A.pattern * (H @ H.T)`` are all recognised as
-dot products. Any other formula is left to the composed form.
+dot products. Any other formula runs in its composed form.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bevatron.models.graph_attention.formula.expression import Expression, Kind, number, walk
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Attention:
+    """What all forms of attention have.
+
+    Attributes
+    ----------
+    dropout : dropout rate of the attention
+    weights_inside, weights_outside : whether A's edge values multiply scores or attention
+    """
+
+    dropout: float = 0.0
+    weights_inside: bool = False
+    weights_outside: bool = False
+
+
 @dataclass(frozen=True)
-class AdditiveForm:
+class AdditiveForm(_Attention):
     """softmax(A * leaky_relu(u 1^T + 1 v^T)): GAT.
 
     Attributes
     ----------
     row, column : vectors u and v
     slope : negative slope of the leaky ReLU; 1 where there is none
-    dropout : dropout rate of the attention
-    weights_inside, weights_outside : whether A's edge values multiply scores or attention
     """
 
     row: Expression
     column: Expression
     slope: float
-    dropout: float
-    weights_inside: bool
-    weights_outside: bool
 
 
 @dataclass(frozen=True)
-class DotForm:
+class DotForm(_Attention):
     """A * (Q K^T), scaled, with or without norms and softmax: VA, AGNN, transformers.
 
     Attributes
@@ -40,8 +50,6 @@ class DotForm:
     cosine : whether rows of Q and K count with length one
     softmax : whether a softmax over the row follows
     scale : scalar factor of the products
-    dropout : dropout rate of the attention
-    weights_inside, weights_outside : whether A's edge values multiply before or after the softmax
     row_scale, column_scale : vectors; Psi = diag(row) Psi' diag(column)
     """
 
@@ -50,15 +58,12 @@ class DotForm:
     cosine: bool
     softmax: bool
     scale: Expression
-    dropout: float
-    weights_inside: bool
-    weights_outside: bool
     row_scale: Expression | None = None
     column_scale: Expression | None = None
 
 
 @dataclass(frozen=True)
-class JointForm:
+class JointForm(_Attention):
     """softmax(A * joint(left, right, a)): GATv2.
 
     Attributes
@@ -66,17 +71,12 @@ class JointForm:
     query, key : features of rows and columns
     weight : a
     slope : negative slope of the leaky ReLU
-    dropout : dropout rate of the attention
-    weights_inside, weights_outside : whether A's edge values multiply scores or attention
     """
 
     query: Expression
     key: Expression
     weight: Expression
     slope: float
-    dropout: float
-    weights_inside: bool
-    weights_outside: bool
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class FixedForm:
 
 @dataclass(frozen=True)
 class ComposedForm:
-    """Any other Psi that lives on the edges."""
+    """Any other Psi with values on the edges."""
 
     psi: Expression
 
@@ -101,10 +101,7 @@ def recognise(psi: Expression) -> Form:
     nodes = walk(psi)
     if not any(node.op in {"H", "X", "weight", "scalar", "dropout"} for node in nodes):
         return FixedForm(psi)
-    found: Form | None = _attention(psi)
-    if found is None:
-        found = _plain_dot(psi)
-    return found if found is not None else ComposedForm(psi)
+    return _attention(psi) or _plain_dot(psi) or ComposedForm(psi)
 
 
 @dataclass
@@ -130,6 +127,11 @@ class _Factors:
         self.above = [node for node in self.above if node.op not in ops]
         return taken
 
+    def take_samples(self) -> tuple[bool, int]:
+        """Remove A and its patterns; return whether there are any, and the power of A's values."""
+        samples = self.take("A", "pattern")
+        return bool(samples), sum(node.op == "A" for node in samples)
+
     def take_scalars(self) -> Expression:
         """Remove all scalars and return their product."""
         scale = number(1.0)
@@ -147,65 +149,38 @@ class _Factors:
 def _attention(psi: Expression) -> AdditiveForm | DotForm | JointForm | None:
     """Match [A *] [dropout] softmax(scores)."""
     factors = _Factors.of(psi)
-    outside = factors.take("A", "pattern")
-    if len(factors.above) != 1 or factors.below or _powers_of_values(outside) > 1:
+    _, outside = factors.take_samples()
+    if len(factors.above) != 1 or factors.below:
         return None
-    (inner,) = factors.above
-    dropout = 0.0
-    if inner.op == "dropout":
-        dropout = inner.options[0]
-        (inner,) = inner.operands
+    inner, dropout = _without_dropout(factors.above[0])
     if inner.op != "softmax":
         return None
-    weights_outside = _powers_of_values(outside) == 1
     scores = _Factors.of(inner.operands[0])
-    samples = scores.take("A", "pattern")
-    inside = _powers_of_values(samples)
-    if not samples or inside > 1:
+    sampled, inside = scores.take_samples()
+    form = _additive(scores) or _joint(scores) or _dot(scores, softmax=True)
+    if form is None or not sampled or max(inside, outside) > 1:
         return None
-    additive = _additive(scores)
-    if additive is not None:
-        row, column, slope = additive
-        return AdditiveForm(row, column, slope, dropout, inside == 1, weights_outside)
-    if [node.op for node in scores.above] == ["joint"] and not scores.below:
-        left, right, a = scores.above[0].operands
-        slope = scores.above[0].options[0]
-        return JointForm(left, right, a, slope, dropout, inside == 1, weights_outside)
-    dot = _dot(scores)
-    if dot is None:
+    if isinstance(form, DotForm) and (form.row_scale is not None or form.column_scale is not None):
         return None
-    query, key, cosine, scale, row_scale, column_scale = dot
-    if row_scale is not None or column_scale is not None:
-        return None
-    return DotForm(query, key, cosine, True, scale, dropout, inside == 1, weights_outside)
+    return replace(form, dropout=dropout, weights_inside=inside == 1, weights_outside=outside == 1)
 
 
 def _plain_dot(psi: Expression) -> DotForm | None:
     """Match A * (F F^T) with factors, no softmax."""
-    dropout = 0.0
-    if psi.op == "dropout":
-        dropout = psi.options[0]
-        (psi,) = psi.operands
+    psi, dropout = _without_dropout(psi)
     factors = _Factors.of(psi)
-    samples = factors.take("A", "pattern")
-    values = _powers_of_values(samples)
-    if not samples or values > 1:
+    sampled, values = factors.take_samples()
+    form = _dot(factors, softmax=False)
+    if form is None or not sampled or values > 1:
         return None
-    dot = _dot(factors)
-    if dot is None:
-        return None
-    query, key, cosine, scale, row, column = dot
-    return DotForm(
-        query, key, cosine, False, scale, dropout, False, values == 1, row_scale=row,
-        column_scale=column,
-    )  # fmt: skip
+    return replace(form, dropout=dropout, weights_outside=values == 1)
 
 
-def _powers_of_values(samples: list[Expression]) -> int:
-    return sum(node.op == "A" for node in samples)
+def _without_dropout(node: Expression) -> tuple[Expression, float]:
+    return (node.operands[0], node.options[0]) if node.op == "dropout" else (node, 0.0)
 
 
-def _additive(scores: _Factors) -> tuple[Expression, Expression, float] | None:
+def _additive(scores: _Factors) -> AdditiveForm | None:
     """Match leaky_relu(u 1^T + 1 v^T), the ReLU optional, in either order."""
     if len(scores.above) != 1 or scores.below:
         return None
@@ -222,13 +197,17 @@ def _additive(scores: _Factors) -> tuple[Expression, Expression, float] | None:
             row = term.operands[0]
         elif term.op == "transpose" and term.operands[0].op == "replicate":
             column = term.operands[0].operands[0]
-    return None if row is None or column is None else (row, column, slope)
+    return None if row is None or column is None else AdditiveForm(row, column, slope)
 
 
-_Dot = tuple[Expression, Expression, bool, Expression, Expression | None, Expression | None]
+def _joint(scores: _Factors) -> JointForm | None:
+    if [node.op for node in scores.above] != ["joint"] or scores.below:
+        return None
+    left, right, a = scores.above[0].operands
+    return JointForm(left, right, a, scores.above[0].options[0])
 
 
-def _dot(factors: _Factors) -> _Dot | None:
+def _dot(factors: _Factors, *, softmax: bool) -> DotForm | None:
     """Match scale * Q K^T / outer(norm Q, norm K) with outer and replicated factors."""
     products = factors.take("product")
     if len(products) != 1 or products[0].operands[1].op != "transpose":
@@ -251,7 +230,7 @@ def _dot(factors: _Factors) -> _Dot | None:
             if pair is None:
                 return None
             row, column = _times(row, pair[0], inverse), _times(column, pair[1], inverse)
-    return query, key, cosine, scale, row, column
+    return DotForm(query, key, cosine, softmax, scale, row, column)
 
 
 def _rank_one(node: Expression) -> tuple[Expression | None, Expression | None] | None:

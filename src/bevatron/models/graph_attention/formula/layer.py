@@ -73,10 +73,10 @@ class Layer(GraphLayer):
     bias : add a learned vector after the aggregation (not with a module as ``phi``)
     inner_bias : add a learned vector to X itself, before the aggregation
     root : number or learned scalar with which each vertex counts itself: Psi + root * identity
-    order : ``project`` (Phi first), ``aggregate``, or what costs less
+    order : ``project`` (Phi first), ``aggregate``, or ``auto``, the cheaper one
     value_dropout
-        Probability that an element of the values is dropped while training. Psi is computed from
-        the features before dropout, so it must not consist of scalar products of them.
+        Probability that an element of the values is dropped in training. Psi is computed from the
+        features before dropout, so it must not consist of dot products of them.
 
     Examples
     --------
@@ -172,7 +172,7 @@ class Layer(GraphLayer):
         return attends(self.plan(weighted=weighted), weighted=weighted)
 
     def attend(self, matrix: Matrix, features: Features) -> Float[Tensor, "n H out"]:
-        """Evaluate the formula as it was planned."""
+        """Evaluate the formula according to the plan."""
         chosen = self.plan(weighted=matrix.values is not None)
         project_first = chosen.order == "project"
         hidden = _Once(lambda: dense_features(features)[:, None])
@@ -264,7 +264,7 @@ class Layer(GraphLayer):
         return result * scale[..., None].to(result.dtype)
 
     def _composed(self, csr: Csr, values: Tensor, value: Tensor) -> Tensor:
-        """Aggregate with numbers on edges [nnz, H] that no fused kernel computes."""
+        """Aggregate with edge values [nnz, H] that no fused kernel computes."""
         if self.aggregate == "sum":
             return weighted_sum(csr, values, value)
         values = values.expand(-1, value.shape[1])

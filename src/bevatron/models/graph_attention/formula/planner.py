@@ -1,8 +1,8 @@
 """The plan of a layer: order, kernel and the reasons, decided before it runs.
 
-The planner looks at Psi, the semiring and Phi. It marks the n x n nodes that are never made, finds
-the kernel whose form Psi has, or else the passes over the edges that the composed form needs, and
-chooses whether Phi or the aggregation comes first by the numbers read per edge.
+From Psi, the semiring and Phi, the planner marks the n x n nodes that are never allocated, finds
+the kernel that computes Psi's form, or else the passes over the edges of the composed form, and
+chooses whether Phi or the aggregation comes first by the words read per edge.
 """
 
 import functools
@@ -11,11 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bevatron.errors import ConfigError
-from bevatron.models.graph_attention.formula.expression import (
-    Expression,
-    Kind,
-    walk,
-)
+from bevatron.models.graph_attention.formula.expression import Expression, Kind, walk
 from bevatron.models.graph_attention.formula.forms import (
     AdditiveForm,
     ComposedForm,
@@ -44,7 +40,7 @@ ELEMENTWISE = frozenset(
         "leaky_relu",
     }
 )
-"""Operations that act on every number of a matrix by itself."""
+"""Elementwise operations."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +64,13 @@ class Plan:
 
     Attributes
     ----------
-    psi, form : the formula and what was recognised in it
+    psi, form : the formula and its recognised form
     kernel : ``graph_attention``, ``dot_attention``, ``spmm`` or ``composed``
     order : ``project``: Phi first; ``aggregate``: the sum over edges first
     one_fetch : whether the row fetched for a score is the one that is summed (dot products only)
     words_forward, words_backward : predicted numbers read and written per edge, all heads
     kept_per_edge : numbers per edge that live from the forward to the backward pass
-    virtual : the n x n nodes, none of which is made, and the sparse node that samples each
+    virtual : the n x n nodes, none of which is allocated, and the sparse node that samples each
     reasons : sentences for `explain`
     """
 
@@ -119,7 +115,7 @@ def plan(
 ) -> Plan:
     """Decide how a layer Z = Phi(sum over Psi of H) is computed.
 
-    Raises ConfigError if Psi is not sparse, or the order that is asked for would change the result.
+    Raises ConfigError if Psi is not sparse, or the requested order would change the result.
 
     Parameters
     ----------
@@ -161,9 +157,9 @@ def plan(
 def attends(chosen: Plan, *, weighted: bool) -> Attends:
     """Return a plan's requirement on a partitioned graph, with or without edge values.
 
-    Partitions have GAT's attention with scores of single vertices, and unscaled dot products of the
-    features that are summed; edge values multiply both after the softmax. Any other form takes rows
-    that are whole.
+    Partitions support GAT's attention with scores of single vertices, and unscaled dot products of
+    the features that are summed; edge values multiply both after the softmax. Any other form needs
+    whole rows.
     """
     form = chosen.form
     if not isinstance(form, AdditiveForm | DotForm):
@@ -191,8 +187,7 @@ def virtual_nodes(psi: Expression) -> tuple[tuple[Expression, Expression], ...]:
 def regions(psi: Expression) -> tuple[Expression, ...]:
     """Sparse nodes that are computed in one pass over the edges, each with all that it samples.
 
-    A region ends where something other than an elementwise operation uses its result, or where
-    several do.
+    A region ends where a non-elementwise operation, or several operations, use its result.
     """
     users: dict[Expression, int] = {}
     inside: set[Expression] = set()

@@ -1,7 +1,7 @@
 """Known layers: GAT, GATv2, AGNN and VA call their kernel; GCN, SGC and GIN are formulas.
 
-Edge values, where a graph has them, multiply the attention after the softmax. Whether vertices
-attend to themselves is a property of the graph: GAT, AGNN, GCN and SGC expect self loops.
+Edge values, if a graph has them, multiply the attention after the softmax. Whether vertices attend
+to themselves is a property of the graph: GAT, AGNN, GCN and SGC expect self loops.
 """
 
 from bevatron.models.graph_attention.layers.agnn import agnn, agnn_paper

@@ -1,6 +1,6 @@
 """Sums over the neighbours whose weights depend on the graph alone: GCN, SGC, GIN.
 
-They are formulas: the values of Psi are computed once per graph and kept.
+They are formulas: the values of Psi are computed once per graph and cached.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""GATv2: attention whose score looks at row and column jointly."""
+"""GATv2: attention whose score depends on row and column jointly."""
 
 from typing import Unpack
 
@@ -54,7 +54,7 @@ class GatV2(NamedLayer):
         return graph_attention_v2(whole_rows(matrix), key, query, attention, self.slope, p)
 
     def _query(self, features: Features) -> Float[Tensor, "n H out"]:
-        """Compute q, exactly also under autocast."""
+        """Compute q exactly, even under autocast."""
         h = dense_features(features)[:, None]
         with torch.autocast(h.device.type, enabled=False):
             query: Tensor = torch.einsum("nhk,hkj->nhj", h, self.learned["query"].to(h.dtype))

@@ -46,7 +46,8 @@ class NamedLayer(GraphLayer):
     ----------
     inputs, outputs, phi : see `GraphLayer`
     learned, initial
-        Shapes of what each head's scores learn, and where learned scalars start, by name.
+        Shapes of the parameters of each head's scores, and initial values of learned scalars, by
+        name.
     options : see `LayerOptions`
     """
 

@@ -1,4 +1,4 @@
-"""VA, vanilla attention: scalar products of rows, plain, scaled or with a softmax."""
+"""VA, vanilla attention: dot products of rows, plain, scaled or with a softmax."""
 
 import math
 from typing import Literal, Unpack

@@ -236,10 +236,7 @@ def checked(hit: Hit, where: str) -> Hit:
 
     Raises DataError naming ``where`` and what does not fit.
     """
-    sides = (
-        ("query", hit.query_range, hit.in_query),
-        ("target", hit.target_range, hit.in_target),
-    )
+    sides = (("query", hit.query_range, hit.in_query), ("target", hit.target_range, hit.in_target))
     for side, (start, stop), present in sides:
         if not 0 <= start < stop:
             raise DataError(

@@ -41,9 +41,7 @@ def _centres(logits: Tensor, end: float) -> Tensor:
 
 
 def ptm(
-    logits: Float[Tensor, "N N bins"],
-    has_frame: Bool[Tensor, "N"],
-    counts: Bool[Tensor, "N"],
+    logits: Float[Tensor, "N N bins"], has_frame: Bool[Tensor, "N"], counts: Bool[Tensor, "N"]
 ) -> Float[Tensor, ""]:
     r"""Compute pTM: the TM-score expected from the predicted aligned errors.
 
@@ -54,7 +52,7 @@ def ptm(
     ----------
     logits : logits of the aligned error of token j in the frame of token i
     has_frame : whether a token has a frame
-    counts : the N tokens to look at: all that are not padding, or those of one chain
+    counts : the N tokens to consider: all that are not padding, or those of one chain
     """
     return _best_frame(logits, has_frame & counts, counts[None, :] & counts[:, None], counts)
 
@@ -85,14 +83,12 @@ def _best_frame(logits: Tensor, frames: Tensor, pairs: Tensor, counts: Tensor) -
 
 
 def has_clash(
-    positions: Float[Tensor, "A 3"],
-    chain: Int[Tensor, "A"],
-    is_polymer: Bool[Tensor, "A"],
+    positions: Float[Tensor, "A 3"], chain: Int[Tensor, "A"], is_polymer: Bool[Tensor, "A"]
 ) -> bool:
     """Whether two polymers run through each other: section 5.9.2 of the AlphaFold3 supplement.
 
-    So if more than 100 pairs of their atoms, or of more than half the atoms of the smaller one, are
-    nearer than 1.1 Å.
+    That is, if more than 100 pairs of their atoms, or of more than half the atoms of the smaller
+    one, are closer than 1.1 Å.
     """
     chains = chain[is_polymer].unique().tolist()
     atoms = [positions[is_polymer & (chain == number)] for number in chains]
@@ -116,8 +112,8 @@ def ranking_score(
     Parameters
     ----------
     ptm, iptm : scores of the whole complex; ipTM is None for a single chain
-    disordered : share of its protein residues that are exposed as disordered ones are
-    clash : as `has_clash` says
+    disordered : fraction of its protein residues that are exposed like disordered ones
+    clash : see `has_clash`
     """
     folded = ptm if iptm is None else 0.8 * iptm + 0.2 * ptm
     return folded + 0.5 * disordered - 100.0 * clash

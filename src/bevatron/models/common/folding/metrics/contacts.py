@@ -44,7 +44,7 @@ def contact_precision(
     residue_index : numbers along the chain
     separation : pairs nearer along the chain do not count: 24 for long range, 12 and 6
     pairs_per_residue
-        How many pairs are looked at: 1 is the surest L, 0.2 the surest L/5, L resolved residues.
+        Number of pairs considered: 1 is the top L, 0.2 the top L/5, with L resolved residues.
     """
     apart = (residue_index[:, None] - residue_index).abs() >= separation
     pairs = torch.triu(apart & resolved[:, None] & resolved, diagonal=1)

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
-"""Å; the score of a pair is the share of these that the error of its distance is below."""
+"""Å; the score of a pair is the fraction of these that exceed the error of its distance."""
 
 RADIUS = 15.0
 RADIUS_NUCLEIC = 30.0
@@ -48,9 +48,7 @@ def lddt(
 
 
 def ca_lddt(
-    predicted: Float[Tensor, "L 3"],
-    truth: Float[Tensor, "L 3"],
-    resolved: Bool[Tensor, "L"],
+    predicted: Float[Tensor, "L 3"], truth: Float[Tensor, "L 3"], resolved: Bool[Tensor, "L"]
 ) -> Float[Tensor, ""]:
     """Compute the lDDT of C-alpha atoms, 0 to 1; 1 if no pair counts."""
     residue = torch.arange(len(truth), device=truth.device)
@@ -93,9 +91,7 @@ def lddt_by_kind(
         counts = (distance < radius) & resolved[tile, None] & resolved
         here = torch.arange(len(truth), device=truth.device)
         counts &= torch.where(
-            ligand[tile, None] & ligand,
-            here[tile, None] != here,
-            residue[tile, None] != residue,
+            ligand[tile, None] & ligand, here[tile, None] != here, residue[tile, None] != residue
         )
         same = chain[tile, None] == chain
         for i, of_chain in enumerate((same, ~same)):

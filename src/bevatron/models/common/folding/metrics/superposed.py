@@ -25,16 +25,15 @@ def rmsd(
 
 
 def tm_score(
-    predicted: Float[Tensor, "L 3"],
-    truth: Float[Tensor, "L 3"],
-    resolved: Bool[Tensor, "L"],
+    predicted: Float[Tensor, "L 3"], truth: Float[Tensor, "L 3"], resolved: Bool[Tensor, "L"]
 ) -> Float[Tensor, ""]:
     r"""Compute the TM-score of two chains whose residues correspond, 0 to 1.
 
     :math:`\max_{R,t} \frac1L \sum_i (1 + (d_i / d_0)^2)^{-1}` with
     :math:`d_0 = 1.24 \sqrt[3]{L - 15} - 1.8`, at least 0.5 Å, and L resolved residues: Zhang and
-    Skolnick, Proteins 57, 702 (2004). As there, the maximum is looked for from superpositions of
-    pieces of 1, 1/2, 1/4 ... of the chain, each refined with the residues that come to lie close.
+    Skolnick, Proteins 57, 702 (2004). As there, the search for the maximum starts from
+    superpositions of pieces of 1, 1/2, 1/4 ... of the chain, each refined with the residues that
+    come close.
     """
     predicted, truth = predicted[resolved], truth[resolved]
     length = len(truth)
