@@ -219,8 +219,8 @@ class Linear:
     ) -> None:
         """Add a chunk to the gradients of weights and biases.
 
-        ``first_sum`` is the sum over rows of the first layer's part of ``dy``, if already known. The
-        gradients of an ``only`` chunk are not accumulated, so the matmul rounds them.
+        ``first_sum`` is the sum over rows of the first layer's part of ``dy``, if already known.
+        Gradients of an ``only`` chunk are not accumulated, so the matmul rounds them.
         """
         parts = torch.split(dy, self._sizes, dim=1)
         if only and len(dy) >= MANY_ROWS and len(parts) > 1 and self._is_rounded_once(x):

@@ -16,7 +16,7 @@ from bevatron.kernels.pair.layer_norm.triton import NormedRows
 from bevatron.kernels.pair.layer_norm.triton import launch_forward as norm_forward
 from bevatron.kernels.pair.swiglu.triton import hidden_gradients, hidden_rows
 from bevatron.kernels.pair.swiglu.triton import launch_forward as gate_forward
-from bevatron.kernels.shared.chunked_linear import LARGE, Linear, chunks
+from bevatron.kernels.shared.chunked_linear import LARGE, BiasGradient, Linear, chunks
 from bevatron.kernels.shared.custom_op import custom_op
 
 Eight = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -92,12 +92,12 @@ def condition_backward(
     dy_rows, y_rows, dx_rows, ds_rows = (
         t.view(-1, t.shape[-1]) for t in (dy.contiguous(), y.contiguous(), dx, ds)
     )
-    dnorm = torch.zeros_like(norm_weight, dtype=torch.float32)
+    dnorm = BiasGradient(norm_weight, norm_weight)
     parts = list(chunks(len(dy_rows), layers.bytes_per_row(rows), times=LARGE))
     for part in parts:
         outside = (dy_rows[part], y_rows[part], dx_rows[part], ds_rows[part])
-        dnorm += _chunk_backward(rows.part(part), layers, *outside, only=len(parts) == 1)
-    return dx, ds, dnorm.to(norm_weight.dtype), *layers.gradients()
+        dnorm.add_part(_chunk_backward(rows.part(part), layers, *outside, only=len(parts) == 1))
+    return dx, ds, dnorm.result(), *layers.gradients()
 
 
 @dataclass(frozen=True)
