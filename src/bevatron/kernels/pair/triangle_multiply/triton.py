@@ -232,14 +232,15 @@ def _multiply_backward(
     spare = d if C <= 2 * H else pair.planes(z, C)
     run.output_input_backward(dy.contiguous(), x, normed, of_rows, dx, dz, spare)
     dx, a, b, da, db = (pair.matrices(planes) for planes in (dx, a, b, da, db))
-    parts: list[Tensor] = []
+    shares: list[tuple[Tensor, Tensor]] = []
 
     def weigh_output() -> None:
-        parts.extend(run.weigh_output(x, of_rows, dz, spare))
+        shares.append(run.weigh_output(x, of_rows, dz, spare, found[7:]))
 
     contraction.contract_backward(dx, a, b, given[16:], da, db, outgoing, weigh_output)
     del spare
-    run.project_backward(d, normed, of_rows[:2], dz, parts, found[1:])
+    given = d, normed, of_rows[:2], dz, shares[0], found[1:3], *found[3:5], found[5:7]
+    run.project_backward(*given)
     return found
 
 

@@ -17,7 +17,7 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     project_kernel,
 )
 from bevatron.kernels.pair.triangle_multiply.triton_weights import (
-    finish_kernel,
+    finish_output_kernel,
     joint_kernel,
     output_weights_kernel,
     round_kernel,
@@ -34,6 +34,7 @@ from bevatron.kernels.shared.triton_partial_sums import (
     PAIR_BLOCK,
     SUM_BLOCK,
     SUM_BLOCK_C,
+    finish_layer_kernel,
 )
 
 LARGEST_WIDTH = 256
@@ -215,9 +216,10 @@ class Launches:
     output: Launch
     output_input: Launch
     of_output: LayerSums
+    finish_output: Launch
     project_input: Launch
     of_joint: LayerSums
-    finish: Launch
+    finish_joint: Launch
     sum_norms: Launch
 
 
@@ -244,7 +246,11 @@ def prepare(
     def held(name: str) -> dict[str, bool]:
         return {"HOLD": pair.tiles(name).hold}
 
-    parts = of_output.shares[0][0], of_joint.shares[0][0]
+    def blocks(sums: LayerSums) -> dict[str, int]:
+        parts = sums.shares[0][0]
+        block = min(SUM_BLOCK, 1 << (parts - 1).bit_length())
+        return {"BLOCK": block, "BLOCK_C": LAYER_BLOCK_C, "num_warps": 8}
+
     return pair, Launches(
         sizes=sizes,
         rounded=Launch(
@@ -260,6 +266,15 @@ def prepare(
             output_input_kernel, "output_input", pair.places, **of_out, **held("output_input")
         ),
         of_output=of_output,
+        finish_output=Launch(
+            finish_output_kernel,
+            (2 * C, -(-max(C, H) // LAYER_BLOCK_C)),
+            (of_output.shares[0][0],),
+            C=C,
+            H=H,
+            HAS_BIAS=out_bias is not None,
+            **blocks(of_output),
+        ),
         project_input=pair.launch(
             project_input_kernel,
             "project_input",
@@ -268,17 +283,16 @@ def prepare(
             **axes,
         ),
         of_joint=of_joint,
-        finish=Launch(
-            finish_kernel,
-            (4 * H + 2 * C, -(-max(C, H) // LAYER_BLOCK_C)),
-            parts,
+        finish_joint=Launch(
+            finish_layer_kernel,
+            (4 * H, -(-C // LAYER_BLOCK_C)),
+            (of_joint.shares[0][0],),
+            K=4 * H,
             C=C,
-            H=H,
-            BLOCK=min(SUM_BLOCK, 1 << (max(parts) - 1).bit_length()),
-            BLOCK_C=LAYER_BLOCK_C,
-            HAS_BIAS=out_bias is not None,
-            HAS_JOINT_BIAS=joint_bias is not None,
-            num_warps=8,
+            HAS_NORM_WEIGHT=True,
+            HAS_NORM_BIAS=True,
+            HAS_BIAS=joint_bias is not None,
+            **blocks(of_joint),
         ),
         sum_norms=Launch(
             sum_norms_kernel,
@@ -358,11 +372,30 @@ class Multiplication:
         self.launches.output_input(*given, dx, dgate, spare)
 
     def weigh_output(
-        self, x: Tensor, statistics: Sequence[Tensor], dgate: Tensor, spare: Tensor
-    ) -> list[Tensor]:
-        """Return partial sums for the weights of the output and of its gate."""
-        of_gate = dgate, self.z, statistics[:2]
-        return self.launches.of_output((spare, x, statistics[2:]), of_gate)
+        self,
+        x: Tensor,
+        statistics: Sequence[Tensor],
+        dgate: Tensor,
+        spare: Tensor,
+        gradients: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Write the gradients behind the contraction: the output's and gate's weight, the biases.
+
+        Returns partial gradients of both norms, the output's and the pair's. Of the latter the
+        first C, the gate's, are written here.
+        """
+        dout, dgate_weight, dbias = gradients
+        C, H, launches = self.pair.C, self.pair.H, self.launches
+        parts, of_gate = launches.of_output(
+            (spare, x, statistics[2:]), (dgate, self.z, statistics[:2])
+        )
+        shares = parts.new_empty(C, 2, H)
+        in_shares = parts.new_empty(C + 4 * H, 2, C)
+        launches.finish_output(
+            *(parts, self.out, *self.norm_out, dout, shares),
+            *(of_gate, self.gate, *self.norm_in, dgate_weight, in_shares, dbias),
+        )
+        return shares, in_shares
 
     def project_backward(
         self,
@@ -370,28 +403,25 @@ class Multiplication:
         normed: Tensor,
         statistics: Sequence[Tensor],
         dz: Tensor,
-        parts: Sequence[Tensor],
-        gradients: Sequence[Tensor],
+        shares: tuple[Tensor, Tensor],
+        dnorm_in: Sequence[Tensor],
+        djoint: Tensor,
+        djoint_bias: Tensor,
+        dnorm_out: Sequence[Tensor],
     ) -> None:
-        """Turn the gradient of the gate's linear layer in ``dz`` into dz; write all others.
+        """Turn the gradient of the gate's linear layer in ``dz`` into dz.
 
-        ``d`` [4 H, ...] holds the gradients of a (first quarter) and b (third); ``parts`` is what
-        `weigh_output` returned. ``gradients`` are those of the pair's norm, of the joint weight and
-        bias, of the output's norm, and of the output's and gate's weight and bias.
+        Write the other gradients too: of the joint weight and bias, and of both norms. ``d``
+        [4 H, ...] holds the gradients of a (first quarter) and b (third); ``shares`` is what
+        `weigh_output` returned.
         """
-        launches, C, H = self.launches, self.pair.C, self.pair.H
+        launches, (of_out, of_in) = self.launches, shares
         given = self.z, normed, self.norm_in[0], self.joint, self.joint_bias, self.mask
         launches.project_input(d, *given, self.gate, *statistics, dz)
-        (of_joint,) = launches.of_joint((d, self.z, statistics))
-        *dnorm_in, djoint, djoint_bias, dnorm, dnorm_bias, dout, dgate, dbias = gradients
-        shares = of_joint.new_empty(C, 2, H)
-        in_shares = of_joint.new_empty(C + 4 * H, 2, C)
-        launches.finish(
-            *(parts[0], self.out, *self.norm_out, dout, shares, dbias),
-            *(parts[1], self.gate, dgate),
-            *(of_joint, self.joint, *self.norm_in, djoint, in_shares, djoint_bias),
-        )
-        launches.sum_norms(shares, dnorm, dnorm_bias, in_shares, *dnorm_in)
+        (parts,) = launches.of_joint((d, self.z, statistics))
+        written = djoint, djoint_bias, of_in[self.pair.C :]
+        launches.finish_joint(parts, self.joint, *self.norm_in, *written)
+        launches.sum_norms(of_out, *dnorm_out, of_in, *dnorm_in)
 
     def _output(self) -> tuple[Tensor, ...]:
         return *self.norm_out, self.out, self.gate, *self.out_biases

@@ -3,9 +3,9 @@
 A program of `weigh` owns BLOCK_H channels of a layer's output gradient D and a range of columns,
 and writes one float32 partial sum of D xhat^T [BLOCK_H, C] and of D; no atomics. `joint_kernel`
 does so for values and gates of a and b, `output_weights_kernel` for both layers behind the
-contraction. `finish_kernel` turns these sums into gradients, and `sum_norms_kernel` adds those of
-both norms. `round_kernel` rounds and joins the weights, once for both passes. Columns as in
-`triton_project`.
+contraction. `finish_output_kernel` and `shared.triton_partial_sums.finish_layer_kernel` turn
+these sums into gradients, and `sum_norms_kernel` adds those of both norms. `round_kernel` rounds
+and joins the weights, once for both passes. Columns as in `triton_project`.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -47,25 +47,31 @@ def round_kernel(
 
 @triton.jit
 def load_normalised(
-    X, Mean, Rstd, first, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
-    C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, AXES: tl.constexpr,
-    FROM_CHANNELS: tl.constexpr, PADDED: tl.constexpr,
+    X, Mean, Rstd, first, N, N_pad, plane,
+    C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Load columns of a channel-first tensor, or rows of the pair, and normalise them."""
+    """Load columns of a channel-first tensor and normalise them, zero outside."""
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
     mean = tl.load(Mean + row, mask=inside, other=0.0)  # [BLOCK]
     rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
-    if FROM_CHANNELS:
-        # [C_PAD, BLOCK]
-        x = load_channels(X, 0, C, col, plane, C_PAD, C == C_PAD).to(tl.float32)
-        if PADDED:
-            x = tl.where(inside[None, :], x, 0.0)
-        xhat = tl.trans((x - mean[None, :]) * rstd[None, :])
-    else:
-        # [BLOCK, C_PAD]
-        x = load_rows(X, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
-        xhat = normalise(x, mean, rstd, C, C_PAD)
-    return xhat  # [BLOCK, C_PAD]
+    # [C_PAD, BLOCK]
+    x = load_channels(X, 0, C, col, plane, C_PAD, C == C_PAD).to(tl.float32)
+    if PADDED:
+        x = tl.where(inside[None, :], x, 0.0)
+    return (x - mean[None, :]) * rstd[None, :]  # [C_PAD, BLOCK]
+
+
+@triton.jit
+def normalised_rows(
+    X, Mean, Rstd, row, inside, n1, n2, z_0, z_1, z_2,
+    C: tl.constexpr, C_PAD: tl.constexpr, AXES: tl.constexpr,
+):  # fmt: skip
+    """Load rows of the pair and normalise them, zero outside."""
+    mean = tl.load(Mean + row, mask=inside, other=0.0)  # [BLOCK]
+    rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
+    # [BLOCK, C_PAD]
+    x = load_rows(X, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
+    return normalise(x, mean, rstd, C, C_PAD)
 
 
 @triton.jit
@@ -82,30 +88,32 @@ def weigh(
     FROM_CHANNELS (the contraction), otherwise it has rows (the pair); so is D unless D_ROWS. Parts
     is [parts, channels C + channels]: the matmul, then the sums.
 
-    Some channels hardly differ from their mean, so rounding xhat would shift all rows alike: its
-    mean over the first block is subtracted before the matmul and added afterwards.
+    Some channels hardly differ from their mean, so rounding xhat shifts all rows alike. The mean of
+    the contraction's over the first block is subtracted before the matmul and added afterwards; what
+    rounding takes from the pair's first block on average is added.
     """
     start = tl.program_id(1).to(tl.int64) * columns_per_part
     last = tl.minimum(start + columns_per_part, plane)
-    # [BLOCK, C_PAD]
-    first_rows = load_normalised(
-        X, Mean, Rstd, start, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
-        C, C_PAD, BLOCK, AXES, FROM_CHANNELS, PADDED,
-    )  # fmt: skip
-    centre = tl.sum(first_rows, 0) / BLOCK  # [C_PAD]
+    if FROM_CHANNELS:
+        # [C_PAD, BLOCK]
+        x = load_normalised(X, Mean, Rstd, start, N, N_pad, plane, C, C_PAD, BLOCK, PADDED)
+        centre = tl.sum(x, 1) / BLOCK  # [C_PAD]
     total = tl.zeros([BLOCK_H, C_PAD], tl.float32)
     sums = tl.zeros([BLOCK_H, SUMS], tl.float32)
     ones = tl.full([BLOCK, SUMS], 1.0, D.dtype.element_ty)
     for first in tl.range(start, last, BLOCK, num_stages=STAGES):
         # d is 0 in the padding.
-        # [BLOCK, C_PAD]
-        xhat = load_normalised(
-            X, Mean, Rstd, first, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
-            C, C_PAD, BLOCK, AXES, FROM_CHANNELS, PADDED,
-        )  # fmt: skip
-        xhat = (xhat - centre[None, :]).to(X.dtype.element_ty)
-        if D_ROWS:
+        if FROM_CHANNELS:
+            # [C_PAD, BLOCK]
+            x = load_normalised(X, Mean, Rstd, first, N, N_pad, plane, C, C_PAD, BLOCK, PADDED)
+            xhat = tl.trans((x - centre[:, None]).to(X.dtype.element_ty))  # [BLOCK, C_PAD]
+        else:
             _, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
+            # [BLOCK, C_PAD]
+            xhat = normalised_rows(
+                X, Mean, Rstd, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES
+            ).to(X.dtype.element_ty)
+        if D_ROWS:
             d = tl.trans(load_cols(D, row, inside, h, C, BLOCK_H))  # [BLOCK_H, BLOCK]
         else:
             # [BLOCK_H, BLOCK]
@@ -113,6 +121,11 @@ def weigh(
         # A matmul sums d, so that only the tensor cores read it from shared memory; never TF32.
         sums = tl.dot(d, ones, sums, input_precision="ieee")  # [BLOCK_H, SUMS]
         total = tl.dot(d, xhat, total, input_precision=PRECISION)  # [BLOCK_H, C_PAD]
+    if not FROM_CHANNELS:
+        _, row, inside = columns_of_block(start, N, N_pad, plane, BLOCK, PADDED)
+        # [BLOCK, C_PAD]
+        x = normalised_rows(X, Mean, Rstd, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
+        centre = tl.sum(x - x.to(X.dtype.element_ty).to(tl.float32), 0) / BLOCK  # [C_PAD]
     total += tl.max(sums, 1)[:, None] * centre[None, :]  # [BLOCK_H, C_PAD]
     i, out = h + tl.arange(0, BLOCK_H), tl.arange(0, C_PAD)
     part = Parts + tl.program_id(1).to(tl.int64) * channels * (C + 1)
@@ -163,33 +176,26 @@ def output_weights_kernel(
 
 
 @triton.jit
-def finish_kernel(
-    OutParts, Out, OutNormWeight, OutNormBias, DOut, Shares, OutBias,
-    GateParts, Gate, DGate, JointParts, Joint, NormWeight, NormBias, DJoint, InShares, JointBias,
-    out_parts, joint_parts,
+def finish_output_kernel(
+    Parts, Weight, NormWeight, NormBias, DWeight, Shares,
+    GateParts, Gate, InWeight, InBias, DGate, InShares, DBias, parts,
     C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_JOINT_BIAS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Finish BLOCK_C weights of a channel: of a and b and their gates, the output or its gate.
+    """Finish BLOCK_C weights of a channel of the output's layer, or from channel C of its gate's.
 
-    OutBias is [2 C], of the output and its gate. Shares in the gradients of the pair's norm are
-    those of the gate, then those of a and b.
+    DBias is [2 C], of both layers.
     """
     h = tl.program_id(0)
-    if h < 4 * H:
+    if h < C:
         finish_layer(
-            JointParts, Joint, NormWeight, NormBias, DJoint, JointBias, InShares + 2 * C * C,
-            joint_parts, h, 4 * H, C, BLOCK, BLOCK_C, True, True, HAS_JOINT_BIAS,
-        )  # fmt: skip
-    elif h < 4 * H + C:
-        finish_layer(
-            OutParts, Out, OutNormWeight, OutNormBias, DOut, OutBias, Shares, out_parts, h - 4 * H,
+            Parts, Weight, NormWeight, NormBias, DWeight, DBias, Shares, parts, h,
             C, H, BLOCK, BLOCK_C, True, True, HAS_BIAS,
         )  # fmt: skip
     else:
         finish_layer(
-            GateParts, Gate, NormWeight, NormBias, DGate, OutBias + C, InShares, out_parts,
-            h - 4 * H - C, C, C, BLOCK, BLOCK_C, True, True, HAS_BIAS,
+            GateParts, Gate, InWeight, InBias, DGate, DBias + C, InShares, parts, h - C,
+            C, C, BLOCK, BLOCK_C, True, True, HAS_BIAS,
         )  # fmt: skip
 
 
