@@ -88,9 +88,9 @@ def weigh(
     FROM_CHANNELS (the contraction), otherwise it has rows (the pair); so is D unless D_ROWS. Parts
     is [parts, channels C + channels]: the matmul, then the sums.
 
-    Some channels hardly differ from their mean, so rounding xhat shifts all rows alike. The mean of
-    the contraction's over the first block is subtracted before the matmul and added afterwards; what
-    rounding takes from the pair's first block on average is added.
+    Some channels hardly differ from their mean, so rounding xhat shifts all rows alike. The
+    contraction's mean over the first block is subtracted before the matmul and added afterwards;
+    for the pair, what rounding takes from its first block on average is added.
     """
     start = tl.program_id(1).to(tl.int64) * columns_per_part
     last = tl.minimum(start + columns_per_part, plane)
