@@ -94,9 +94,9 @@ class Rings:
             coming: Pending | None = None
             if step < self.group.size - 1:
                 following = own.new_empty(planes, each[self._source(step + 1)], total)
-                coming = self.group.pass_on(
-                    block, following, planes * each[0] * total * own.itemsize
-                )
+                most = planes * each[0] * total * own.itemsize
+                urgent = meanwhile is _nothing
+                coming = self.group.pass_on(block, following, most, urgent=urgent)
             if step == 0:
                 meanwhile()
             yield self._source(step), block
