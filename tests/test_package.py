@@ -50,4 +50,4 @@ def test_the_page_of_the_package_has_no_relative_link_and_all_the_text():
         assert "://" in link
     for heading in re.findall(r"^#+ .*$", readme, flags=re.MULTILINE):
         assert heading in metadata.readme
-    assert "All figures, losses first." in metadata.readme
+    assert "All figures, peers' wins first." in metadata.readme

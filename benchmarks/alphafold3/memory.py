@@ -2,17 +2,20 @@
 
     python -m benchmarks.alphafold3.memory STORE [--lengths 64 128] [--policies all] [--longest]
     python -m benchmarks.alphafold3.memory STORE --device cpu --planned 139 --longest
+    python -m benchmarks.alphafold3.memory STORE --device cpu --kept --lengths 384
     python -m benchmarks.alphafold3.memory --collect FOLDER
 
 One step an arm and length; weights, gradients, moments and averaged weights are not counted. With
 ``--longest`` lengths between the last that fitted and the first that did not are halved down to a
 multiple of 32, for each policy and arm. Crops come from the largest complex of the store. With
 ``--planned`` steps are planned for a GPU of so many GiB, without one: a small crop stands for all
-lengths. ``--collect`` sets results of both kinds beside each other, with launched steps of
-`benchmarks.alphafold3.train_step` if the folder holds some.
+lengths. ``--kept`` plans what autograd keeps of each kind of module if nothing is computed again,
+on a page of its own. ``--collect`` sets measured and planned results beside each other, with
+launched steps of `benchmarks.alphafold3.train_step` if the folder holds some.
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,14 +27,20 @@ from benchmarks.common.arguments import add_out, read_all
 from benchmarks.common.arms import GIB, Arm, or_out_of_memory
 from benchmarks.common.report import write_result
 
-from bevatron.data.proteins.complex_batch import collate_complex
+from bevatron.data.padding import BatchShape
+from bevatron.data.proteins.complex_batch import ComplexBatch, collate_complex
 from bevatron.kernels import use
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.task import StepOptions
 from bevatron.models.common.folding.checkpointing import Kind
-from bevatron.train.memory_plan import plan_memory
+from bevatron.train.memory_plan import kept_by_module, plan_memory
+from bevatron.train.run import Run
 
 KERNELS = {"bevatron": "auto", "eager": "reference"}
+PARTS_OF = {name: name for name in ("input_encoder", "diffusion", "confidence", "distogram")}
+"""Modules of the model that are parts; those of the trunk are parts themselves."""
+LITTLE = 0.003
+"""Share of what is kept below which a module is one of the others."""
 GRANULE = 32
 """Tokens; crops are padded to multiples."""
 OUT_OF_MEMORY = "out of memory"
@@ -99,8 +108,8 @@ class Memory:
 class Plans(Memory):
     """The same, planned."""
 
-    def fits(self, name: str, policy: Kind, tokens: int) -> bool:
-        """Plan a step; add its row; return whether there is enough memory."""
+    def _step(self, name: str, policy: Kind, tokens: int) -> tuple[Run, ComplexBatch, BatchShape]:
+        """Return a run, the batch that stands for all and the shape to which it is padded."""
         given = self.given
         crops = Crops(given.store, SMALL, rows=given.rows, different=1)
         arm, options = Arm(name, KERNELS[name], policy, captured=False), StepOptions(given.copies)
@@ -108,7 +117,34 @@ class Plans(Memory):
         run.task.activations = torch.bfloat16
         batch = collate_complex([crops[0]], np.zeros(1, np.int64), [1.0])
         sizes = {**batch.sizes, "tokens": tokens, "atoms": ATOMS * tokens, "rows": given.rows}
-        shape = batch.padding.rounded([sizes[axis] for axis in batch.padding.names])
+        return run, batch, batch.padding.rounded([sizes[axis] for axis in batch.padding.names])
+
+    def kept(self, tokens: int) -> None:
+        """Add a row for each kind of module: what autograd keeps of it, ours beside plain."""
+        found: dict[str, Counter[str]] = {}
+        for name, kernels in KERNELS.items():
+            run, batch, shape = self._step(name, "none", tokens)
+            with use(kernels):
+                modules = kept_by_module(run, batch, shape)
+            kinds = {path: type(module).__name__ for path, module in run.model.named_modules()}
+            of = found.setdefault(name, Counter())
+            for path, saved in modules.items():
+                part = PARTS_OF.get(path.split(".")[0], path.partition(".")[2].split(".")[0])
+                of[f"{part}: {kinds[path]}" if path in kinds else path] += saved.total
+        ours, plain = found["bevatron"], found["eager"]
+        whole = sum(plain.values())
+        little = {kind for kind, size in plain.items() if size < LITTLE * whole}
+        for of in (ours, plain):
+            of["others"] = sum(of.pop(kind, 0) for kind in little)
+        for kind, size in [*plain.most_common(), ("all", whole)]:
+            own = sum(ours.values()) if kind == "all" else ours[kind]
+            row = {"N": tokens, "module": kind, "eager GiB": size / GIB}
+            self._add({**row, "eager %": 100 * size / whole, "bevatron GiB": own / GIB})
+
+    def fits(self, name: str, policy: Kind, tokens: int) -> bool:
+        """Plan a step; add its row; return whether there is enough memory."""
+        given = self.given
+        run, batch, shape = self._step(name, policy, tokens)
         for row in self.rows:
             if (row.get("arm"), row["policy"], row["N"]) == (name, policy, shape["tokens"]):
                 return row["in all GiB"] <= given.planned  # another length padded to the same
@@ -134,6 +170,7 @@ def main() -> None:
     parser.add_argument("--policies", nargs="*", default=["none", "pair", "all", "paper"])
     parser.add_argument("--arms", nargs="*", choices=[*KERNELS], default=[*KERNELS])
     parser.add_argument("--planned", type=float, help="GiB of a GPU for which steps are planned")
+    parser.add_argument("--kept", action="store_true", help="plan what autograd keeps, by module")
     parser.add_argument("--granule", type=int, default=GRANULE, help="of the lengths between")
     parser.add_argument("--longest", action="store_true", help="find it by halving")
     parser.add_argument("--rows", type=int, default=1024, help="of the alignment")
@@ -189,10 +226,27 @@ def listed(longest: Mapping[str, int | None]) -> str:
     return f"The longest that fit: {', '.join(f'{arm} {n}' for arm, n in longest.items())}."
 
 
+def kept_notes(given: argparse.Namespace) -> str:
+    """Say what was planned."""
+    return (
+        f"What autograd keeps of a step until its backward pass if nothing is computed again: "
+        f"{given.rows} rows, {given.copies} copies, one pass, rollout and confidences, bfloat16, "
+        f"{ATOMS} atoms a token; planned on a CPU for a GPU, without weights and batch. What a "
+        "module keeps does not count again for those around it; what several keep counts once, "
+        "for the first."
+    )
+
+
 def measure(given: argparse.Namespace) -> None:
     """Measure the arms and policies."""
-    kind = Memory if given.planned is None else Plans
-    memory = kind(built(given.preset, torch.device(given.device)), given)
+    model = built(given.preset, torch.device(given.device))
+    if given.kept:
+        plans = Plans(model, given)
+        for tokens in given.lengths:
+            plans.kept(tokens)
+        write_result("alphafold3/kept", plans.rows, kept_notes(given), folder=given.out)
+        return
+    memory = (Memory if given.planned is None else Plans)(model, given)
     longest: dict[str, int | None] = {}
 
     def write() -> None:

@@ -35,10 +35,11 @@ from benchmarks.parallel.links import nccl_settings
 
 from bevatron.models.alphafold2.task import CYCLES
 from bevatron.models.alphafold3.task import StepOptions
-from bevatron.parallel.axial import one_of
+from bevatron.parallel.axial import one_of, sample_group
 from bevatron.parallel.collectives import barrier
 from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.parallel.traffic import count_traffic
+from bevatron.parallel.windows import WindowGroup
 from bevatron.task import StepNumbers
 from bevatron.train.capture.gradients import GradientBuckets
 from bevatron.train.memory_plan import plan_memory
@@ -53,14 +54,15 @@ NOTES = (
     "clipping, Adam and averaged weights included: mean of `steps`. loss, gradient norm: of the "
     "first step, which is launched; replayed off by: how far those of its replay are. policy: what "
     "the backward pass computes again. sums: of the gradients of GPUs with samples of their own. "
-    "NCCL: settings. sent MiB: by one GPU to others of its sample in a step; planned MiB: the "
-    "same, counted on a CPU without running the step. waited %: time of the host for samples, "
-    "which it makes while the GPU is busy. traced ms, idle ms: of the replay of one step without "
-    "recycling, by itself. sending ms, hidden %: time of the kernels of NCCL in it, waiting for "
-    "the other GPU included, and how much of that lies beside other kernels. reserved GiB: most "
-    "that torch took of a GPU, graphs included. x one GPU: samples a second, over the fastest "
-    "policy there, of the same call. Where peak GiB stands, the most that was in use of a GPU: one "
-    "step that was launched, the first of its process, to see that a crop of so many tokens fits."
+    "exchanges: through windows or NCCL; NCCL: its settings. sent MiB: by one GPU to others of its "
+    "sample in a step; planned MiB: the same, counted on a CPU without running the step. waited %: "
+    "time of the host for samples, which it makes while the GPU is busy. traced ms, idle ms: of "
+    "the replay of one step without recycling, by itself. sending ms, hidden %: time of the "
+    "kernels and copies of exchanges in it, waiting for the other GPU included, and how much of "
+    "that lies beside other kernels. reserved GiB: most that torch took of a GPU, graphs included. "
+    "x one GPU: samples a second, over the fastest policy there, of the same call. Where peak GiB "
+    "stands, the most that was in use of a GPU: one step that was launched, the first of its "
+    "process, to see that a crop of so many tokens fits."
 )
 OF_TORCH = 0.96
 """Share of a GPU's memory."""
@@ -130,6 +132,7 @@ class Measurement:
         mesh, on_gpu = self.mesh, self.mesh.device.type == "cuda"
         group = self.sharing.repeats
         row = {**case, "GPUs": mesh.world, "GPUs a sample": group, "NCCL": nccl_settings()}
+        row["exchanges"] = "windows" if isinstance(sample_group(), WindowGroup) else "NCCL"
         if mesh.world > group:
             row["sums"] = "behind" if self.given.behind else "beside"
         first_round = range(1 if alone(case) else CYCLES)

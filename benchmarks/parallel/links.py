@@ -25,12 +25,14 @@ from bevatron.parallel.axial.collectives import gather, transpose
 from bevatron.parallel.groups import Group
 from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.parallel.traffic import count_traffic
+from bevatron.parallel.windows import WindowGroup
 from bevatron.train.capture.cuda_graphs import GraphPool
 
 MIB = 2**20
-USUAL = ("NCCL_DEBUG", "NCCL_VERSION", "NCCL_GRAPH_REGISTER")
+USUAL = ("NCCL_DEBUG", "NCCL_VERSION", "NCCL_GRAPH_REGISTER", "NCCL_NVLS_ENABLE")
 """What does not matter, and what every run sets."""
 WIDTH = 64
+WINDOWS = "windows"
 
 
 def nccl_settings() -> str:
@@ -43,9 +45,11 @@ def exchanges(own: Tensor, side: int, group: Group) -> dict[str, Callable[[], Te
     """Every exchange of own rows of a square; their results are known in advance."""
     flat = own.reshape(-1)
     return {
-        "gather": lambda: gather(own, 0, side, group).wait(),
-        "transpose": lambda: transpose(own, side, group).wait(),
-        "pass_on": lambda: group.pass_on(flat, torch.empty_like(flat)).wait(),
+        "gather": lambda: gather(own, 0, side, group, urgent=True).wait(),
+        "transpose": lambda: transpose(own, side, group, urgent=True).wait(),
+        "pass_on": lambda: group.pass_on(
+            flat, torch.empty_like(flat), flat.nbytes, urgent=True
+        ).wait(),
         "all_reduce": lambda: group.all_reduce(flat.clone()).wait(),
     }
 
@@ -114,23 +118,30 @@ def main() -> None:
         return
     nccl = nccl_settings()
     with open_mesh(given.device, timeout_seconds=300) as mesh:
+        rows = []
         with axial.shared(mesh, mesh.world) as group:
-            rows = measured(mesh, group, given.sizes, given.together)
-        rows = [{"NCCL": nccl, **row} for row in rows]
+            through = {f"NCCL {nccl}": Group(group.ranks, mesh.rank, group.process_group)}
+            if isinstance(group, WindowGroup):
+                through[WINDOWS] = group
+            for name, one in through.items():
+                found = measured(mesh, one, given.sizes, given.together)
+                rows += [{"through": name, **row} for row in found]
         if mesh.is_main:
             on = {"hardware": hardware(mesh.device.type), "versions": versions()}
-            found = {"measured on": on, "together": given.together, "rows": rows}
             given.out.mkdir(parents=True, exist_ok=True)
-            (given.out / f"links-{mesh.world}-{nccl}.json").write_text(json.dumps(found))
+            (given.out / f"links-{mesh.world}-{nccl}.json").write_text(
+                json.dumps({"measured on": on, "together": given.together, "rows": rows})
+            )
 
 
 def collect(folder: Path, results: Path) -> None:
     """Join the rows of all calls and write the result."""
     found = read_all(folder, "links-*.json")
     notes = (
-        f"bfloat16; NCCL: settings; own MiB: held by every GPU; median of 7 times "
-        f"{found[0]['together']} exchanges, one after another, in one CUDA graph (replayed) or "
-        "launched, including copies that rearrange rows. GB/s: sent by one GPU, replayed."
+        "bfloat16; through: NCCL with these settings, or windows; own MiB: held by every GPU; "
+        f"median of 7 times {found[0]['together']} exchanges, one after another, in one CUDA graph "
+        "(replayed) or launched, including copies that rearrange rows. GB/s: sent by one GPU, "
+        "replayed."
     )
     on = found[0]["measured on"]
     device = "cpu" if on["hardware"].startswith("cpu") else "cuda"

@@ -9,6 +9,7 @@ given a store of complexes, the part of AlphaFold3 after the trunk (for two GPUs
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,24 @@ from bevatron.data.proteins.complex_batch import collate_complex
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.drops import Drops
 from bevatron.models.alphafold2.evoformer import EvoformerBlock
-from bevatron.models.alphafold2.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention
+from bevatron.models.alphafold2.msa_attention import (
+    MSAColumnAttention,
+    MSAColumnGlobalAttention,
+    MSARowAttention,
+)
 from bevatron.models.alphafold2.structure_module import StructureModule
 from bevatron.models.alphafold3.config import AlphaFold3Config
 from bevatron.models.alphafold3.model import Representation
 from bevatron.models.alphafold3.msa import MsaBlock
 from bevatron.models.alphafold3.pairformer import PairformerBlock
 from bevatron.models.alphafold3.task import ROLLOUT_STEPS
-from bevatron.models.common.folding import Checkpointing
+from bevatron.models.common.folding import (
+    Checkpointing,
+    OuterProductMean,
+    Transition,
+    TriangleAttention,
+    TriangleMultiplication,
+)
 from bevatron.models.common.folding.normal import SeededNormal
 from bevatron.parallel.axial import one_of, own, own_rows
 from bevatron.parallel.traffic import count_traffic
@@ -122,6 +133,66 @@ def blocks(given: argparse.Namespace, dtype: torch.dtype) -> dict[str, Callable[
     }
 
 
+class Alone(nn.Module):
+    """An operator as a block: it takes the state's tensors, and ``method`` returns one."""
+
+    def __init__(self, operator: nn.Module, method: str) -> None:
+        super().__init__()
+        self.operator, self.method = operator, method
+
+    def forward(self, state: Sequence[Tensor], *masks: Tensor) -> tuple[Tensor]:
+        """Apply it."""
+        return (getattr(self.operator, self.method)(*state, *masks),)
+
+
+def operators(given: argparse.Namespace, dtype: torch.dtype) -> dict[str, Callable[[], Call]]:
+    """Name the operators of pairs and alignments, with the widths of their models."""
+    two, three = AlphaFold2Config.preset(given.two), AlphaFold3Config.preset(given.three)
+    pair, msa, C, R = three.pairformer.pair, two.evoformer, three.widths.pair, given.residues
+    heads = pair.num_heads, pair.head_width
+    of_rows = msa.num_heads, msa.head_width
+
+    def of_pair(operator: nn.Module, N: int, *, masked: bool = True) -> Call:
+        masks = [torch.ones((N, N), dtype=torch.bool)] if masked else []
+        return call_of(
+            Alone(operator, "forward"), [torch.randn(N, N, C, dtype=dtype)], [True], *masks
+        )
+
+    def of_alignment(operator: nn.Module, method: str, *shapes: tuple[int, ...]) -> Call:
+        state = [torch.randn(shape, dtype=dtype) for shape in shapes]
+        mask = torch.ones((128, R), dtype=torch.bool)
+        return call_of(Alone(operator, method), state, [True] * len(state), mask)
+
+    named: dict[str, Callable[[], Call]] = {}
+    for N in dict.fromkeys((R, given.tokens)):
+        for outgoing, way in ((True, "outgoing"), (False, "incoming")):
+            named[f"triangle multiplication, {way}, N {N}"] = partial(
+                lambda N, out: of_pair(TriangleMultiplication(C, pair.hidden, outgoing=out), N),
+                *(N, outgoing),
+            )
+        for starting, node in ((True, "starting"), (False, "ending")):
+            named[f"triangle attention, {node}, N {N}"] = partial(
+                lambda N, start: of_pair(TriangleAttention(C, *heads, starting=start), N),
+                *(N, starting),
+            )
+        named[f"pair transition, N {N}"] = partial(
+            lambda N: of_pair(Transition(C, pair.transition), N, masked=False), N
+        )
+    return named | {
+        f"row attention, {R} x 128": lambda: of_alignment(
+            MSARowAttention(two.c_m, two.c_z, *of_rows),
+            *("forward", (128, R, two.c_m), (R, R, two.c_z)),
+        ),
+        f"column attention, {R} x 128": lambda: of_alignment(
+            MSAColumnAttention(two.c_m, *of_rows), "of_columns", (R, 128, two.c_m)
+        ),
+        f"outer product mean, {R} x 128": lambda: of_alignment(
+            OuterProductMean(two.c_m, msa.outer_width, two.c_z, bias=True),
+            *("of_columns", (R, 128, two.c_m)),
+        ),
+    }
+
+
 def after_the_trunk(
     given: argparse.Namespace, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Callable[[], Call]]:
@@ -205,6 +276,7 @@ def main() -> None:
     parser.add_argument("--residues", type=int, default=256)
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--sizes", nargs="*", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--operators", action="store_true", help="instead of blocks of them")
     parser.add_argument("--only", nargs="*", default=[""], help="parts whose names begin so")
     parser.add_argument("--complexes", type=Path, help="store, for what follows the trunk")
     parser.add_argument("--two", default="alphafold2", help="preset of AlphaFold2")
@@ -222,7 +294,8 @@ def measure(given: argparse.Namespace) -> Path:
     kernels: list[dict[str, Any]] = []
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     torch.manual_seed(0)
-    named = [(*part, given.sizes) for part in blocks(given, dtype).items()]
+    made = operators if given.operators else blocks
+    named = [(*part, given.sizes) for part in made(given, dtype).items()]
     if given.complexes is not None:
         following = after_the_trunk(given, device, dtype)
         named += [(*part, given.sizes[:2]) for part in following.items()]
@@ -232,13 +305,13 @@ def measure(given: argparse.Namespace) -> Path:
         "whole / GPUs: time over that of one GPU divided by the number, 1 at best. sent MiB: by "
         "one GPU."
     )
-    path = Path()
+    path, name_of_page = Path(), "parallel/shards" + ("_operators" if given.operators else "")
     for name, make, sizes in named:
         if name.startswith(tuple(given.only)):
             some = measured(name, make, sizes, device)
             rows, kernels = rows + some[0], kernels + some[1]
             path = write_result(
-                "parallel/shards", rows, notes, device=device.type, folder=given.out,
+                name_of_page, rows, notes, device=device.type, folder=given.out,
                 extra={"kernels": kernels},
             )  # fmt: skip
     return path

@@ -28,6 +28,7 @@ from typing import Any
 
 from benchmarks.common.report import RESULTS, add_picture, write_result
 from benchmarks.parallel import traffic
+from benchmarks.parallel.links import WINDOWS
 from benchmarks.parallel.traffic import Collective
 
 from bevatron.train.report import plots
@@ -99,9 +100,9 @@ def alphafold3(tokens: int = 384, rows: int = 1024) -> System:
 
 
 def links(rows: Iterable[dict[str, Any]]) -> Sends:
-    """Return the time of an exchange from those of two GPUs with NCCL as it is."""
+    """Return the time of an exchange from those of two GPUs, through windows."""
     by_kind: dict[str, list[tuple[float, float]]] = {}
-    usual = {"NCCL": "default", "GPUs": 2}
+    usual = {"through": WINDOWS, "GPUs": 2}
     for row in (row for row in rows if all(row.get(key, x) == x for key, x in usual.items())):
         point = row["sent MiB"] * 2**20, row["replayed us"] / 1e6
         by_kind.setdefault(row["exchange"], []).append(point)

@@ -154,6 +154,17 @@ def print_rows(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
         print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows], title)
 
 
+def span(low: object, high: object) -> str:
+    """Write a range of numbers, or the number if it is one.
+
+    Examples
+    --------
+    >>> span(3, 15), span(15, 15)
+    ('3 - 15', '15')
+    """
+    return f"{low}" if low == high else f"{low} - {high}"
+
+
 def _widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:
     """Return the widths of columns: as wide as their texts, cut where need be, the first last."""
     widths, least = [], []

@@ -29,6 +29,7 @@ from bevatron.models.alphafold3.config_trunk import (
 from bevatron.parallel import axial
 from bevatron.recipes.alphafold3.stores import prepare_complexes
 from bevatron.train.memory_plan import MemoryPlan
+from bevatron.train.profiling.autograd_memory import SavedBytes
 
 ATOMS = AtomConfig(width=8, pair_width=4, num_heads=2, num_blocks=1)
 PAIR = PairConfig(hidden=8, num_heads=2, head_width=4, transition=1)
@@ -66,7 +67,7 @@ def store(shared, tmp_path_factory):
 def options(store, out, **changes):
     values = {"rows": 4, "copies": 2, "preset": "tiny", "device": "cpu", "workers": 0}
     values |= {"cycles": 1, "steps": 1, "seconds": 0.0, "after": None, "lengths": [N], "traced": []}
-    values |= {"planned": None, "granule": 32}
+    values |= {"planned": None, "granule": 32, "kept": False}
     return argparse.Namespace(store=store, out=out, **(values | changes))
 
 
@@ -198,6 +199,27 @@ def test_steps_are_planned_at_lengths_that_no_complex_has(store, tmp_path, monke
     written = json.loads((tmp_path / "alphafold3" / "memory.json").read_text())
     assert written["extra"]["longest"] == {"bevatron, all": 640}
     assert "not run" in written["notes"]
+
+
+def test_what_is_kept_is_told_by_kind_of_module(store, tmp_path, monkeypatch):
+    def kept(run, _batch, shape):
+        assert shape["tokens"] == 64
+        blocks = [f"trunk.pairformer.blocks.{block}" for block in (0, 1)]
+        paths = [*blocks, "diffusion.encoder", "(outside of modules)"]
+        assert set(paths[:-1]) <= {path for path, _ in run.model.named_modules()}
+        return {path: SavedBytes(2**30) for path in paths} | {"trunk": SavedBytes(2**10)}
+
+    monkeypatch.setattr(memory, "kept_by_module", kept)
+    monkeypatch.setattr(memory, "SMALL", N)
+    memory.measure(options(store, tmp_path, kept=True, lengths=[64]))
+    written = json.loads((tmp_path / "alphafold3" / "kept.json").read_text())
+    found = {row["module"]: round(row["bevatron GiB"], 3) for row in written["rows"]}
+    blocks = "pairformer: PairformerBlock"
+    assert found == {
+        blocks: 2.0, "diffusion: AtomEncoder": 1.0, "(outside of modules)": 1.0, "others": 0.0,
+        "all": 4.0,
+    }  # fmt: skip
+    assert [round(row["eager %"]) for row in written["rows"]] == [50, 25, 25, 0, 100]
 
 
 def test_measured_memory_stands_beside_what_was_planned(tmp_path):

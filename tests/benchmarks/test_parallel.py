@@ -10,6 +10,7 @@ from benchmarks.parallel import axial_step, links, memory, shards, simulation, t
 from benchmarks.parallel.traffic import Collective
 
 from bevatron.models.alphafold2.config import AlphaFold2Config
+from bevatron.models.alphafold3.config import AlphaFold3Config
 
 ROW = {"system": "alphafold2", "N": 256, "passes": 1, "policy": "none"}
 ONE = {**ROW, "GPUs": 1, "GPUs a sample": 1, "loss": 2.0, "gradient norm": 4.0, "s/step": 8.0}
@@ -89,15 +90,29 @@ def test_lengths_of_equal_memory_follow_from_the_bytes_a_pair(tmp_path):
     assert "lengths of 1.00, 1.50 times" in result["notes"]
 
 
+def shard_rows(folder, only, *, operators=False):
+    given = argparse.Namespace(
+        tokens=16, residues=16, rows=8, sizes=[1, 2], only=only, operators=operators,
+        two="small", three="small", device="cuda" if torch.cuda.is_available() else "cpu",
+        out=folder, complexes=None,
+    )  # fmt: skip
+    return json.loads(shards.measure(given).read_text())["rows"]
+
+
+def test_the_operators_of_a_silent_group_send_what_is_planned(tmp_path):
+    rows = shard_rows(tmp_path, ["triangle"], operators=True)
+    pair = AlphaFold3Config.preset("small").pairformer.pair
+    width = AlphaFold3Config.preset("small").widths.pair
+    planned = traffic.triangles(16, width, pair.hidden, pair.num_heads)
+    sent = sum(row["sent MiB"] for row in rows if row["GPUs"] == 2) * 2**20
+    assert len(rows) == 8
+    bytes_each = 2 if torch.cuda.is_available() else 4
+    assert sent == traffic.step_bytes(planned, 0, 2, bytes_each)
+
+
 def test_a_block_of_a_silent_group_sends_what_is_planned(tmp_path):
     on_gpu = torch.cuda.is_available()
-    given = argparse.Namespace(
-        tokens=16, residues=16, rows=8, sizes=[1, 2], only=["AlphaFold2 Evoformer"],
-        two="small", three="small", device="cuda" if on_gpu else "cpu", out=tmp_path,
-        complexes=None,
-    )  # fmt: skip
-    path = shards.measure(given)
-    one, two = json.loads(path.read_text())["rows"]
+    one, two = shard_rows(tmp_path, ["AlphaFold2 Evoformer"])
     config = AlphaFold2Config.preset("small")
     block, triangles = config.evoformer, config.evoformer.triangles
     planned = [

@@ -21,8 +21,9 @@ from bevatron.models.alphafold2.msa_attention import MSAColumnAttention
 from bevatron.models.alphafold3.config_trunk import MsaConfig, PairConfig, PairformerConfig
 from bevatron.models.alphafold3.msa import MsaBlock
 from bevatron.models.alphafold3.pairformer import PairformerBlock, pairs_of
-from bevatron.models.common.folding import Checkpointing
-from bevatron.parallel.axial import Coming, all_rows, data_mesh, own, own_rows, shared
+from bevatron.models.common.folding import Checkpointing, OuterProductMean
+from bevatron.parallel import windows
+from bevatron.parallel.axial import Coming, all_rows, data_mesh, one_of, own, own_rows, shared
 from bevatron.parallel.axial.collectives import gather, lengths, transpose
 from bevatron.parallel.groups import Pending
 from bevatron.parallel.mesh import Mesh
@@ -262,6 +263,35 @@ def test_loss_every_gradient_and_bytes_equal_those_of_one_process_and_the_plan(
     check(tmp_path, expected, size, types)
 
 
+class SharedFiles:
+    """Windows in files that every process maps, in place of GPUs that read each other's memory."""
+
+    def __init__(self, group, folder):
+        self.group, self.index = group.process_group, group.index
+        size, made = 2 * windows.WINDOW, [folder / f"window{rank}" for rank in group.ranks]
+        self.memory = [torch.from_file(str(p), True, size, dtype=torch.uint8) for p in made]
+
+    def barrier(self):
+        torch.distributed.barrier(self.group)
+
+    def get_buffer(self, rank, shape, dtype, at):
+        size = dtype.itemsize
+        place = self.memory[rank][at * size : (at + torch.Size(shape).numel()) * size]
+        return place.view(dtype).view(shape)
+
+
+@pytest.mark.parametrize(("size", "captured"), [(2, True), (3, False)])
+def test_processes_that_read_each_others_memory_equal_one(
+    tmp_path, expected, monkeypatch, size, captured
+):
+    monkeypatch.setattr(windows, "WINDOW", 2**14)  # what is larger goes the usual way
+    monkeypatch.setattr(windows, "capturing", lambda: captured)
+    monkeypatch.setattr(
+        windows, "opened", lambda group, _: windows.WindowGroup(group, SharedFiles(group, tmp_path))
+    )
+    check(tmp_path, expected, size, (torch.float64,))
+
+
 @pytest.mark.slow
 def test_four_processes_equal_one(tmp_path, expected):
     check(tmp_path, expected, 4, (torch.float64, torch.float32))
@@ -296,6 +326,17 @@ def test_rows_are_divided_evenly_and_processes_into_whole_groups():
     assert [data_mesh(Mesh(rank=r, world=6), 3).rank for r in range(6)] == [0, 0, 0, 1, 1, 1]
     with pytest.raises(ConfigError, match=r"parallel\.axial: 6 processes .* groups of 4; start"):
         data_mesh(Mesh(rank=0, world=6), 4)
+
+
+def test_rows_of_an_alignment_are_counted_in_32_bits(monkeypatch):
+    counts = []
+    name = "bevatron.parallel.axial.outer_product.layer_of_products"
+    monkeypatch.setattr(name, lambda a, b, count, *_: counts.append(count) or a.new_zeros(2, 4, C))
+    operator = OuterProductMean(M, 2, C)
+    mask = torch.ones(1001, 4, dtype=torch.bool)
+    with one_of(2), torch.autocast("cpu", torch.bfloat16):
+        operator(own_rows(torch.randn(1001, 4, M)), mask)
+    assert torch.equal(counts[0], torch.full((2, 4), 1001.001))
 
 
 def test_on_one_process_nothing_is_copied():

@@ -16,7 +16,13 @@ from bevatron.parallel.mesh import Mesh
 from bevatron.task import Loss, StepNumbers
 from bevatron.train import Stage, StageConfig, description, memory_plan
 from bevatron.train.loop import begin_state
-from bevatron.train.memory_plan import LiveBytes, NotPlannableError, plan_memory
+from bevatron.train.memory_plan import (
+    LiveBytes,
+    NotPlannableError,
+    kept_by_module,
+    plan_memory,
+)
+from bevatron.train.profiling.autograd_memory import saved_bytes_by_module
 from bevatron.train.run import SamplesApart, SamplesInGroups
 from bevatron.train.step import train_step
 
@@ -66,7 +72,8 @@ def test_the_plan_is_what_a_real_step_allocates(tmp_path, again, fused):
     planned = plan_memory(run, batch, gpu=False)
     copied = copy.deepcopy((run.model, run.task, batch))
     with LiveBytes() as live:
-        real = memory_plan._plan(run, *copied, None, live, NUMBERS, captured=False)
+        step = memory_plan._Step(*memory_plan._set_up(run, *copied, NUMBERS), live, captured=False)
+        real = step.planned(copied[2], None)
     assert planned == real
     weights = sum(p.numel() for p in run.model.parameters()) * 4
     assert planned.weights == weights
@@ -75,6 +82,20 @@ def test_the_plan_is_what_a_real_step_allocates(tmp_path, again, fused):
         assert planned.activations < 3 * rows * 4 * (4 * 256 + 2 * 1024) + 2 * weights
     else:
         assert planned.activations > rows * 4 * 4 * 2 * 1024
+
+
+def test_what_autograd_keeps_is_planned_without_the_memory(tmp_path):
+    run = wide_run(tmp_path, False, True)
+    batch = tiny.batch_of(run, list(range(30)) * 8)
+    kept = {name: saved.total for name, saved in kept_by_module(run, batch).items()}
+    counts = run.task.normalisers(batch)
+    excluded = [*run.model.parameters(), *vars(batch).values()]
+    excluded = [tensor for tensor in excluded if isinstance(tensor, torch.Tensor)]
+    real = saved_bytes_by_module(
+        run.model, lambda: run.task.loss(run.model, batch, counts).total, excluded
+    )
+    assert kept == {name: saved.total for name, saved in real.items()}
+    assert sum(kept.values()) > 4 * 2 * 1024 * 4 * len(batch.points)
 
 
 @custom_op("test_scratch", fake="x")

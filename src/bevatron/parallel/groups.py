@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, distributed
 
 from bevatron.parallel import traffic
@@ -32,20 +33,21 @@ class Pending:
     """
 
     result: Tensor
-    work: "distributed.Work | None" = None
+    work: Any = None
     finish: Callable[[Tensor], Tensor] | None = None
-    kept: Tensor | None = None
+    kept: Sequence[Tensor] = ()
 
     def then(self, finish: Callable[[Tensor], Tensor]) -> "Pending":
-        """Set a function that `wait` applies to the result."""
-        self.finish = finish
+        """Finish the result when it is there, after what has to be finished before."""
+        before = self.finish
+        self.finish = finish if before is None else lambda result: finish(before(result))
         return self
 
     def wait(self) -> Tensor:
         """Return the result; on a GPU the current stream waits, not the host."""
         if self.work is not None:
             self.work.wait()
-            self.work, self.kept = None, None
+            self.work, self.kept = None, ()
         if self.finish is not None:
             self.result, self.finish = self.finish(self.result), None
         return self.result
@@ -70,7 +72,7 @@ class Group:
         self.ranks = tuple(ranks)
         self.size = len(self.ranks)
         self.index = self.ranks.index(rank)
-        self._group = process_group
+        self.process_group = process_group
 
     def all_gather(self, part: Tensor) -> Pending:
         """Concatenate the parts [r, ...] of all processes: [size * r, ...]."""
@@ -79,8 +81,8 @@ class Group:
         part = part.contiguous()
         whole = part.new_empty((self.size * part.shape[0], *part.shape[1:]))
         traffic.record("all_gather", part, self.size)
-        work = _GATHER(whole, part, group=self._group, async_op=True)
-        return Pending(whole, work, kept=part)
+        work = _GATHER(whole, part, group=self.process_group, async_op=True)
+        return Pending(whole, work, kept=[part])
 
     def reduce_scatter(self, whole: Tensor) -> Pending:
         """Sum [size * r, ...] over the processes; each gets its own [r, ...]."""
@@ -92,8 +94,8 @@ class Group:
             # Not every release has gloo's own; this one adds in a fixed order.
             return self._sum_of_parts(whole, None)
         part = whole.new_empty((whole.shape[0] // self.size, *whole.shape[1:]))
-        work = _SCATTER(part, whole, group=self._group, async_op=True)
-        return Pending(part, work, kept=whole)
+        work = _SCATTER(part, whole, group=self.process_group, async_op=True)
+        return Pending(part, work, kept=[whole])
 
     def reduce_scatter_wire(self, whole: Tensor, unpack: Callable[[Tensor], Tensor]) -> Pending:
         """Send narrow rows [size * r, w] and sum them in the wide type that ``unpack`` returns."""
@@ -105,13 +107,15 @@ class Group:
 
     def _sum_of_parts(self, whole: Tensor, unpack: Callable[[Tensor], Tensor] | None) -> Pending:
         received = torch.empty_like(whole)
-        work = distributed.all_to_all_single(received, whole, group=self._group, async_op=True)
+        work = distributed.all_to_all_single(
+            received, whole, group=self.process_group, async_op=True
+        )
 
         def add_up(parts: Tensor) -> Tensor:
             wide = unpack(parts) if unpack is not None else parts
             return wide.view(self.size, -1, *wide.shape[1:]).sum(0)
 
-        return Pending(received, work, add_up, kept=whole)
+        return Pending(received, work, add_up, kept=[whole])
 
     def all_reduce(self, values: Tensor, operation: str = "sum") -> Pending:
         """Sum a tensor (or take its ``max``) over the processes, in place."""
@@ -120,7 +124,7 @@ class Group:
         values = values.contiguous()
         traffic.record("all_reduce", values, self.size)
         chosen = distributed.ReduceOp.MAX if operation == "max" else distributed.ReduceOp.SUM
-        work = distributed.all_reduce(values, op=chosen, group=self._group, async_op=True)
+        work = distributed.all_reduce(values, op=chosen, group=self.process_group, async_op=True)
         return Pending(values, work)
 
     def all_to_all(
@@ -146,12 +150,78 @@ class Group:
         traffic.record("all_to_all", rows, self.size, parts=send[self.index] * width)
         received = rows.new_empty((sum(receive), *rows.shape[1:]))
         work = distributed.all_to_all_single(
-            received, rows, receive, send, group=self._group, async_op=True
+            received, rows, receive, send, group=self.process_group, async_op=True
         )
-        return Pending(received, work, kept=rows)
+        return Pending(received, work, kept=[rows])
 
-    def pass_on(self, x: Tensor, received: Tensor) -> Pending:
-        """Send a tensor to the previous process; write the one that the next process sends."""
+    def gather(
+        self,
+        part: Tensor,
+        dim: int,
+        each: Sequence[int],
+        *,
+        urgent: bool = False,  # noqa: ARG002
+    ) -> Pending:
+        """Concatenate parts of ``each`` length, longest first, along an axis.
+
+        ``urgent``: no other work runs beside the exchange.
+        """
+        front, longest = part.movedim(dim, 0), each[0]
+        if longest > front.shape[0]:  # equal parts are what both backends gather
+            front = F.pad(front, [0, 0] * (front.ndim - 1) + [0, longest - front.shape[0]])
+
+        def cut(whole: Tensor) -> Tensor:
+            if each[-1] < longest:
+                parts = zip(whole.split(longest), each, strict=True)
+                whole = torch.cat([one[:length] for one, length in parts])
+            return whole.movedim(0, dim)
+
+        return self.all_gather(front).then(cut)
+
+    def trade(
+        self,
+        parts: Sequence[Tensor],
+        places: Sequence[Tensor],
+        result: Tensor,
+        most: int,  # noqa: ARG002
+        *,
+        urgent: bool = False,  # noqa: ARG002
+    ) -> Pending:
+        """Send the k-th part to process k; write what each sends to its place in the result.
+
+        Parameters
+        ----------
+        parts, places : of any strides
+        most : bytes that no process sends more of to another, the same on all
+        urgent : no other work runs beside the exchange
+        """
+        own = self.index
+        others = [part for k, part in enumerate(parts) if k != own]
+        words = [part.contiguous().flatten() for part in in_words(*others)]
+        flat = (words[0] if len(words) == 1 else torch.cat(words)).view(result.dtype)
+        send, receive = (
+            [0 if k == own else x.numel() for k, x in enumerate(each)] for each in (parts, places)
+        )
+
+        def lay_out(found: Tensor) -> Tensor:
+            for k, (place, block) in enumerate(zip(places, found.split(receive), strict=True)):
+                copy(place, parts[own] if k == own else block.view(place.shape))
+            return result
+
+        return self.all_to_all(flat, send, receive).then(lay_out)
+
+    def pass_on(
+        self,
+        x: Tensor,
+        received: Tensor,
+        most: int,  # noqa: ARG002
+        *,
+        urgent: bool = False,  # noqa: ARG002
+    ) -> Pending:
+        """Send a tensor to the process before this one; write what that after sends.
+
+        ``most``: bytes that no process passes on more of, the same on all.
+        """
         if self.size == 1:
             return Pending(x)
         x, send, receive = x.contiguous(), [0] * self.size, [0] * self.size
@@ -159,14 +229,30 @@ class Group:
         receive[(self.index + 1) % self.size] = received.numel()
         traffic.record("pass_on", x, self.size)
         work = distributed.all_to_all_single(
-            received.view(-1), x.view(-1), receive, send, group=self._group, async_op=True
+            received.view(-1), x.view(-1), receive, send, group=self.process_group, async_op=True
         )
-        return Pending(received, work, kept=x)
+        return Pending(received, work, kept=[x])
 
     def exchange(self, rows: Tensor, peer: int) -> Pending:
         """Swap equally many rows with one process of the group; with itself nothing is sent."""
         counts = [rows.shape[0] if k == peer else 0 for k in range(self.size)]
         return self.all_to_all(rows, counts, counts)
+
+
+def in_words(*tensors: Tensor) -> list[Tensor]:
+    """View channels as words of 8 bytes, if all can be: strided copies take as long for each."""
+
+    def fits(x: Tensor) -> bool:
+        counts = (x.shape[-1], x.storage_offset(), *x.stride()[:-1])
+        return x.stride(-1) == 1 and not any(n * x.element_size() % 8 for n in counts)
+
+    return [x.view(torch.int64) for x in tensors] if all(map(fits, tensors)) else [*tensors]
+
+
+def copy(place: Tensor, given: Tensor) -> None:
+    """Copy between any strides."""
+    place, given = in_words(place, given)
+    place.copy_(given)
 
 
 class Silent(Group):
@@ -195,8 +281,15 @@ class Silent(Group):
         traffic.record("all_to_all", rows, self.size, parts=send[0] * rows[:1].numel())
         return Pending(rows.new_zeros((sum(receive or send), *rows.shape[1:])))
 
-    def pass_on(self, x: Tensor, received: Tensor) -> Pending:
-        """Write zeros for what the next process would send."""
+    def pass_on(
+        self,
+        x: Tensor,
+        received: Tensor,
+        most: int,  # noqa: ARG002
+        *,
+        urgent: bool = False,  # noqa: ARG002
+    ) -> Pending:
+        """Write zeros for what the next would send."""
         traffic.record("pass_on", x, self.size)
         x.contiguous()
         return Pending(received.zero_())

@@ -135,6 +135,8 @@ class _Folded(io.TextIOBase):
 def _fold(line: str) -> str:
     if len(line.rstrip()) <= WIDTH:
         return line.rstrip()
-    return textwrap.fill(
-        line, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-    )
+    folded = textwrap.fill(
+        line.replace(" %", "\xa0%"),  # a number stays with its unit
+        *(WIDTH,), subsequent_indent="    ", break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return folded.replace("\xa0", " ")

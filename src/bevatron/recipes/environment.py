@@ -12,6 +12,8 @@ from bevatron import __version__
 OPTIONAL_PACKAGES: dict[str, str] = {
     "triton": "comes with a CUDA build of torch",
     "rdkit": "pip install 'bevatron[molecules]'",
+    "gemmi": "pip install 'bevatron[proteins]'",
+    "biotite": "pip install 'bevatron[ccd]'",
     "ase-db-backends": "pip install 'bevatron[aselmdb]'",
     "tensorboard": "pip install 'bevatron[tensorboard]'",
     "wandb": "pip install 'bevatron[wandb]'",

@@ -481,7 +481,9 @@ def lines_of_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> list[s
     """Name the first files that were left out, and where all are listed."""
     lines = [f"left out: {file}: {reason}" for file, reason in rejects[:MOST_SHOWN]]
     if rejects:
-        lines += [f"files left out: {len(rejects)}", f"all are listed in {rejects_file(store)}"]
+        lines.append(f"files left out: {len(rejects)}")
+    if len(rejects) > MOST_SHOWN:
+        lines.append(f"all are listed in {rejects_file(store)}")
     return lines
 
 

@@ -44,6 +44,7 @@ from bevatron.train.optim import (
     trained_parameters,
 )
 from bevatron.train.precision import autocast_context, dtype_of
+from bevatron.train.profiling.autograd_memory import SavedBytes, saved_bytes_by_module
 from bevatron.train.run import Run
 from bevatron.train.state import TrainState
 
@@ -111,6 +112,48 @@ def plan_memory(
     captured : the step is captured as a CUDA graph, see `would_be_captured`
     numbers : numbers of the step, for tasks whose steps differ; those of the first by default
     """
+    numbers = numbers or StepNumbers(0, run.settings.train.seed)
+    if isinstance(batch, Unchanging):
+        batch = _with_what_is_derived(run, batch)
+    try:
+        with _copies(run, batch, gpu=gpu) as (live, copied):
+            step = _Step(*_set_up(run, *copied, numbers), live, captured=gpu and captured)
+            planned = step.planned(copied[2], shape)
+    except NotPlannableError:
+        if gpu:
+            raise
+    else:
+        return _with_workspaces(planned, captured) if gpu else planned
+    copied = copy.deepcopy((run.model, run.task, batch))
+    with LiveBytes() as live:  # references may look at values: they have to have some
+        step = _Step(*_set_up(run, *copied, numbers), live, captured=False)
+        return step.planned(copied[2], shape)
+
+
+def kept_by_module(
+    run: Run, batch: Batch, shape: BatchShape | None = None
+) -> dict[str, SavedBytes]:
+    """Plan what autograd keeps on a GPU until the backward pass of a step, by module, most first.
+
+    Raises NotPlannableError as `plan_memory` does.
+
+    Parameters
+    ----------
+    run : model, task and settings; nothing of it changes
+    batch : on the CPU
+    shape : to which the batch is padded, if it is
+    """
+    with _copies(run, batch, gpu=True) as (live, copied):
+        numbers = StepNumbers(0, run.settings.train.seed)
+        step = _Step(*_set_up(run, *copied, numbers), live, captured=True)
+        return step.kept(copied[2], shape)
+
+
+@contextmanager
+def _copies(
+    run: Run, batch: Batch, *, gpu: bool
+) -> Iterator[tuple["LiveBytes", tuple[nn.Module, Any, Any]]]:
+    """Copy model, task and batch as tensors without memory, whose bytes are counted."""
     # Imported here: it takes a second, which no other command should wait for.
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
@@ -119,26 +162,17 @@ def plan_memory(
         FakeTensorMode,
     )
 
-    if isinstance(batch, Unchanging):
-        batch = _with_what_is_derived(run, batch)
-    numbers = numbers or StepNumbers(0, run.settings.train.seed)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with warnings.catch_warnings(), FakeCopyMode(fake):
         warnings.simplefilter("ignore")
         copied = copy.deepcopy((run.model, run.task, batch))
     try:
         with _planning(fake, gpu=gpu) as live:
-            planned = _plan(run, *copied, shape, live, numbers, captured=gpu and captured)
+            yield live, copied
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        if gpu:
-            raise NotPlannableError(
-                f"the memory of a step depends on values of its batch ({error.func})"
-            ) from error
-    else:
-        return _with_workspaces(planned, captured) if gpu else planned
-    copied = copy.deepcopy((run.model, run.task, batch))
-    with LiveBytes() as live:  # references may look at values: they have to have some
-        return _plan(run, *copied, shape, live, numbers, captured=False)
+        raise NotPlannableError(
+            f"the memory of a step depends on values of its batch ({error.func})"
+        ) from error
 
 
 def _with_workspaces(plan: MemoryPlan, captured: bool) -> MemoryPlan:
@@ -146,18 +180,10 @@ def _with_workspaces(plan: MemoryPlan, captured: bool) -> MemoryPlan:
     return dataclasses.replace(plan, workspaces=held, peak=plan.peak + held)
 
 
-def _plan(
-    run: Run,
-    model: nn.Module,
-    task: Any,
-    batch: Any,
-    shape: BatchShape | None,
-    live: "LiveBytes",
-    numbers: StepNumbers,
-    *,
-    captured: bool,
-) -> MemoryPlan:
-    """Plan a step of copies that may be changed."""
+def _set_up(
+    run: Run, model: nn.Module, task: Any, _batch: Any, numbers: StepNumbers
+) -> tuple[Run, bool]:
+    """Return the run with copies that are set up for a step, and whether a batch is all of it."""
     set_up = run.stages[numbers.stage].set_up if run.stages else None
     if set_up is not None:
         set_up(model)
@@ -168,8 +194,7 @@ def _plan(
     if run.stages:
         per_step = run.stages[numbers.stage].config.samples_per_step
         batches = batches_per_step(per_step, world, run.settings.batch.size)
-    step = _Step(run, live, captured=captured, whole=is_whole_step(batches, world))
-    return step.planned(batch, shape)
+    return run, is_whole_step(batches, world)
 
 
 def _with_what_is_derived(run: Run, batch: Any) -> Any:
@@ -277,8 +302,8 @@ class LiveBytes(TorchDispatchMode):
 class _Step:
     """A step of the trainer on tensors without memory."""
 
-    def __init__(self, run: Run, live: LiveBytes, *, captured: bool, whole: bool) -> None:
-        self._run, self._live, self._captured, self._whole = run, live, captured, whole
+    def __init__(self, run: Run, whole: bool, live: LiveBytes, *, captured: bool) -> None:
+        self._run, self._whole, self._live, self._captured = run, whole, live, captured
         self._config, self._optim = run.settings.train, run.settings.optim
         self._dtype = dtype_of(self._config.dtype)
         model = _cast(run.model, self._dtype).train()
@@ -309,6 +334,14 @@ class _Step:
         self._take_step(batch, counts)
         gaps = beside + live.pool.held - live.peak if self._captured else 0
         return MemoryPlan(self._weights, kept, size, 0, live.peak + gaps, gaps)
+
+    def kept(self, batch: Any, shape: BatchShape | None) -> dict[str, SavedBytes]:
+        """Return what autograd keeps between the passes."""
+        model, task = self._run.model, self._run.task
+        counts = task.normalisers(batch)
+        batch, _staging = self._on_device(batch, shape)
+        excluded = [*model.parameters(), *model.buffers(), *_tensors_of(batch)]
+        return saved_bytes_by_module(model, lambda: task.loss(model, batch, counts).total, excluded)
 
     def _gradient_before(self) -> Tensor | None:
         """Copy the gradient of a step's earlier parts, which the capture of a part keeps."""

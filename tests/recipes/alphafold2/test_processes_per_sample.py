@@ -260,12 +260,12 @@ def test_auto_computes_again_in_each_stage_what_its_crops_need(config, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("captured", "gib", "kind"), [(None, 150, "none"), (None, 140, "pair"), (False, 120, "none")]
+    ("captured", "gib", "kind"), [(None, 130, "none"), (None, 125, "pair"), (False, 120, "none")]
 )
 def test_steps_of_a_new_shape_compute_all_blocks_again_beside_the_graphs(
     config, monkeypatch, captured, gib, kind
 ):
-    """10 GiB stay: with nothing computed again graphs need 90 and a quarter, a launched step 10."""
+    """10 GiB stay: with nothing computed again graphs need 90 and a tenth, a launched step 10."""
     monkeypatch.setattr(shared_samples, "memory_of_stage", planned_by_table([], 15, stays=10))
     monkeypatch.setattr(staged_run, "gpu_memory", lambda _: gib * 2**30)
     train = replace(config.train, cuda_graphs=captured)

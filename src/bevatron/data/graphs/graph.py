@@ -158,8 +158,13 @@ class GraphArrays:
             (found.reversed, "reversed edges added"),
             (found.added_loops, "self loops added"),
         ]
-        done = [f"{found.given:,} in the file", *(f"{k:,} {what}" for k, what in changes if k)]
-        entries = f"{n:,} vertices, {self.num_edges:,} stored entries ({', '.join(done)})"
+        done = [f", {k:,} {what}" for k, what in changes if k]
+        origin = (
+            f" ({found.given:,} in the file{''.join(done)})"
+            if done or found.given != self.num_edges
+            else ""
+        )
+        entries = f"{n:,} vertices, {self.num_edges:,} stored entries{origin}"
         neighbours = (
             f"neighbours of a vertex {degrees.min() if n else 0:,} to "
             f"{degrees.max() if n else 0:,}, mean {self.num_edges / max(n, 1):.1f}; "

@@ -276,6 +276,8 @@ def _why_no_manifest(path: Path) -> str:
             f"{path}: its preparation did not finish; run the same `bevatron prepare` again, "
             "which continues where it stopped"
         )
+    if path.is_file():
+        return f"{path}: is a file, not a store; `bevatron prepare` makes stores of files"
     return f"{path}: not a store, it has no {MANIFEST}; make one with `bevatron prepare`"
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from bevatron.data.packing import Algorithm, CostModel, Plan, pack
 from bevatron.data.store.store import Store
 from bevatron.errors import StoreError
+from bevatron.output import span
 from bevatron.typing import IntArray
 
 MOST_ROWS = 40
@@ -132,7 +133,7 @@ def plan_table(plans: Sequence[PlanStatistics], capacity: int, num_ranks: int) -
             (
                 each.name,
                 plan.num_steps,
-                f"{sizes.min()} - {sizes.max()}",
+                span(sizes.min(), sizes.max()),
                 100 * plan.fill,
                 100 * (plan.imbalance - 1),
                 100 * (worst - 1),
@@ -295,7 +296,7 @@ _LABELS = ("energy", "forces", "stress")
 
 def _range(part: Mapping[str, Any], mean: float) -> str:
     low, high = part["min"], part["max"]
-    return f"{low}" if low == high else f"{low} - {high}, mean {mean:.3g}"
+    return span(low, high) + ("" if low == high else f", mean {mean:.3g}")
 
 
 def _percent(part: float, whole: float) -> str:

@@ -146,34 +146,39 @@ class Pairformer(nn.Module):
         bound = [
             partial(self._pipelined, **masks, parts=stage[:3], drops=stage[3]) for stage in stages
         ]
-        return run_stack(self.checkpointing, bound, (s, z))
+        s, _, z = run_stack(self.checkpointing, bound, (s, s.new_empty(0), z))
+        return s, z
 
     def _pipelined(
         self,
-        state: State,
+        state: tuple[Tensor, Tensor, Tensor],
         token_mask: Tensor | None,
         pair_mask: Tensor | None,
         parts: tuple["PairformerBlock | None", ...],
         drops: Tensor | None,
-    ) -> State:
-        """Update the pair by a block and s by those before it, while the pair is turned back.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Update the pair by a block and s by those before it.
 
         The single representation waits for the pair, but the pair never for it. ``parts``: a block
-        updates the pair, the one before attends, and the one before that has its transition.
+        updates the pair, the one before attends while the pair is turned back, and the one before
+        that has its transition. ``state``: s, the update of own tokens that attention has left and
+        that is gathered beside the pair's block, and z.
         """
-        s, z = state
+        s, update, z = state
         of_pair, attending, changing = parts
-        policy, coming, update = self.checkpointing, Coming(z), None
+        policy, coming, whole = self.checkpointing, Coming(z), Coming(s)
+        if changing is not None:
+            whole = gathered(update, -2, s.shape[-2])
         if of_pair is not None:
             new_columns = checkpointed(policy, "pair_block", of_pair.pair.columns)
             coming = turned(new_columns(z, pair_mask, drops))
         if changing is not None:
+            s = s + whole.wait()
             s = s + checkpointed(policy, "transition", changing.transition)(s)
         if attending is not None:
             attend = checkpointed(policy, "attention_pair_bias", attending.attention.of_own)
-            update = gathered(attend(s, z, token_mask), -2, s.shape[-2])
-        z = coming.wait()
-        return s if update is None else s + update.wait(), z
+            update = attend(s, z, token_mask)
+        return s, update, coming.wait()
 
 
 def pairs_of(mask: Bool[Tensor, "*batch N"] | None) -> Bool[Tensor, "*batch N N"] | None:

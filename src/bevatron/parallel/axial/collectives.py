@@ -3,14 +3,12 @@
 A backward pass is the exact transpose of its forward pass; see `bevatron.parallel.axial`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
-from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -103,91 +101,43 @@ class _End(torch.autograd.Function):
         return grad.new_empty(0), None
 
 
-def gather(part: Tensor, dim: int, total: int, group: Group) -> Coming:
+def gather(part: Tensor, dim: int, total: int, group: Group, *, urgent: bool = False) -> Coming:
     """Concatenate the parts of all processes along an axis of ``total`` rows.
 
-    Gradients of 16-bit types are summed in float32, in the order of ranks.
+    Gradients of 16-bit types are added up in float32 and in the order of ranks. ``urgent``: nothing
+    is launched before it is waited for.
     """
-    return Coming(part, partial(_gather, dim, total, group), partial(_sum_to_own, dim, group))
+    there = partial(group.gather, dim=dim, each=lengths(total, group.size), urgent=urgent)
+    return Coming(part, there, partial(_sum_to_own, dim, group, urgent))
 
 
-def transpose(rows: Tensor, total: int, group: Group) -> Coming:
+def transpose(rows: Tensor, total: int, group: Group, *, urgent: bool = False) -> Coming:
     """Exchange own rows [..., R, K, C] of ``total`` for own rows [..., K', total, C] of columns."""
-    back = partial(_transpose, rows.shape[-2], group)
-    return Coming(rows, partial(_transpose, total, group), back)
+    there, back = (partial(_transpose, n, group, urgent) for n in (total, rows.shape[-2]))
+    return Coming(rows, there, back)
 
 
-def _gather(dim: int, total: int, group: Group, part: Tensor) -> Pending:
-    front, each = part.movedim(dim, 0), lengths(total, group.size)
-    longest = each[0]
-    if longest > front.shape[0]:  # both backends gather equal parts
-        front = F.pad(front, [0, 0] * (front.ndim - 1) + [0, longest - front.shape[0]])
+def _sum_to_own(dim: int, group: Group, urgent: bool, whole: Tensor) -> Pending:
+    parts: list[Tensor] = list(whole.split(lengths(whole.shape[dim], group.size), dim))
+    own, most = parts[group.index], parts[0].nbytes
+    found = own.new_empty(group.size, *own.shape)
 
-    def cut(whole: Tensor) -> Tensor:
-        if each[-1] < longest:
-            parts = whole.split(longest)
-            whole = torch.cat([one[:length] for one, length in zip(parts, each, strict=True)])
-        return whole.movedim(0, dim)
+    def add_up(found: Tensor) -> Tensor:
+        if group.size == 2:
+            return own + found[1 - group.index]  # rounded once, too
+        total: Tensor = found.sum(0, dtype=wide_type(whole)).to(whole.dtype)
+        return total
 
-    return group.all_gather(front).then(cut)
-
-
-def _sum_to_own(dim: int, group: Group, whole: Tensor) -> Pending:
-    parts = whole.split(lengths(whole.shape[dim], group.size), dim)
-
-    def add_up(found: list[Tensor]) -> Tensor:
-        if len(found) == 2:
-            return found[0] + found[1]  # rounded once here too
-        return torch.stack(found).sum(0, dtype=wide_type(whole)).to(whole.dtype)
-
-    return _exchange(parts, [parts[group.index].shape] * group.size, group, add_up)
+    places = list(found)
+    if group.size == 2:  # the own part is added from where it is
+        parts[group.index] = places[group.index] = found[:0]
+    return group.trade(parts, places, found, most, urgent=urgent).then(add_up)
 
 
-def _transpose(total: int, group: Group, rows: Tensor) -> Pending:
+def _transpose(total: int, group: Group, urgent: bool, rows: Tensor) -> Pending:
     each = lengths(total, group.size)
     columns = rows.transpose(-2, -3).split(lengths(rows.shape[-2], group.size), -3)
     batch, own, width = rows.shape[:-3], columns[group.index].shape[-3], rows.shape[-1]
-
-    def lay_out(found: list[Tensor]) -> Tensor:
-        whole = rows.new_empty(*batch, own, total, width)
-        for place, block in zip(whole.split(each, -2), found, strict=True):
-            into, given = _in_words(place, block)
-            into.copy_(given)
-        return whole
-
-    return _exchange(columns, [(*batch, own, r, width) for r in each], group, lay_out)
-
-
-def _exchange(
-    parts: Sequence[Tensor],
-    shapes: Sequence[Sequence[int]],
-    group: Group,
-    finish: Callable[[list[Tensor]], Tensor],
-) -> Pending:
-    """Send every process its part; finish with the received parts and the own one."""
-    sent = [0 if k == group.index else part.numel() for k, part in enumerate(parts)]
-    received = [0 if k == group.index else prod(shape) for k, shape in enumerate(shapes)]
-    others = [part for k, part in enumerate(parts) if k != group.index]
-    words = [part.contiguous().flatten() for part in _in_words(*others)]
-    flat = (words[0] if len(words) == 1 else torch.cat(words)).view(parts[0].dtype)
-
-    def unpack(found: Tensor) -> Tensor:
-        blocks = zip(parts, found.split(received), shapes, strict=True)
-        return finish(
-            [
-                part if k == group.index else block.view(shape)
-                for k, (part, block, shape) in enumerate(blocks)
-            ]
-        )
-
-    return group.all_to_all(flat, sent, received).then(unpack)
-
-
-def _in_words(*tensors: Tensor) -> list[Tensor]:
-    """View channels as 8-byte words if possible: strided copies take the same time per element."""
-
-    def fits(x: Tensor) -> bool:
-        counts = (x.shape[-1], x.storage_offset(), *x.stride()[:-1])
-        return x.stride(-1) == 1 and not any(n * x.element_size() % 8 for n in counts)
-
-    return [x.view(torch.int64) for x in tensors] if all(map(fits, tensors)) else [*tensors]
+    whole = rows.new_empty(*batch, own, total, width)
+    most = batch.numel() * each[0] * columns[0].shape[-3] * width * rows.itemsize
+    return group.trade(columns, whole.split(each, -2), whole, most, urgent=urgent)

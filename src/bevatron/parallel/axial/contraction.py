@@ -94,7 +94,9 @@ class Rings:
             coming: Pending | None = None
             if step < self.group.size - 1:
                 following = own.new_empty(planes, each[self._source(step + 1)], total)
-                coming = self.group.pass_on(block, following)
+                most = planes * each[0] * total * own.itemsize
+                urgent = meanwhile is _nothing
+                coming = self.group.pass_on(block, following, most, urgent=urgent)
             if step == 0:
                 meanwhile()
             yield self._source(step), block
@@ -115,7 +117,8 @@ class Rings:
             last = step == size - 1
             following = each[self._source(step + 1)]
             received = into if last else out.new_empty(planes, following, total)
-            coming = self.group.pass_on(found, received)
+            most = planes * each[0] * total * out.itemsize
+            coming = self.group.pass_on(found, received, most, urgent=meanwhile is _nothing)
         meanwhile()
         if coming is not None:
             coming.wait()

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from bevatron.errors import ConfigError
+from bevatron.parallel import windows
 from bevatron.parallel.groups import Group, Silent, open_groups
 from bevatron.parallel.mesh import Mesh
 
@@ -68,7 +69,7 @@ def shared(mesh: Mesh, size: int) -> Iterator[Group]:
     """
     groups = data_mesh(mesh, size).world
     partition = [range(size * k, size * (k + 1)) for k in range(groups)]
-    _joined.append(open_groups(partition, mesh, apart=True))
+    _joined.append(windows.opened(open_groups(partition, mesh, apart=True), mesh))
     try:
         yield _joined[-1]
     finally:

@@ -50,7 +50,8 @@ def outer_product_mean(
     columns = None if by_columns else turned(a, S)
     whole = gathered(b, ROWS, mask.shape[-1] if by_columns else S)
     kept = mask.to(wide_type(m))
-    count = mask_eps + torch.einsum("...si,...sj->...ij", own(kept, -1), kept)
+    with torch.autocast(m.device.type, enabled=False):  # 16 bits count to 256
+        count = mask_eps + torch.einsum("...si,...sj->...ij", own(kept, -1), kept)
     a = (a if columns is None else columns.wait()).transpose(-2, -3)
     b = whole.wait().transpose(-2, -3) if by_columns else whole.wait()
     update: Tensor = layer_of_products(a, b, count, out_weight, out_bias)

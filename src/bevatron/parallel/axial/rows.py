@@ -25,15 +25,18 @@ def own_rows(x: Shaped[Tensor, "*batch S N C"]) -> Shaped[Tensor, "*batch R N C"
     return own(x, ROWS)
 
 
-def gathered(x: Tensor, dim: int, total: int) -> Coming:
-    """Start to gather all ``total`` entries of an axis from the parts of all processes."""
+def gathered(x: Tensor, dim: int, total: int, *, urgent: bool = False) -> Coming:
+    """Begin to gather all ``total`` entries of an axis of which each process has its part.
+
+    ``urgent``: it is waited for at once.
+    """
     group = sample_group()
-    return Coming(x) if group.size == 1 else gather(x, dim, total, group)
+    return Coming(x) if group.size == 1 else gather(x, dim, total, group, urgent=urgent)
 
 
 def all_of(x: Tensor, dim: int, total: int) -> Tensor:
-    """Gather all ``total`` entries of an axis from the parts of all processes."""
-    return gathered(x, dim, total).wait()
+    """Gather all ``total`` entries of an axis of which each process has its part."""
+    return gathered(x, dim, total, urgent=True).wait()
 
 
 def all_rows(
@@ -49,12 +52,14 @@ def all_together(x: Tensor) -> Tensor:
     return x if size == 1 else all_of(x[..., None], -1, size).sum(-1)
 
 
-def turned(x: Shaped[Tensor, "*batch R N C"], total: int | None = None) -> Coming:
-    """Start to exchange own rows for own rows of the transpose; see `transposed`."""
+def turned(
+    x: Shaped[Tensor, "*batch R N C"], total: int | None = None, *, urgent: bool = False
+) -> Coming:
+    """Begin to exchange own rows for own rows of the transposed: see `transposed`."""
     group = sample_group()
     if group.size == 1:
         return Coming(x.transpose(-2, -3))
-    return transpose(x, x.shape[-2] if total is None else total, group)
+    return transpose(x, x.shape[-2] if total is None else total, group, urgent=urgent)
 
 
 def transposed(
@@ -67,4 +72,4 @@ def transposed(
     x : own rows
     total : number of rows of all processes; None = as many as columns
     """
-    return turned(x, total).wait()
+    return turned(x, total, urgent=True).wait()

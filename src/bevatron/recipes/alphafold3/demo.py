@@ -47,6 +47,7 @@ def run_demo(out: Path) -> Part:
     ----------
     out : the demo's folder; a run in it is resumed
     """
+    say("train a small AlphaFold3 on one structure, the Trp-cage of 20 residues")
     folder, source = out / "proteins", bundled(DATA, out)
     components, store = str(bundled(COMPONENTS, out)), out / "proteins" / "store"
     prepare_complexes([source], store, components=components, workers=1)
@@ -57,7 +58,6 @@ def run_demo(out: Path) -> Part:
     untrained = folder / "untrained"
     SaveModel(SYSTEM.kind, config.model)(untrained, run.model.state_dict())
     before = _lddt(untrained, store)
-    say("train a small AlphaFold3 on one structure, the Trp-cage of 20 residues")
     result = fit(run)
     if result.stopped_by is not None:
         return Part(exit_code=result.exit_code)

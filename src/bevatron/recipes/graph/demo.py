@@ -38,7 +38,8 @@ def run_demo(out: Path) -> Part:
     print_metrics(table)
     predict_file(folder, source, folder / "classes.csv")
     return Part(
-        f"the community of {table['test']['accuracy']:.0%} of the test vertices (guessing: 20 %)",
+        f"the community of {100 * table['test']['accuracy']:.0f} % of the test vertices "
+        "(guessing: 20 %)",
         (
             ("graph/report.html", "learning curves, accuracy, confusion matrix"),
             ("graph/classes.csv", "class and probabilities of every vertex"),

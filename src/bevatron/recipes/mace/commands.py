@@ -160,7 +160,7 @@ def relax(
     converged, number = int(result.converged.sum()), len(result.structures)
     return Result(
         {"structures": number, "converged": converged, "out": out},
-        lambda: say(f"{converged} of {number} converged; all are in {out}"),
+        lambda: say(f"{converged} of {number} converged within {steps} steps; all are in {out}"),
     )
 
 

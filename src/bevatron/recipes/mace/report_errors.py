@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from ase.data import chemical_symbols
 
-from bevatron.output import Cell
+from bevatron.output import Cell, span
 from bevatron.recipes.mace.evaluate import SHOWN, Errors, Evaluation, Predictions, error_table
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
@@ -36,7 +36,7 @@ def show_data(report: Report, evaluations: Mapping[str, Evaluation], found: Sequ
                 name,
                 len(values.num_atoms),
                 int(values.num_atoms.sum()),
-                f"{values.num_atoms.min()} - {values.num_atoms.max()}",
+                span(values.num_atoms.min(), values.num_atoms.max()),
                 float(values.num_edges.sum() / max(values.num_atoms.sum(), 1)),
                 int(np.isfinite(values.energy).sum()),
                 int(_per_structure(values, np.isfinite(values.forces).all(axis=1)).sum()),

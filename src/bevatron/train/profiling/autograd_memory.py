@@ -76,19 +76,23 @@ def saved_bytes_by_module(
 @contextmanager
 def _watched(count: Callable[[int], None], excluded: Iterable[Tensor]) -> Iterator[None]:
     """Call ``count`` with the bytes of every storage that autograd keeps in this block."""
-    known = {tensor.untyped_storage().data_ptr() for tensor in excluded}
+    known = {_name(tensor) for tensor in excluded}
     alive: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            known.add(storage.data_ptr())
-            alive.append(tensor.detach())  # so that no address is used twice
-            count(storage.nbytes())
+        if _name(tensor) not in known:
+            known.add(_name(tensor))
+            alive.append(tensor.detach())  # so that no storage is named as another was
+            count(tensor.untyped_storage().nbytes())
         return tensor.detach()  # an output that holds its own node would keep the graph for ever
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield
+
+
+def _name(tensor: Tensor) -> int:
+    """Tell storages apart, also those that have no memory."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  torch has no other name for them
 
 
 class _Places:

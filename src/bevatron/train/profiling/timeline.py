@@ -34,6 +34,8 @@ _PRODUCTS = (
 _PATTERNS = (
     (HOST, _BOOKKEEPING),
     (COMMUNICATION, r"nccl|^gloo:|all_?reduce|all_?gather|reduce_scatter"),
+    # Exchanges through windows (`bevatron.parallel.windows`): barriers, and how they are copied.
+    (COMMUNICATION, r"symmetric_memory|PtoP|BitwiseOrFunctor<(short|int|long|unsigned char)>"),
     (COPY, _COPIES),
     (MATRIX, _PRODUCTS),
     (MEMORY, r"::|<|^void |^triton_(poi|red|per)_"),

@@ -12,7 +12,7 @@ from torch import distributed
 
 from bevatron.config import load_yaml
 from bevatron.data.packing import Plan
-from bevatron.output import Cell
+from bevatron.output import Cell, span
 from bevatron.train.epochs import pack_samples
 from bevatron.train.logger import column, epochs_of, read_journal
 from bevatron.train.report import plots
@@ -178,7 +178,7 @@ def show_balance(report: Report, plan: Plan, batch: BatchConfig, sizes: Iterable
         ("batches", "ranks", "steps", "samples per batch", "fill (%)",
          "slowest rank over mean (%)", "repeats"),
         [[
-            batch.algorithm, plan.num_ranks, plan.num_steps, f"{counts.min()} - {counts.max()}",
+            batch.algorithm, plan.num_ranks, plan.num_steps, span(counts.min(), counts.max()),
             None if np.isnan(plan.fill) else 100 * plan.fill, 100 * (plan.imbalance - 1),
             plan.num_repeats,
         ]],

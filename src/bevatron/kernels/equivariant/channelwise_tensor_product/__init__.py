@@ -52,8 +52,8 @@ def channelwise_tensor_product(
     with the coefficients of `bevatron.maths.so3.wigner_3j`. This is e3nn's `TensorProduct` with
     'uvu' instructions, external weights and its default normalisation, followed by a sum over
     receivers. Raises ConfigError if the irreps cannot be read, the harmonics hold several copies of
-    a degree, or there is no such layout; ValueError if a shape does not go with the irreps, or the
-    types are not one.
+    a degree, or there is no such layout; ValueError if a shape does not match the irreps, or the
+    types differ.
 
     Parameters
     ----------
@@ -61,8 +61,8 @@ def channelwise_tensor_product(
     harmonics : those of each edge, in the order of ``irreps_harmonics``
     weights : those of each edge, path-major: all channels of the first path, then of the second
     edges
-        Row 0 senders, row 1 receivers, in any order; or an `EdgeOrder`, which the Triton
-        implementation otherwise computes for itself.
+        Row 0 senders, row 1 receivers, in any order; or an `EdgeOrder`, which Triton otherwise
+        computes itself.
     irreps_in, irreps_harmonics, irreps_out
         Irreps of ``x``, of ``harmonics`` (one copy of each) and the results. `paths` lists the
         paths in their order; degrees and parities not in ``irreps_out`` are left out.

@@ -21,9 +21,9 @@ def edge_vectors(
 ) -> Float[Tensor, "E 3"]:
     r"""Compute :math:`v_e = r_{receiver(e)} - r_{sender(e)} + s_e C_{g(e)}`.
 
-    Forces are sums over the edges of each atom of gradients with respect to these vectors. The
+    Forces are sums, over the edges of each atom, of gradients with respect to these vectors. The
     order of summation is fixed, so that results repeat bit for bit. Raises ValueError if a shape
-    does not go with the others.
+    does not fit the others.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ def equivariant_linear(
         y_{n,l,m,j} = \frac{s}{\sqrt{K_l}} \sum_{k=1}^{K_l} x_{n,l,m,k} \, W^l_{k,j}
 
     e3nn's ``Linear`` in the layout ``ir_mul``, in which the channels of a component are contiguous.
-    Raises ValueError if a shape does not fit the others, or the types are not one.
+    Raises ValueError if a shape does not fit the others, or the types differ.
 
     Parameters
     ----------

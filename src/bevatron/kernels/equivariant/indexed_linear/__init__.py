@@ -23,7 +23,7 @@ def indexed_linear(
         y_{n,j,m} = s \sum_k W_{z_n,k,j} \, x_{n,k,m}
 
     MACE's skip connection (mace-torch: ``skip_tp``, a product with a one-hot vector of elements).
-    Raises ValueError if a shape does not fit the others, or the types are not one.
+    Raises ValueError if a shape does not fit the others, or the types differ.
 
     Parameters
     ----------

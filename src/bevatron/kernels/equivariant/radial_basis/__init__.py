@@ -20,7 +20,7 @@ def radial_basis(
 ) -> Float[Tensor, "E B"]:
     r"""Compute :math:`c\, \frac{\sin(w_b r)}{r}\, u(r / r_{max})`.
 
-    u is the polynomial that falls from 1 to 0 with two continuous derivatives; see
+    u is the polynomial that decays from 1 to 0 with two continuous derivatives; see
     `bevatron.maths.radial`. Equations 7 and 8 of Gasteiger et al., "Directional message passing"
     (ICLR 2020). Raises KernelError if Triton is requested and cannot run. The kernel differentiates
     twice, in the lengths only.

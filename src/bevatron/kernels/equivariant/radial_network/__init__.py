@@ -25,14 +25,14 @@ def radial_network(
     r"""Compute :math:`h = s(\dots s(s(b(r) W_1) W_2) \dots W_n)` with s = silu.
 
     b is `radial_basis`. The result is the input of the last, linear layer of a radial network; see
-    `radial_tensor_product`. It depends on one number per edge only. Raises KernelError if Triton is
+    `radial_tensor_product`. It depends on a single number per edge. Raises KernelError if Triton is
     requested and cannot run (the kernel takes the constants of the basis as fixed); ValueError if
-    the shapes do not go together, or lengths and weights have several types.
+    the shapes do not match, or lengths and weights have several types.
 
     Parameters
     ----------
     lengths : Å, above zero
-    frequencies, prefactor, r_max, order : as of `radial_basis`
+    frequencies, prefactor, r_max, order : see `radial_basis`
     weights : one per layer, normalisation included, [B, H_1], [H_1, H_2], ..
 
     Examples

@@ -30,14 +30,14 @@ def radial_tensor_product(
 
     The weights, P K per edge, are by far the largest tensor of a message passing step and depend on
     a few dozen hidden features. The Triton implementation computes them for a few thousand edges at
-    a time, and again in the backward and double backward passes, and never stores all of them.
+    a time, again in the backward and double backward passes, and never stores all of them.
     Raises ConfigError if the irreps cannot be read or the harmonics hold several copies of a
-    degree; ValueError if a shape does not go with the irreps, or the types are not one.
+    degree; ValueError if a shape does not match the irreps, or the types differ.
 
     Parameters
     ----------
     x, harmonics, edges, irreps_in, irreps_harmonics, irreps_out, layout
-        As in `channelwise_tensor_product`.
+        See `channelwise_tensor_product`.
     hidden
         Input of the last layer of the radial network. A factor that all weights of an edge share,
         such as a cutoff, can be multiplied into it.
@@ -46,7 +46,7 @@ def radial_tensor_product(
     Returns
     -------
     Tensor
-        As of `channelwise_tensor_product`.
+        See `channelwise_tensor_product`.
 
     Examples
     --------

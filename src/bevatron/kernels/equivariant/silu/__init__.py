@@ -14,8 +14,8 @@ _operator = registry.operator("silu", __name__, takes=support.float32_or_float64
 def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     r"""Compute :math:`x \sigma(x)`, elementwise.
 
-    The second derivative, which training on forces needs, takes torch about ten passes over the
-    tensor, and one fused kernel here. Raises KernelError if Triton is requested and cannot run. The
+    Training on forces needs the second derivative, which takes torch about ten passes over the
+    tensor and here one fused kernel. Raises KernelError if Triton is requested and cannot run. The
     kernel has first and second derivatives.
 
     Parameters

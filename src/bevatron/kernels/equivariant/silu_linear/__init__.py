@@ -15,9 +15,9 @@ _operator = registry.operator("silu_linear", __name__, takes=support.float32_or_
 def silu_linear(x: Float[Tensor, "E H"], weight: Float[Tensor, "_ J"]) -> Float[Tensor, "E J"]:
     r"""Compute :math:`y = \mathrm{silu}(x) W`.
 
-    The hidden layers of a radial network: very many rows, few columns. The activation, of which a
-    potential trained on forces needs two derivatives, is recomputed by every matmul and never
-    stored. Raises ValueError if the shapes do not go together, or the types are not one.
+    The hidden layers of a radial network: very many rows, few columns. A potential trained on
+    forces needs two derivatives of the activation, which every matmul recomputes and nothing
+    stores. Raises ValueError if the shapes do not match, or the types differ.
 
     Parameters
     ----------

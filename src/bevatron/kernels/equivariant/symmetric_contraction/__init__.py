@@ -32,7 +32,7 @@ def symmetric_contraction(
 
     Equations 10 and 11 of Batatia et al., "MACE" (NeurIPS 2022), as mace-torch computes them.
     Raises ConfigError if the coefficients would be too large; ValueError if a shape does not fit
-    the others, or the types are not one.
+    the others, or the types differ.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A residual update with dropout whose mask rows or columns share."""
+"""A residual update with dropout whose mask is shared by rows or by columns."""
 
 from typing import Literal
 
@@ -22,18 +22,18 @@ def add_dropped(
     mask: Float[Tensor, "*batch _ C"] | None = None,
     shared: Shared = "rows",
 ) -> Float[Tensor, "*batch R N C"]:
-    r"""Add what a layer updates, of which a mask drops channels.
+    r"""Add a layer's update, with channels dropped by a mask.
 
     .. math:: y_{rn} = x_{rn} + m_n \odot u_{rn}
 
-    AlphaFold2's supplement, section 1.11.6. The mask is drawn beforehand; it is not an input of
-    gradients. Raises ValueError if shapes or types do not fit; KernelError if Triton is requested
-    and cannot run. The kernel has first derivatives.
+    AlphaFold2's supplement, section 1.11.6. The mask is drawn beforehand and not
+    differentiated. Raises ValueError if shapes or types do not fit; KernelError if Triton is
+    requested and cannot run. The kernel has first derivatives.
 
     Parameters
     ----------
     x, update
-        A residual stream and what a layer adds to it, of one type; the update may be a transposed
+        A residual stream and a layer's update of it, of one type; the update may be a transposed
         view, such as that of attention around the ending node.
     mask
         0 or ``1 / (1 - rate)``: [..., N, C], or [..., R, C] if columns share it. None: no dropout.
@@ -42,7 +42,7 @@ def add_dropped(
     Returns
     -------
     Tensor
-        Same type as ``x``, contiguous. The backward pass keeps the mask alone.
+        Same type as ``x``, contiguous. Saved for the backward pass: the mask alone.
 
     Examples
     --------

@@ -35,11 +35,11 @@ def conditioned_transition(
         n &= \sigma(W_s \bar s + b_s) \odot \operatorname{LayerNorm}(x) + W_t \bar s \\
         y &= \sigma(W_o s + b_o) \odot W_d \big( \operatorname{silu}(W_g n) \odot W_u n \big)
 
-    AlphaFold3, algorithms 25 and 26; neither LayerNorm has a bias, that of x no weight either. The
-    backward pass keeps the inputs, the statistics of both norms (four float32 numbers per row) and
-    the result, which must not be modified in place until then. It keeps no intermediate rows, which
+    AlphaFold3, algorithms 25 and 26; neither LayerNorm has a bias, and that of x has no weight. The
+    backward pass saves the inputs, the statistics of both norms (four float32 numbers per row) and
+    the result, which must not be modified in place until then. It saves no intermediate rows, which
     would take most of the diffusion module's memory. Raises ValueError if a shape does not match,
-    naming the argument; KernelError if Triton is requested and cannot run. The kernel takes
+    naming the argument; KernelError if Triton is requested and cannot run. The kernel supports
     bfloat16, float16 and float32 and has first derivatives; the reference is differentiable to any
     order.
 

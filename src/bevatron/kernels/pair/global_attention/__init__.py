@@ -37,11 +37,12 @@ def global_attention(
         o_j^h &= \sum_s \operatorname{softmax}_s(q_j^h \cdot W_k n_{sj})\, W_v n_{sj}, \qquad
         y_{sj} = W_o \big( \sigma(W_g n_{sj} + b_g) \odot o_j \big) + b_o
 
-    with the softmax over the rows that the mask keeps; keys and values have one head. AlphaFold2,
-    algorithm 19. In a column without any row o is zero (and the gradients through it). Raises
-    ValueError if a shape does not match, naming the argument; KernelError if Triton is requested
-    and cannot run. The kernel takes bfloat16, float16 and float32, heads D of a multiple of 8 up to
-    128, and has first derivatives; the reference is differentiable to any order.
+    with the softmax over the rows that the mask keeps; keys and values have one head.
+    AlphaFold2, algorithm 19. In a column without any row o is zero (and the gradients through
+    it). Raises ValueError if a shape does not match, naming the argument; KernelError if Triton
+    is requested and cannot run. The kernel supports bfloat16, float16 and float32, heads D of
+    multiples of 8 up to 128, and has first derivatives; the reference is differentiable to any
+    order.
 
     Parameters
     ----------

@@ -28,12 +28,13 @@ def layer_norm(
         y = s \odot \Big( w \odot \frac{x - \operatorname{mean}(x)}
         {\sqrt{\operatorname{var}(x) + \epsilon}} + b \Big) + t
 
-    with the mean and the (biased) variance over the last axis, a weight w and bias b that all rows
-    share, and a scale s and shift t per row. Ba et al., arXiv 1607.06450; with ``sigmoid=True``, no
-    weight and no bias it is the adaptive norm of AlphaFold3, algorithm 26, after its two
-    projections. Raises ValueError if a shape does not match, naming the argument; KernelError if
-    Triton is requested and cannot run. The kernel takes bfloat16, float16 and float32, up to 8192
-    channels, and has first derivatives; the reference is differentiable to any order.
+    with the mean and the (biased) variance over the last axis, a weight w and bias b that all
+    rows share, and a scale s and shift t per row. Ba et al., arXiv 1607.06450; with
+    ``sigmoid=True``, no weight and no bias it is the adaptive norm of AlphaFold3, algorithm 26,
+    after its two projections. Raises ValueError if a shape does not match, naming the argument;
+    KernelError if Triton is requested and cannot run. The kernel supports bfloat16, float16 and
+    float32, up to 8192 channels, and has first derivatives; the reference is differentiable to
+    any order.
 
     Parameters
     ----------

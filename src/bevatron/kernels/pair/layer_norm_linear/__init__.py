@@ -25,18 +25,18 @@ def layer_norm_linear(
 
     .. math:: y = W \operatorname{LayerNorm}(x) + b
 
-    The projections in front of attention and triangle multiplication, and their pair biases. The
-    backward pass keeps the input and two float32 numbers per row. Raises ValueError if a shape does
-    not match, naming the argument; KernelError if Triton is requested and cannot run. The kernel
-    takes bfloat16, float16 and float32 and has first derivatives; the reference is differentiable
-    to any order.
+    The projections in front of attention and triangle multiplication, and their pair biases.
+    The backward pass saves the input and two float32 numbers per row. Raises ValueError if a
+    shape does not match, naming the argument; KernelError if Triton is requested and cannot
+    run. The kernel supports bfloat16, float16 and float32 and has first derivatives; the
+    reference is differentiable to any order.
 
     Parameters
     ----------
     x : [..., C]
     norm_weight, norm_bias : [C], of the LayerNorm
     weight, bias
-        [K, C] and [K], as `torch.nn.Linear` keeps them. Layers on the same rows are
+        [K, C] and [K], in the layout of `torch.nn.Linear`. Layers on the same rows are
         fused by concatenating their weights.
     eps : added to the variance of the LayerNorm
 

@@ -38,11 +38,11 @@ def outer_product_mean(
         {\epsilon_m + \sum_s m_{si} m_{sj}}
 
     AlphaFold2, algorithm 10; AlphaFold3, algorithm 9. The division comes after the last layer and
-    its bias, as in the published code. The backward pass keeps the input, two float32 numbers per
-    row and the N^2 H^2 outer products if they take at most 1280 MiB; larger ones exist for a few
-    lines of the pair at a time only, and the backward pass recomputes them. Raises ValueError if a
+    its bias, as in the published code. The backward pass saves the input, two float32 numbers per
+    row and the N^2 H^2 outer products if they take at most 1280 MiB; larger ones exist only for a
+    few lines of the pair at a time, and the backward pass recomputes them. Raises ValueError if a
     shape does not match, naming the argument; KernelError if Triton is requested and cannot run.
-    The kernel takes bfloat16, float16 and float32 and has first derivatives; the reference is
+    The kernel supports bfloat16, float16 and float32 and has first derivatives; the reference is
     differentiable to any order.
 
     Parameters
@@ -105,7 +105,7 @@ def layer_of_products(
     ----------
     a, b : masked projections of S rows of an alignment
     count : n, for which no gradient is computed
-    out_weight, out_bias : as of `outer_product_mean`
+    out_weight, out_bias : see `outer_product_mean`
     """
     (*batch, S, R, H), N = a.shape, b.shape[-2]
     wanted = {"b": (b, (*batch, S, N, H)), "count": (count, (*batch, R, N))}

@@ -36,17 +36,17 @@ def qkvg(
 
     A module keeps the four layers of published state dicts (``linear_q``, ``linear_k``,
     ``linear_v``, ``linear_g``); their weights are concatenated in each call, a copy of a few
-    hundred kilobytes. The four results are views of one tensor, as `pair_attention` reads them. The
-    backward pass keeps x and, with a norm, two float32 numbers per row. Raises ValueError if a
-    shape does not match, naming the argument; KernelError if Triton is requested and cannot run.
-    The kernel takes bfloat16, float16 and float32 and has first derivatives; the reference is
-    differentiable to any order.
+    hundred kilobytes. The four results are views of one tensor, which `pair_attention` reads in
+    place. The backward pass saves x and, with a norm, two float32 numbers per row. Raises
+    ValueError if a shape does not match, naming the argument; KernelError if Triton is
+    requested and cannot run. The kernel supports bfloat16, float16 and float32 and has first
+    derivatives; the reference is differentiable to any order.
 
     Parameters
     ----------
     x : [..., C]
     q_weight, k_weight, v_weight, gate_weight
-        [Q, C], [K, C], [V, C] and [G, C], as `torch.nn.Linear` keeps them.
+        [Q, C], [K, C], [V, C] and [G, C], in the layout of `torch.nn.Linear`.
     gate_bias, q_bias : [G] (AlphaFold2) and [Q] (AlphaFold3's single attention)
     norm : weight and bias (each may be None) of a LayerNorm in front; None for no norm at all
     eps : added to the variance of the norm

@@ -45,9 +45,14 @@ def _joint_bias(
     if gate_bias is None and q_bias is None:
         return None
 
-    def join() -> Tensor:
-        q, k, v, gate = (weight.new_zeros(len(weight)) for weight in weights)
-        first, last = q if q_bias is None else q_bias, gate if gate_bias is None else gate_bias
-        return torch.cat([first, k, v, last]).to(dtype)
+    lengths = [len(weight) for weight in weights]
 
-    return once(join, q_bias, gate_bias, to=(dtype, *map(len, weights)))
+    def among_all(bias: Tensor, place: int) -> Tensor:
+        return F.pad(bias.to(dtype), (sum(lengths[:place]), sum(lengths[place + 1 :])))
+
+    def join() -> Tensor:
+        biases = ((q_bias, 0), (gate_bias, 3))
+        placed = [among_all(bias, place) for bias, place in biases if bias is not None]
+        return placed[0] if len(placed) == 1 else placed[0] + placed[1]
+
+    return once(join, q_bias, gate_bias, to=(dtype, *lengths))

@@ -21,16 +21,16 @@ def smooth_lddt(
     .. math:: \frac{\sum_{lm} c_{lm} \frac14 \sum_t \sigma(t - |d_{lm} - d^{true}_{lm}|)}
               {10^{-10} + \sum_{lm} c_{lm}}
 
-    with t of 0.5, 1, 2, 4 Å and c 1 for atoms l, m, not the same, of a radius above 0 that are
-    closer in the truth than the radius of l: algorithm 27 of AlphaFold3's supplement. Raises
+    with t of 0.5, 1, 2, 4 Å, and c = 1 for different atoms l, m of radius above 0 that are closer
+    in the truth than the radius of l: algorithm 27 of AlphaFold3's supplement. Raises
     ValueError if the types differ; KernelError if Triton is requested and cannot run. The kernel
     has first derivatives.
 
     Parameters
     ----------
-    predicted : Å; the only input with a gradient, where no two counted atoms are in one place
+    predicted : Å; the only input with a gradient, if no two counted atoms coincide
     truth : Å; finite
-    radius : Å; 0 of an atom that does not count
+    radius : Å; 0 for an atom that does not count
 
     Returns
     -------

@@ -32,7 +32,7 @@ def swiglu(
     Returns
     -------
     Tensor
-        [..., C], contiguous. The backward pass keeps the inputs only, unmodified.
+        [..., C], contiguous. Saved for the backward pass: the inputs alone, unmodified.
 
     Examples
     --------

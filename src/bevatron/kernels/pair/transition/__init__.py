@@ -35,17 +35,17 @@ def transition(
         \operatorname{relu}(W_u n + b_u) & \text{without (AlphaFold2, 9 and 15)}
         \end{cases}
 
-    The hidden rows, 2 or 4 times as wide, are not kept, unless they are fewer than 1,024: the
-    backward pass takes the input and two float32 numbers per row. Raises ValueError if a shape does
-    not match, naming the argument; KernelError if Triton is requested and cannot run. The kernel
-    takes bfloat16, float16 and float32 and has first derivatives; the reference is differentiable
-    to any order.
+    The hidden rows, 2 or 4 times as wide, are not saved unless they are fewer than 1,024: the
+    backward pass needs the input and two float32 numbers per row. Raises ValueError if a shape
+    does not match, naming the argument; KernelError if Triton is requested and cannot run. The
+    kernel supports bfloat16, float16 and float32 and has first derivatives; the reference is
+    differentiable to any order.
 
     Parameters
     ----------
     x : [..., C]
     norm_weight, norm_bias : [C], of the LayerNorm
-    up_weight, gate_weight : [H, C], as `torch.nn.Linear` keeps them
+    up_weight, gate_weight : [H, C], in the layout of `torch.nn.Linear`
     down_weight : [C_out, H]
     up_bias, down_bias : [H] and [C_out]
     eps : added to the variance of the LayerNorm

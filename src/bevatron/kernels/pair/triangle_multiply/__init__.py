@@ -37,7 +37,7 @@ def triangle_multiply(
     eps: float = 1e-5,
     contraction: Contraction | None = None,
 ) -> Float[Tensor, "*batch R N C"]:
-    r"""Update every edge of the pair from the other two edges of all triangles it is in.
+    r"""Update every edge of the pair from the other two edges of its triangles.
 
     .. math::
 
@@ -48,8 +48,8 @@ def triangle_multiply(
         x_{ij} = \sum_k a_{ki} \odot b_{kj} \;\text{(incoming)} \\
         y &= \sigma(W_g n) \odot W_o \operatorname{LayerNorm}(x)
 
-    and a bias in every linear layer where it is given. AlphaFold2, algorithms 11 and 12 (with
-    biases); AlphaFold3, algorithms 12 and 13 (without). The backward pass keeps z, n, a, b, x and
+    and a bias in every linear layer that has one. AlphaFold2, algorithms 11 and 12 (with
+    biases); AlphaFold3, algorithms 12 and 13 (without). The backward pass saves z, n, a, b, x and
     four float32 numbers per edge. Raises ValueError if a shape does not match, naming the argument;
     KernelError if Triton is requested and cannot run. The kernel takes bfloat16, float16 and
     float32, up to 256 channels, and has first derivatives; the reference is differentiable to any
@@ -69,7 +69,7 @@ def triangle_multiply(
     a_bias, a_gate_bias, b_bias, b_gate_bias, out_bias, out_gate_bias : biases of the linear layers
     outgoing : whether outgoing edges are multiplied, or incoming ones
     eps : added to the variances of both norms
-    contraction : computes x where z is R rows of a pair whose other rows are elsewhere
+    contraction : computes x if z is R rows of a pair whose other rows are on other devices
 
     Returns
     -------

@@ -97,7 +97,7 @@ class TriangleAttention(nn.Module):
         self, z: Float[Tensor, "*batch R N C"], mask: Bool[Tensor, "*batch N N"] | None = None
     ) -> tuple[Float[Tensor, "*batch K N C"], Float[Tensor, "*batch K N C"]]:
         """Return own columns and their update around the ending node, laid out as rows."""
-        coming = turned(z)
+        coming = turned(z, urgent=True)
         bias = gathered(self._bias(z).mT, -1, z.shape[-2])
         # Copied once here instead of by every operator that reads it.
         columns = coming.wait().contiguous()
