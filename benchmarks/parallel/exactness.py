@@ -1,4 +1,4 @@
-"""Compares losses and gradients of several GPUs, over NCCL, with those of one GPU.
+"""Compares losses and gradients of several GPUs with those of one GPU.
 
     torchrun --nproc-per-node 2 -m benchmarks.parallel.exactness COMPLEXES CHAINS [--out results]
 
@@ -134,9 +134,9 @@ def summed_gradients() -> Iterator[list[list[Tensor]]]:
     found: list[list[Tensor]] = []
     update = StepGraphs.update
 
-    def noted(graphs: StepGraphs) -> Any:
+    def noted(graphs: StepGraphs, *given: Any) -> Any:
         found.append([x.clone() for x in graphs._update.gradients])  # noqa: SLF001
-        return update(graphs)
+        return update(graphs, *given)
 
     with patch.object(StepGraphs, "update", noted):
         yield found

@@ -157,8 +157,10 @@ class WindowGroup(Group):
             for rank, at, place in wanted:
                 if place.numel():
                     fetch(place, self._view(rank, at, place), urgent)
-            if own is not None:
+            if own is not None and not urgent:
                 copy(*own)
+        if own is not None and urgent:
+            copy(*own)  # the current stream would only wait
         return Pending(result, work, kept=[part for _, part in given])
 
     def _take_turns(self) -> None:
