@@ -1,7 +1,7 @@
-"""What a run leaves to the memory of its GPUs.
+"""Settings that a run chooses by the memory of its GPUs.
 
 How many of them compute a sample together (``parallel.axial: auto``), and in each stage what the
-backward pass computes again (``checkpointing: {kind: auto}`` of a model).
+backward pass recomputes (``checkpointing: {kind: auto}`` of a model).
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,7 @@ RECOMPUTED: dict[Kind, str] = {
 }
 """What ``auto`` chooses from, the fastest first."""
 SPARING: dict[Kind, Kind] = {"none": "all", "pair": "all"}
-"""What steps that are launched beside captured ones compute again instead: the same weights come of
-it, bit for bit."""
+"""What steps launched beside captured ones recompute instead; weights are the same, bit for bit."""
 GROWTH = 0.1
 """Share of a captured step's activations by which graphs of other shapes may add to the memory that
 all share. In simulated pools of AlphaFold3 it was 0.03 to 0.08."""
@@ -54,7 +53,7 @@ def smallest(own: int, mesh: Mesh) -> int:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What a stage computes again, and the bytes that its steps need.
+    """What a stage recomputes, and the bytes that its steps need.
 
     Attributes
     ----------
@@ -66,7 +65,7 @@ class _Chosen:
 
 
 def fitted(run: Run, sizes: Sequence[int], memory: int) -> Run:
-    """Let as few GPUs compute a sample together as have the memory, and compute little again.
+    """Let as few GPUs share a sample as have the memory, and recompute as little as fits.
 
     Several GPUs take more than their share of one GPU's time for a sample, and a block that is
     computed again costs a third of its time: so the first of ``sizes`` that fits, and of it the
@@ -165,7 +164,7 @@ def _fits(needed: int | NotPlannableError, memory: int) -> bool:
 
 
 def _note(chosen: _Chosen, memory: int) -> str:
-    """Say what was chosen for a stage."""
+    """Describe what was chosen for a stage."""
     stage, needed = chosen.stage, chosen.planned
     set_up = stage.set_up
     what = RECOMPUTED[set_up.kind] if isinstance(set_up, Recomputation) else "as configured"

@@ -25,7 +25,7 @@ Choice = tuple[tuple[str, int], ...]
 
 
 class Course(Protocol):
-    """Answers the loop's questions about a run; a function of settings and progress alone."""
+    """Decides what the loop does next; a function of settings and progress alone."""
 
     def data(self, progress: Progress) -> Dataset:
         """Return what the batches of this epoch index."""
@@ -37,10 +37,10 @@ class Course(Protocol):
         """Plan what is left of this epoch."""
 
     def plan_next(self, progress: Progress) -> EpochPlan | None:
-        """Plan the epoch after this one, all of whose steps are done; None if there may be none."""
+        """Plan the epoch after this one, once all its steps are done; None if there is none."""
 
     def learning_rate(self, progress: Progress, step: int, fraction: float) -> float:
-        """Compute the learning rate after so many steps, and so much of this epoch."""
+        """Compute the learning rate after these steps and this fraction of the epoch."""
 
     def validates(self, progress: Progress) -> bool:
         """Whether this epoch ends with a validation."""
@@ -307,7 +307,7 @@ class Stages:
         return sum(stage.config.steps for stage in self.run.stages)
 
     def validates(self, progress: Progress) -> bool:
-        """Say yes: an epoch ends where a validation is due."""
+        """Return True: an epoch ends where a validation is due."""
         del progress
         return True
 

@@ -125,7 +125,7 @@ class Beside(Protocol):
 
         Parameters
         ----------
-        stopped : whether to stop, asked again and again on all ranks
+        stopped : whether to stop; polled on all ranks
         """
 
     def dismiss(self, result: FitResult) -> None:

@@ -2,7 +2,7 @@
 
 Model, task and batch are copied as tensors without storage (torch's fake tensors), and one step of
 the trainer runs on them. Whatever it allocates is counted until it is freed: activations that
-autograd keeps or computes again, gradients, moments, averages, and the workspaces of operators,
+autograd keeps or recomputes, gradients, moments, averages, and the workspaces of operators,
 whose functions run with their launches left out. A captured step is planned with the memory that
 its graph's pool holds, gaps included.
 """
@@ -133,7 +133,7 @@ def plan_memory(
 def kept_by_module(
     run: Run, batch: Batch, shape: BatchShape | None = None
 ) -> dict[str, SavedBytes]:
-    """Plan what autograd keeps on a GPU until the backward pass of a step, by module, most first.
+    """Plan what autograd saves on a GPU for the backward pass of a step, by module, most first.
 
     Raises NotPlannableError as `plan_memory` does.
 
@@ -336,7 +336,7 @@ class _Step:
         return MemoryPlan(self._weights, kept, size, 0, live.peak + gaps, gaps)
 
     def kept(self, batch: Any, shape: BatchShape | None) -> dict[str, SavedBytes]:
-        """Return what autograd keeps between the passes."""
+        """Return what autograd keeps between forward and backward pass."""
         model, task = self._run.model, self._run.task
         counts = task.normalisers(batch)
         batch, _staging = self._on_device(batch, shape)
@@ -390,7 +390,7 @@ class _Step:
 
 
 def _tensors_of(value: Any) -> Iterator[Tensor]:
-    """Walk through all tensors that an object holds, those of what was derived from it too."""
+    """Walk through all tensors of an object, including those derived from it."""
     seen, left = set[int](), [value]
     while left:
         one = left.pop()

@@ -1,7 +1,7 @@
-"""What torch's allocator takes from a GPU for tensors that come and go.
+"""How much GPU memory torch's allocator reserves for a sequence of tensors.
 
 A CUDA graph has a pool of memory of its own and holds all of it between steps, the gaps too. Where
-blocks are computed again, tensors of many sizes take turns: gaps are up to a third of the pool.
+blocks are recomputed, tensors of many sizes alternate: gaps are up to a third of the pool.
 """
 
 from bisect import bisect_left, insort
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BLOCK_BYTES = 512
-"""Sizes of tensors are rounded up to it."""
+"""Sizes of tensors are rounded up to a multiple of it."""
 
 MIB = 2**20
 SMALL = MIB
@@ -34,7 +34,7 @@ class Block:
 
 @dataclass
 class Segments:
-    """The segments of a pool, from which nothing is given back.
+    """The segments of a pool, which are never returned to the device.
 
     A tensor takes the smallest free block that holds it; what is left of the block stays free, if
     it is more than 1 MiB or the segment is one for small tensors. Free neighbours are joined.
@@ -59,7 +59,7 @@ class Segments:
     )
 
     def take(self, size: int) -> Block:
-        """Find a block for a tensor of so many bytes."""
+        """Find a block for a tensor of this many bytes."""
         size = max(-(-size // BLOCK_BYTES), 1) * BLOCK_BYTES
         small = size <= SMALL
         free = self._free[small]
@@ -82,7 +82,7 @@ class Segments:
         return Block(self.held - length, length, small)
 
     def give(self, block: Block) -> None:
-        """Take a tensor's block back."""
+        """Free a tensor's block."""
         before, after = block.before, block.after
         if before is not None and before.free:
             block = self._joined(before, before, block)

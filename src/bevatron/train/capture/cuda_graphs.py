@@ -2,7 +2,7 @@
 
 A step of an equivariant network is some thousands of short kernels; launched one by one from Python
 they leave the GPU idle. A graph launches them all at once. What is captured must read and write
-fixed memory, never ask the device for a number and always do the same.
+fixed memory, never read a value from the device and always do the same.
 """
 
 import contextlib

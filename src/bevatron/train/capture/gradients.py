@@ -82,7 +82,7 @@ class GradientBuckets:
                     end(place)
 
     def sum(self) -> None:
-        """Sum over ranks what was launched last; all that follows on the device waits for it.
+        """Sum over ranks what was launched last; all later work on the device waits for it.
 
         Buckets are summed in the order in which rank 0 completed them in its first step.
         """

@@ -51,7 +51,7 @@ random order nearly all come sooner."""
 
 
 def memory_limit(device: torch.device) -> int:
-    """Return how many bytes graphs may hold; a single one may hold more."""
+    """Return the maximum size of all graphs in bytes; a single one may be larger."""
     if device.type != "cuda":
         return 0
     return int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[1])
@@ -303,7 +303,7 @@ class StepGraphs:
         self._seconds += time.monotonic() - began
 
     def _make_room(self, key: Key, choice: Choice) -> None:
-        """Give up graphs while all together hold too much: unused ones, else the newest."""
+        """Drop graphs while they hold too much memory: unused ones first, then the newest."""
         captured = {name: graph for name, graph in self._graphs.items() if graph.size is not None}
         held = sum(graph.size or 0 for graph in captured.values())
         if not self._limit or held <= self._limit or len(captured) == 1:
@@ -331,14 +331,14 @@ class StepGraphs:
         return captured[0] if idle > ROUNDS_UNUSED * len(captured) else None
 
     def _drop(self, key: Key, choice: Choice) -> None:
-        """Forget a graph, and its batch if no other reads it; it must be seen again."""
+        """Drop a graph, and its batch if no other reads it; its shape must be seen again."""
         del self._graphs[key, choice]
         self._seen[key, choice] = 0
         if not any(other == key for other, _ in self._graphs):
             del self._inputs[key]
 
     def _begin_again(self, key: Key, choice: Choice) -> None:
-        """Forget all graphs but one that is not captured, and give back the memory they shared."""
+        """Drop all graphs but one that is not captured, and free the memory they shared."""
         for other in [*self._graphs]:
             if other != (key, choice):
                 self._drop(*other)
