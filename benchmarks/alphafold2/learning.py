@@ -282,10 +282,10 @@ def collect(folder: Path, out: Path, note: str) -> None:
     drawn = {
         name: members
         for name, members in groups.items()
-        if ", " not in name and members[0]["curve"]["valid"]
+        if ", " not in name and len(members[0]["curve"]["valid"]) > 1
     }
     add_picture(draw(drawn), path)
-    timed = [run for run in runs if "seconds" in run]
+    timed = [run for name in drawn for run in groups[name] if "seconds" in run]
     if timed:
         write_result(
             "alphafold2/time_to_train", [time_of(run) for run in timed], TIME_NOTES, folder=out,

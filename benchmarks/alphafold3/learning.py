@@ -381,7 +381,7 @@ def curve_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     lengths = (len(losses) for seeds in arms.values() for losses in seeds.values())
     for place in range(min(lengths, default=0)):
-        row: dict[str, Any] = {"to step": CHUNK * (place + 1)}
+        row: dict[str, Any] = {"to step": min(CHUNK * (place + 1), len(runs[0]["curve"]))}
         for arm, seeds in sorted(arms.items()):
             here = [losses[place] for losses in seeds.values()]
             row[f"{arm}, mean of {len(here)}"] = float(np.mean(here))
@@ -413,7 +413,7 @@ def picture(runs: Sequence[Mapping[str, Any]]) -> Any:
         curves = []
         for run in runs:
             values = [one[name] for one in thinned(run["curve"]) if name in one]
-            steps = [CHUNK * (place + 1) for place in range(len(values))]
+            steps = [min(CHUNK * (n + 1), len(run["curve"])) for n in range(len(values))]
             arm = arm_of(run)
             label = arm if arm == run["name"] else f"{arm}, seed {run['options']['seed']}"
             curves += [Curve(label, steps, values)] if values else []

@@ -73,7 +73,7 @@ def test_a_model_is_trained_and_tested_with_alignments_and_without(store, tmp_pa
     shown = ("alignment", "sequence alone")
     tested = [f"{of}, {each}" for of in ("test", "training") for each in shown]
     assert judged == ["validation, step 2", *tested]
-    spent, _ = json.loads((tmp_path / "alphafold2/time_to_train.json").read_text())["rows"]
+    (spent,) = json.loads((tmp_path / "alphafold2/time_to_train.json").read_text())["rows"]
     assert spent["steps, s"] > 0 < spent["validating, s"]
     (pair,) = json.loads((tmp_path / "alphafold2/learning_pairs.json").read_text())["rows"]
     assert pair["beside"] == "held out, late"

@@ -38,7 +38,7 @@ class Pending:
     kept: Sequence[Tensor] = ()
 
     def then(self, finish: Callable[[Tensor], Tensor]) -> "Pending":
-        """Finish the result when it is there, after what has to be finished before."""
+        """Finish the result once it is there, after earlier finishing functions."""
         before = self.finish
         self.finish = finish if before is None else lambda result: finish(before(result))
         return self
@@ -164,7 +164,7 @@ class Group:
     ) -> Pending:
         """Concatenate parts of ``each`` length, longest first, along an axis.
 
-        ``urgent``: no other work runs beside the exchange.
+        ``urgent``: no other work overlaps the exchange.
         """
         front, longest = part.movedim(dim, 0), each[0]
         if longest > front.shape[0]:  # equal parts are what both backends gather
@@ -192,8 +192,8 @@ class Group:
         Parameters
         ----------
         parts, places : of any strides
-        most : bytes that no process sends more of to another, the same on all
-        urgent : no other work runs beside the exchange
+        most : largest number of bytes between any two processes, the same on all
+        urgent : no other work overlaps the exchange
         """
         own = self.index
         others = [part for k, part in enumerate(parts) if k != own]
@@ -220,7 +220,7 @@ class Group:
     ) -> Pending:
         """Send a tensor to the process before this one; write what that after sends.
 
-        ``most``: bytes that no process passes on more of, the same on all.
+        ``most``: largest number of bytes that any process passes on.
         """
         if self.size == 1:
             return Pending(x)
@@ -240,7 +240,7 @@ class Group:
 
 
 def in_words(*tensors: Tensor) -> list[Tensor]:
-    """View channels as words of 8 bytes, if all can be: strided copies take as long for each."""
+    """View channels as words of 8 bytes where possible: strided copies cost the same for each."""
 
     def fits(x: Tensor) -> bool:
         counts = (x.shape[-1], x.storage_offset(), *x.stride()[:-1])

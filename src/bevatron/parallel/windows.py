@@ -1,8 +1,8 @@
-"""Exchanges through memory that the GPUs of a host read from each other directly.
+"""Exchanges in which the GPUs of a host read each other's memory directly.
 
-Every process of a group has a window of the same size. It writes there what it sends, and after a
-barrier on the GPUs each process reads its pieces out of the windows of the others, at the rate of
-the links: NCCL's own kernels pass pieces on through buffers, at half of it.
+Every process of a group has a window of the same size. It writes what it sends into its own window;
+after a barrier on the GPUs each process reads its parts from the others' windows. NCCL's send and
+receive kernels copy through buffers and reach about half the bandwidth of the links.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,18 +19,18 @@ from bevatron.parallel.groups import Group, Pending, in_words
 from bevatron.parallel.mesh import Mesh
 
 WINDOW = 2**27
-"""Bytes of a half of a window; what does not fit is sent through NCCL."""
+"""Bytes in half a window; larger exchanges go through NCCL."""
 ALIGNED = 16
-"""Bytes of which every piece in a window begins at a multiple."""
+"""Alignment of parts in a window, bytes."""
 LARGE = 2**20
-"""Bytes from which on the copy engine is used, if other work runs beside it."""
+"""Smallest read, in bytes, that uses the copy engine when other work overlaps it."""
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _handles: dict[Any, Any] = {}
-"""Windows of the process groups that have some; None for those whose GPUs cannot read them."""
+"""Windows by process group; None if its GPUs cannot read each other's memory."""
 
 
 def opened(group: Group, mesh: Mesh) -> Group:
-    """Give a group windows, if all its processes are on one host and their GPUs can read them."""
+    """Give a group windows if its processes share a host and their GPUs can read them."""
     hosts = {rank // mesh.local_world for rank in group.ranks}
     if group.size == 1 or mesh.device.type != "cuda" or len(hosts) > 1:
         return group
@@ -41,7 +41,7 @@ def opened(group: Group, mesh: Mesh) -> Group:
 
 
 def _rendezvous(group: Group, mesh: Mesh) -> Any:
-    """Map the windows of all processes; None if one of them cannot."""
+    """Map the windows of all processes; None if any of them fails."""
     try:
         memory = symmetric.empty(2 * WINDOW, dtype=torch.uint8, device=mesh.device)
         handle = symmetric.rendezvous(memory, cast("ProcessGroup", group.process_group))
@@ -52,12 +52,12 @@ def _rendezvous(group: Group, mesh: Mesh) -> Any:
 
 
 def capturing() -> bool:
-    """Whether launches are recorded in a graph. Every capture follows launches of the same work."""
+    """Whether the current stream is being captured; every capture follows a launched warm-up."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def copy(place: Tensor, given: Tensor) -> None:
-    """Copy by a kernel that profiles know by its name, whatever the strides are."""
+    """Copy tensors of any strides with a kernel that profiles recognise by its name."""
     place, given = in_words(place, given)
     whole = INTEGERS[given.itemsize]
     torch.bitwise_or(given.view(whole), 0, out=place.view(whole))
@@ -66,8 +66,8 @@ def copy(place: Tensor, given: Tensor) -> None:
 def fetch(place: Tensor, given: Tensor, urgent: bool) -> None:
     """Copy from the memory of another GPU.
 
-    The copy engine leaves all SMs to other work; in a graph it takes 10 microseconds to begin and
-    to end, which a kernel does not.
+    The copy engine leaves the SMs to other work, but in a graph takes 10 microseconds each to start
+    and to finish.
     """
     if urgent or place.nbytes < LARGE:
         copy(place, given)
@@ -78,14 +78,14 @@ def fetch(place: Tensor, given: Tensor, urgent: bool) -> None:
 
 
 class WindowGroup(Group):
-    """Some processes of a host whose GPUs read each other's memory.
+    """Processes of one host whose GPUs read each other's memory.
 
-    All of them must make the same calls in the same order.
+    All of them must call its methods in the same order.
 
     Parameters
     ----------
     group : the same processes
-    handle : windows of all of them, as torch's symmetric memory gives them
+    handle : their windows, a handle of torch's symmetric memory
     """
 
     def __init__(self, group: Group, handle: Any) -> None:
@@ -147,7 +147,7 @@ class WindowGroup(Group):
         *,
         urgent: bool,
     ) -> Pending:
-        """Write tensors at bytes of the own window, and read (rank, byte, place)."""
+        """Write (byte, tensor) to the own window, then read (rank, byte, place)."""
         with self._beside() as work:
             self._take_turns()
             for at, part in given:
@@ -157,15 +157,17 @@ class WindowGroup(Group):
             for rank, at, place in wanted:
                 if place.numel():
                     fetch(place, self._view(rank, at, place), urgent)
-            if own is not None:
+            if own is not None and not urgent:
                 copy(*own)
+        if own is not None and urgent:
+            copy(*own)  # the current stream would only wait
         return Pending(result, work, kept=[part for _, part in given])
 
     def _take_turns(self) -> None:
-        """Write where nobody reads any more.
+        """Choose the half to write, and wait until nobody reads it.
 
-        Between two exchanges of a graph that lies another's barrier if halves take turns. What is
-        launched before and behind a graph is not known when it is captured.
+        In a graph the halves alternate, so the barrier of the exchange in between is enough. Its
+        first exchange waits: what runs before a graph is unknown when it is captured.
         """
         captured = capturing()
         if not (captured and self._captured):
@@ -179,7 +181,7 @@ class WindowGroup(Group):
 
     @contextmanager
     def _beside(self) -> Iterator["_Done"]:
-        """Launch on a stream of its own, behind what the current one has launched."""
+        """Launch on a separate stream, after the work launched so far."""
         done = _Done()
         if self._stream is None:
             yield done
@@ -191,7 +193,7 @@ class WindowGroup(Group):
 
 
 class _Done:
-    """The end of an exchange, as torch's handles of collectives have it."""
+    """End of an exchange, with the interface of torch's handles of collectives."""
 
     def __init__(self) -> None:
         self.event: torch.cuda.Event | None = None

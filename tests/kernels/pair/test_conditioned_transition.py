@@ -72,9 +72,13 @@ def test_matmuls_with_epilogues_take_rows_with_gaps():
     check(make((2, 5), 128, 64, 128, dtype=HALF), tolerance=tolerance, strided=True)
 
 
+@pytest.mark.parametrize("multiple", [100, 1000])
 @pytest.mark.parametrize(("width", "conditions", "hidden"), [(96, 60, 100), (128, 64, 128)])
-def test_sixteen_bits_are_no_worse_than_the_reference(width, conditions, hidden, monkeypatch):
-    monkeypatch.setattr(products, "CHUNK_MULTIPLE", 100)
+def test_sixteen_bits_are_no_worse_than_the_reference(
+    width, conditions, hidden, multiple, monkeypatch
+):
+    monkeypatch.setattr(products, "CHUNK_MULTIPLE", multiple)
+    monkeypatch.setattr(products, "MANY_ROWS", 1)
     inputs = make((250,), width, conditions, hidden, dtype=HALF)
     check_no_worse("conditioned_transition", conditioned_transition, inputs)
 

@@ -15,6 +15,8 @@ CHUNK_BYTES = 128 * 2**20
 """Total size of all buffers of one chunk."""
 LARGE = 3
 """Multiple of `CHUNK_BYTES` for operators whose matmuls would otherwise have too few rows."""
+MANY_ROWS = 4096
+"""From this number on one matmul for several layers is faster, copies of its parts included."""
 CHUNK_MULTIPLE = 1024
 """A chunk has a multiple of this many rows, so that matmuls consist of whole tiles."""
 
@@ -217,11 +219,15 @@ class Linear:
     ) -> None:
         """Add a chunk to the gradients of weights and biases.
 
-        ``first_sum`` is the sum over rows of the first layer's part of ``dy``, if already known. An
-        ``only`` chunk of few rows runs layer by layer, which is faster than copying the parts.
+        ``first_sum`` is the sum over rows of the first layer's part of ``dy``, if already known.
+        Gradients of an ``only`` chunk are not accumulated, so the matmul rounds them.
         """
         parts = torch.split(dy, self._sizes, dim=1)
-        if only:
+        if only and len(dy) >= MANY_ROWS and len(parts) > 1 and self._is_rounded_once(x):
+            whole = weight_gradient(dy, x, self._weights[0])
+            # Copies: what an operator returns must not lie in one piece of memory.
+            self._whole = [part.clone() for part in torch.split(whole, self._sizes)]
+        elif only:
             both = zip(parts, self._weights, strict=True)
             self._whole = [weight_gradient(part, x, weight) for part, weight in both]
         else:
@@ -233,6 +239,10 @@ class Linear:
         pairs = list(zip(self._dbiases, parts, strict=True))
         for bias, part in pairs[first_sum is not None :]:
             bias.add(part)
+
+    def _is_rounded_once(self, x: Tensor) -> bool:
+        """Whether all gradients have the type of the matmuls."""
+        return all(weight.dtype == x.dtype for weight in self._weights)
 
     def gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients of weights and biases in their types; empty without a bias."""

@@ -153,6 +153,12 @@ def norm_gradient(g, xhat, rstd, C: tl.constexpr):
     return (g - mean_g[:, None] - xhat * mean_gx[:, None]) * rstd[:, None]
 
 
+@triton.jit
+def split_columns(both, BLOCK: tl.constexpr, HALF: tl.constexpr):
+    """Return the first and the last HALF columns of a block [BLOCK, 2 HALF]."""
+    return tl.split(tl.permute(tl.reshape(both, [BLOCK, 2, HALF]), [0, 2, 1]))
+
+
 GROUPED_ROWS = 8
 """Blocks of rows that `place` groups, so that they read weights from L2."""
 

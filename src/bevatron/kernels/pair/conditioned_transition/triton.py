@@ -16,7 +16,7 @@ from bevatron.kernels.pair.layer_norm.triton import NormedRows
 from bevatron.kernels.pair.layer_norm.triton import launch_forward as norm_forward
 from bevatron.kernels.pair.swiglu.triton import hidden_gradients, hidden_rows
 from bevatron.kernels.pair.swiglu.triton import launch_forward as gate_forward
-from bevatron.kernels.shared.chunked_linear import LARGE, Linear, chunks
+from bevatron.kernels.shared.chunked_linear import LARGE, BiasGradient, Linear, chunks
 from bevatron.kernels.shared.custom_op import custom_op
 
 Eight = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -92,11 +92,12 @@ def condition_backward(
     dy_rows, y_rows, dx_rows, ds_rows = (
         t.view(-1, t.shape[-1]) for t in (dy.contiguous(), y.contiguous(), dx, ds)
     )
-    dnorm = torch.zeros_like(norm_weight, dtype=torch.float32)
-    for part in chunks(len(dy_rows), layers.bytes_per_row(rows), times=LARGE):
+    dnorm = BiasGradient(norm_weight, norm_weight)
+    parts = list(chunks(len(dy_rows), layers.bytes_per_row(rows), times=LARGE))
+    for part in parts:
         outside = (dy_rows[part], y_rows[part], dx_rows[part], ds_rows[part])
-        dnorm += _chunk_backward(rows.part(part), layers, *outside)
-    return dx, ds, dnorm.to(norm_weight.dtype), *layers.gradients()
+        dnorm.add_part(_chunk_backward(rows.part(part), layers, *outside, only=len(parts) == 1))
+    return dx, ds, dnorm.result(), *layers.gradients()
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class Rows:
     @classmethod
     def of(cls, x: Tensor, s: Tensor, statistics: Tensor, weight: Tensor, eps: float) -> "Rows":
         """Take tensors of any shape [..., C]."""
-        rows, conditions = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, s))
+        rows, conditions = (t.reshape(-1, t.shape[-1]).contiguous() for t in (x, s))
         return cls(rows, conditions, statistics.view(4, -1), weight, eps)
 
     def part(self, part: slice) -> "Rows":
@@ -190,7 +191,7 @@ class Rows:
     def adapt(self, layers: Layers, condition: Tensor) -> Tensor:
         """Return the normalised rows; write their statistics."""
         numbers = self.statistics
-        if launch.adapt_fits(condition, layers.adapt.matrix):
+        if launch.fits("adapt", self.x, condition, layers.adapt.matrix):
             launch.statistics(self.x, numbers[0], numbers[1], self.eps)
             return layers.adapt_rows(condition, self, None)
         normed, _ = self._adapted(layers, condition)
@@ -203,7 +204,7 @@ class Rows:
 
         ``buffer`` [n, C] may receive the scales.
         """
-        if launch.adapt_fits(condition, layers.adapt.matrix):
+        if launch.fits("adapt", self.x, condition, layers.adapt.matrix):
             return layers.adapt_rows(condition, self, buffer), buffer, None
         normed, adapted = self._adapted(layers, condition)
         return normed, gate_and_value(adapted)[0], adapted
@@ -220,28 +221,38 @@ class Rows:
 
 
 def _chunk_backward(
-    rows: Rows, layers: Layers, dy: Tensor, y: Tensor, dx: Tensor, ds: Tensor
+    rows: Rows, layers: Layers, dy: Tensor, y: Tensor, dx: Tensor, ds: Tensor, *, only: bool
 ) -> Tensor:
     """Write the gradients of a chunk's rows, accumulate the layers'; return the norm weight's."""
-    dout = layers.out(rows.s)
-    dnarrow, dout_sum = launch.output_gradients(dy, y, dout)
-    layers.out.keep(dout, rows.s, dout_sum)
+    dnarrow, dout, dout_sum = _output_gradients(rows.s, layers.out, dy, y)
+    layers.out.keep(dout, rows.s, dout_sum, only=only)
     condition, mean, rstd = rows.conditions.make(), rows.statistics[0], rows.statistics[1]
     # dx_rows holds the scales until the gradient of x overwrites them.
     normed, scale, dadapted = rows.adapt_again(layers, condition, dx)
     hidden = layers.narrow.backward(dnarrow)
     both = hidden_gradients(normed, layers.wide.matrix, hidden)
-    layers.narrow.keep(dnarrow, hidden)
+    layers.narrow.keep(dnarrow, hidden, only=only)
     del hidden, dnarrow
-    layers.wide.keep(both, normed)
+    layers.wide.keep(both, normed, only=only)
     if dadapted is None:
         dadapted = dy.new_empty((len(dy), 2 * dy.shape[1]))
     layers.wide.backward(both, out=gate_and_value(dadapted)[1])
     del both, normed
     dscale_sum = launch.adapted_backward(rows.x, scale, mean, rstd, dx, dadapted)
-    layers.adapt.keep(dadapted, condition, dscale_sum)
+    layers.adapt.keep(dadapted, condition, dscale_sum, only=only)
     layers.adapt.backward(dadapted, out=condition)
     dnorm = torch.empty_like(rows.norm_weight, dtype=torch.float32)
     rows.conditions.backward(condition, ds, dnorm, dy.new_empty(0))
     layers.out.backward(dout, out=ds, add=True)
     return dnorm
+
+
+def _output_gradients(
+    s: Tensor, layer: Linear, dy: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return gradients of the narrow rows and of the output's layer, and the latter's sum."""
+    if layer.bias is not None and launch.fits("output", dy, y, s, layer.matrix):
+        return launch.output_product(s, layer.matrix, layer.bias, dy, y)
+    dout = layer(s)
+    dnarrow, total = launch.output_gradients(dy, y, dout)
+    return dnarrow, dout, total

@@ -1,9 +1,9 @@
 """Kernels around the matmuls of the conditioned transition.
 
-`adapt_kernel` is a matmul with the adaptive norm as its epilogue: scales and shifts of a block
-[BLOCK, BLOCK_C] stay in registers, the normalised rows are written. The other three are
-memory-bound: a program holds whole rows [BLOCK, C_PAD] in registers; the backward kernels, which
-also need column sums, are persistent, and each program writes one partial sum [C].
+`adapt_kernel` and `output_product_kernel` are persistent matmuls with something as their epilogue:
+of a block [BLOCK, BLOCK_C] scales and shifts, or the output's gate, stay in registers. The other
+three are memory-bound: a program holds whole rows [BLOCK, C_PAD] in registers; the backward
+kernels, which also need column sums, are persistent, and each program writes one partial sum [C].
 D is the number of channels of the condition, C that of x.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -11,18 +11,24 @@ D is the number of channels of the condition, C that of x.
 import triton
 import triton.language as tl
 
-from bevatron.kernels.shared.triton_math import logistic, norm_gradient, normalise, place
+from bevatron.kernels.shared.triton_math import (
+    logistic,
+    norm_gradient,
+    normalise,
+    place,
+    split_columns,
+)
 
 
 @triton.jit
 def statistics_kernel(
-    X, Mean, Rstd, count, x_N, x_C, eps, C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr
+    X, Mean, Rstd, count, eps, C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Write mean and 1/sigma of BLOCK rows in float32."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     col = tl.arange(0, C_PAD)
     inside = (row < count)[:, None] & (col < C)[None, :]
-    at = X + (row * x_N)[:, None] + (col * x_C)[None, :]
+    at = X + row[:, None] * C + col[None, :]
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)  # [BLOCK, C_PAD]
     _, mean, rstd = normalise(x, inside, eps, C)
     tl.store(Mean + row, mean, mask=row < count)
@@ -30,36 +36,91 @@ def statistics_kernel(
 
 
 @triton.jit
+def store_adapted(
+    Normed, Scale, X, Bias, scale, shift, mean, rstd, row, column,
+    HALF: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """Apply scales, without their bias, and shifts to x normalised."""
+    x = X.load([row, column]).to(tl.float32)  # [BLOCK, HALF]
+    scale += tl.load(Bias + column + tl.arange(0, HALF)).to(tl.float32)[None, :]  # [BLOCK, HALF]
+    if KEEP:
+        Scale.store([row, column], scale.to(Scale.dtype))
+    xhat = (x - mean[:, None]) * rstd[:, None]
+    Normed.store([row, column], (logistic(scale) * xhat + shift).to(Normed.dtype))
+
+
+@triton.jit
 def adapt_kernel(
-    Condition, Weight, Bias, X, Mean, Rstd, Normed, Scale, count, x_N, x_C,
+    Condition, Weight, X, Normed, Scale, Bias, Mean, Rstd, count,
     D: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
     BLOCK_K: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Compute scales and shifts of a block and apply them to x normalised; Weight is [2 C, D]."""
-    row, column = place(tl.program_id(0), count, C // BLOCK_C, BLOCK, ROWS)
-    row, column = row * BLOCK, column * BLOCK_C
-    at_row, col = row + tl.arange(0, BLOCK), column + tl.arange(0, BLOCK_C)
-    inside = (at_row < count)[:, None]
-    at = at_row.to(tl.int64)[:, None] * C + col[None, :]
-    # Issued early, so that the load completes during the matmuls.
-    x_at = X + (at_row.to(tl.int64) * x_N)[:, None] + (col * x_C)[None, :]
-    x = tl.load(x_at, mask=inside, other=0.0)  # [BLOCK, BLOCK_C]
-    scale = tl.zeros([BLOCK, BLOCK_C], tl.float32)
-    shift = tl.zeros([BLOCK, BLOCK_C], tl.float32)
-    for k in tl.range(0, D, BLOCK_K, num_stages=STAGES):
-        condition = Condition.load([row, k])  # [BLOCK, BLOCK_K]
-        scale_weight = Weight.load([column, k])  # [BLOCK_C, BLOCK_K]
-        scale = tl.dot(condition, tl.trans(scale_weight), scale)  # [BLOCK, BLOCK_C]
-        shift_weight = Weight.load([C + column, k])  # [BLOCK_C, BLOCK_K]
-        shift = tl.dot(condition, tl.trans(shift_weight), shift)  # [BLOCK, BLOCK_C]
-    scale += tl.load(Bias + col).to(tl.float32)[None, :]  # [BLOCK, BLOCK_C]
-    if KEEP:
-        tl.store(Scale + at, scale.to(Scale.dtype.element_ty), mask=inside)
-    mean = tl.load(Mean + at_row, mask=at_row < count, other=0.0)  # [BLOCK]
-    rstd = tl.load(Rstd + at_row, mask=at_row < count, other=0.0)  # [BLOCK]
-    xhat = (x.to(tl.float32) - mean[:, None]) * rstd[:, None]
-    normed = logistic(scale) * xhat + shift
-    tl.store(Normed + at, normed.to(Normed.dtype.element_ty), mask=inside)
+    """Compute scales and shifts of blocks and apply them to x normalised; Weight is [2, C, D]."""
+    columns: tl.constexpr = C // BLOCK_C
+    blocks = tl.cdiv(count, BLOCK) * columns
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), flatten=True):
+        row, column = place(block, count, columns, BLOCK, ROWS)
+        row, column = row * BLOCK, column * BLOCK_C
+        both = tl.zeros([BLOCK, 2 * BLOCK_C], tl.float32)
+        for k in tl.range(0, D, BLOCK_K, num_stages=STAGES):
+            condition = Condition.load([row, k])  # [BLOCK, BLOCK_K]
+            weight = Weight.load([0, column, k])  # [2, BLOCK_C, BLOCK_K]
+            weight = tl.reshape(weight, (2 * BLOCK_C, BLOCK_K))
+            both = tl.dot(condition, tl.trans(weight), both)  # [BLOCK, 2 * BLOCK_C]
+        at = row + tl.arange(0, BLOCK)
+        mean = tl.load(Mean + at, mask=at < count, other=0.0)  # [BLOCK]
+        rstd = tl.load(Rstd + at, mask=at < count, other=0.0)  # [BLOCK]
+        scale, shift = split_columns(both, BLOCK, BLOCK_C)  # [BLOCK, BLOCK_C]
+        HALF: tl.constexpr = BLOCK_C // 2
+        scale_0, scale_1 = split_columns(scale, BLOCK, HALF)  # [BLOCK, HALF]
+        shift_0, shift_1 = split_columns(shift, BLOCK, HALF)  # [BLOCK, HALF]
+        store_adapted(Normed, Scale, X, Bias, scale_0, shift_0, mean, rstd, row, column, HALF, KEEP)
+        store_adapted(
+            Normed, Scale, X, Bias, scale_1, shift_1, mean, rstd, row, column + HALF, HALF, KEEP
+        )
+
+
+@triton.jit
+def store_output_gradients(
+    DNarrow, DOut, DY, Y, Bias, Parts, out, row, column, part, C: tl.constexpr, HALF: tl.constexpr
+):
+    """Store what `output_gradients_kernel` computes, of ``out`` [BLOCK, HALF] without its bias."""
+    col = column + tl.arange(0, HALF)
+    s = logistic(out + tl.load(Bias + col).to(tl.float32)[None, :])  # [BLOCK, HALF]
+    dy = DY.load([row, column]).to(tl.float32)  # [BLOCK, HALF]
+    y = Y.load([row, column]).to(tl.float32)  # [BLOCK, HALF]
+    dout = dy * y * (1.0 - s)
+    tl.store(Parts + part * C + col, tl.sum(dout, 0))  # [HALF]
+    DNarrow.store([row, column], (dy * s).to(DNarrow.dtype))
+    DOut.store([row, column], dout.to(DOut.dtype))
+
+
+@triton.jit
+def output_product_kernel(
+    S, Weight, DY, Y, DNarrow, DOut, Bias, Parts, count,
+    D: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_K: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Compute the output's gate of blocks again, and what `output_gradients_kernel` does from it.
+
+    Every block of rows has a partial sum.
+    """
+    columns: tl.constexpr = C // BLOCK_C
+    blocks = tl.cdiv(count, BLOCK) * columns
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), flatten=True):
+        part, column = place(block, count, columns, BLOCK, ROWS)
+        row, column = part * BLOCK, column * BLOCK_C
+        out = tl.zeros([BLOCK, BLOCK_C], tl.float32)
+        for k in tl.range(0, D, BLOCK_K, num_stages=STAGES):
+            s = S.load([row, k])  # [BLOCK, BLOCK_K]
+            weight = Weight.load([column, k])  # [BLOCK_C, BLOCK_K]
+            out = tl.dot(s, tl.trans(weight), out)  # [BLOCK, BLOCK_C]
+        HALF: tl.constexpr = BLOCK_C // 2
+        out_0, out_1 = split_columns(out, BLOCK, HALF)  # [BLOCK, HALF]
+        store_output_gradients(DNarrow, DOut, DY, Y, Bias, Parts, out_0, row, column, part, C, HALF)
+        store_output_gradients(
+            DNarrow, DOut, DY, Y, Bias, Parts, out_1, row, column + HALF, part, C, HALF
+        )
 
 
 @triton.jit
@@ -92,7 +153,7 @@ def output_gradients_kernel(
 
 @triton.jit
 def adapted_backward_kernel(
-    X, Scale, Mean, Rstd, DX, DAdapted, Parts, count, x_N, x_C, scale_N,
+    X, Scale, Mean, Rstd, DX, DAdapted, Parts, count, scale_N,
     C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute dscale and dx of the adaptive norm from the gradient of its result, dshift.
@@ -107,8 +168,7 @@ def adapted_backward_kernel(
         row = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = (row < count)[:, None] & (col < C)[None, :]
         at, twice = row[:, None] * C + col[None, :], row[:, None] * (2 * C) + col[None, :]
-        x_at = X + (row * x_N)[:, None] + (col * x_C)[None, :]
-        x = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)  # [BLOCK, C_PAD]
+        x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)  # [BLOCK, C_PAD]
         scale_at = Scale + (row * scale_N)[:, None] + col[None, :]
         # [BLOCK, C_PAD]
         s = logistic(tl.load(scale_at, mask=inside, other=0.0).to(tl.float32))

@@ -1,5 +1,8 @@
 """Launches of the kernels between the matmuls of the conditioned transition."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -8,23 +11,31 @@ from bevatron.kernels.pair.conditioned_transition.triton_kernels import (
     adapt_kernel,
     adapted_backward_kernel,
     output_gradients_kernel,
+    output_product_kernel,
     statistics_kernel,
 )
 from bevatron.kernels.shared.launch import num_sms
-from bevatron.kernels.shared.tiles import Tiles
+from bevatron.kernels.shared.tiles import Tiles, TileTable
 from bevatron.kernels.shared.triton_launch import launch
 from bevatron.kernels.shared.triton_math import GROUPED_ROWS
-from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_partials
+from bevatron.kernels.shared.triton_partial_sums import (
+    sum_partials,
+    sum_weight_and_bias_partials,
+)
 
-TILES = Tiles(128, 64, 8, 3, depth=64, shared_memory=97 * 1024)
+TILES = TileTable(
+    adapt=Tiles(128, 64, 4, 3, depth=64, per_sm=2, shared_memory=113 * 1024),
+    output=Tiles(128, 64, 4, 3, depth=64, per_sm=2, shared_memory=89 * 1024),
+)
 ELEMENTS = 2048
 """Elements of a block of whole rows: few, for occupancy."""
 PROGRAMS_PER_SM = 4
 
 
-def adapt_fits(condition: Tensor, weight: Tensor) -> bool:
-    """Whether `adapt` supports these conditions [n, D] and weights [2 C, D]."""
-    return len(weight) // 2 % TILES.columns == 0 and TILES.fits(condition, weight)
+def fits(which: str, x: Tensor, *others: Tensor) -> bool:
+    """Whether a matmul supports these matrices; its result has the columns of ``x`` [n, C]."""
+    tiles = TILES[which]
+    return x.shape[1] % tiles.columns == 0 and tiles.fits(x, *others)
 
 
 def statistics(x: Tensor, mean: Tensor, rstd: Tensor, eps: float) -> None:
@@ -34,7 +45,7 @@ def statistics(x: Tensor, mean: Tensor, rstd: Tensor, eps: float) -> None:
         statistics_kernel,
         (-(-len(x) // block),),
         (x, mean, rstd),
-        (len(x), *x.stride(), eps),
+        (len(x), eps),
         C=width,
         C_PAD=width_pad,
         BLOCK=block,
@@ -60,24 +71,59 @@ def adapt(
     x : [n, C] with mean and 1/sigma [n]
     scale : if given, [n, C] for ``condition W_s^T + bias``
     """
-    (n, width), tiles = x.shape, TILES
-    normed = x.new_empty(x.shape)
-    adapt_kernel[(-(-n // tiles.rows) * (width // tiles.columns),)](
-        TensorDescriptor.from_tensor(condition, [tiles.rows, tiles.depth]),
-        TensorDescriptor.from_tensor(weight, [tiles.columns, tiles.depth]),
-        *(bias, x, mean, rstd, normed, normed if scale is None else scale),
-        *(n, *x.stride()),
-        D=condition.shape[1],
+    tiles, normed = TILES["adapt"], x.new_empty(x.shape)
+    kept = normed if scale is None else scale
+    _product(
+        adapt_kernel,
+        tiles,
+        (condition, weight.view(2, *x.shape[1:], -1)),
+        (x, normed, kept),
+        (bias, mean, rstd),
+        KEEP=scale is not None,
+    )
+    return normed
+
+
+def output_product(
+    s: Tensor, weight: Tensor, bias: Tensor, dy: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `output_gradients` of ``s weight^T + bias``: of the narrow rows, that and its sum."""
+    tiles = TILES["output"]
+    dnarrow, dout = torch.empty_like(dy), torch.empty_like(dy)
+    parts = dy.new_empty((-(-len(dy) // tiles.rows), dy.shape[1]), dtype=torch.float32)
+    _product(output_product_kernel, tiles, (s, weight), (dy, y, dnarrow, dout), (bias, parts))
+    total = parts.new_empty(dy.shape[1])
+    sum_partials(parts, total)
+    return dnarrow, dout, total
+
+
+def _product(
+    kernel: Any,
+    tiles: Tiles,
+    factors: tuple[Tensor, Tensor],
+    halves: Sequence[Tensor],
+    others: Sequence[Tensor],
+    **constants: bool,
+) -> None:
+    """Launch a persistent matmul of rows with a weight [..., C, D], and what follows it."""
+    (rows, weight), width = factors, halves[0].shape[1]
+    blocks = -(-len(rows) // tiles.rows) * (width // tiles.columns)
+    kernel[(min(blocks, tiles.per_sm * num_sms(rows.device)),)](
+        TensorDescriptor.from_tensor(rows, [tiles.rows, tiles.depth]),
+        TensorDescriptor.from_tensor(weight, [*weight.shape[:-2], tiles.columns, tiles.depth]),
+        *(TensorDescriptor.from_tensor(each, [tiles.rows, tiles.columns // 2]) for each in halves),
+        *others,
+        len(rows),
+        D=rows.shape[1],
         C=width,
         BLOCK=tiles.rows,
         BLOCK_C=tiles.columns,
         BLOCK_K=tiles.depth,
         ROWS=GROUPED_ROWS,
-        KEEP=scale is not None,
         STAGES=tiles.stages,
         num_warps=tiles.warps,
+        **constants,
     )
-    return normed
 
 
 def output_gradients(dy: Tensor, y: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +152,7 @@ def adapted_backward(
         adapted_backward_kernel,
         (len(shares),),
         (x, scale, mean, rstd, dx, dadapted, shares),
-        (len(x), *x.stride(), scale.stride(0)),
+        (len(x), scale.stride(0)),
         C=width,
         C_PAD=width_pad,
         BLOCK=block,

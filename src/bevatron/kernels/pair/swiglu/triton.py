@@ -111,9 +111,8 @@ def hidden_rows(x: Tensor, wide: Tensor, bias: Tensor | None = None) -> Tensor:
 
     ``wide`` [2 H, C] computes gates, then values, with a bias [2 H].
     """
-    gate, up = wide.chunk(2)
-    if bias is None and fused.fits("forward", x, gate):
-        return fused.hidden_rows(x, gate, up)
+    if bias is None and fused.fits("forward", x, wide):
+        return fused.hidden_rows(x, wide)
     gates, values = gate_and_value(linear(x, wide, bias))
     # In place: hidden rows overwrite their gates.
     launch_forward(gates, values, gates)
@@ -127,9 +126,8 @@ def hidden_gradients(
 
     The recomputed hidden rows overwrite their gradient.
     """
-    gate, up = wide.chunk(2)
-    if bias is None and fused.fits("backward", x, gate):
-        return fused.hidden_gradients(x, gate, up, dhidden)
+    if bias is None and fused.fits("backward", x, wide):
+        return fused.hidden_gradients(x, wide, dhidden)
     both = linear(x, wide, bias)
     launch_backward(dhidden, *gate_and_value(both), *gate_and_value(both), dhidden)
     return both

@@ -1,10 +1,9 @@
 """Matmul with the gated unit, or its backward, as its epilogue: ``silu(x gate^T) * (x up^T)``.
 
-For 16-bit types. A persistent program computes blocks [BLOCK, BLOCK_H] of the hidden rows. The gate
-and value weights of BLOCK_H hidden channels are interleaved in memory, so one matmul
-[BLOCK, 2 BLOCK_H] produces both in registers. Forward only their product is written; backward the
-gradient of the hidden rows is read, and gates and values are not written either. Loads and stores
-are TMA.
+For 16-bit types. A persistent program computes blocks [BLOCK, BLOCK_H] of the hidden rows. One load
+brings the gate and the value weights of BLOCK_H hidden channels, so one matmul [BLOCK, 2 BLOCK_H]
+produces both in registers. Forward only their product is written; backward the gradient of the
+hidden rows is read, and gates and values are not written either. Loads and stores are TMA.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -13,53 +12,51 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from bevatron.kernels.pair.gated import interleaved
 from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.tiles import Tiles, TileTable
-from bevatron.kernels.shared.triton_math import GROUPED_ROWS, logistic, place
+from bevatron.kernels.shared.triton_math import GROUPED_ROWS, logistic, place, split_columns
 
 TILES = TileTable(
     forward=Tiles(128, 64, 4, 3, depth=64, per_sm=2, shared_memory=113 * 1024),
-    backward=Tiles(128, 128, 8, 3, depth=64, shared_memory=209 * 1024),
+    backward=Tiles(128, 64, 4, 3, depth=64, per_sm=2, shared_memory=113 * 1024),
 )
 
 
-def fits(which: str, x: Tensor, gate: Tensor) -> bool:
+def fits(which: str, x: Tensor, wide: Tensor) -> bool:
     """Whether a pass supports these rows and weights and gives every SM of the device a block."""
     tiles = TILES[which]
     return (
-        len(gate) % tiles.columns == 0
-        and tiles.fits(x, gate)
-        and _blocks(tiles, x, gate) >= tiles.per_sm * num_sms(x.device)
+        len(wide) % (2 * tiles.columns) == 0
+        and tiles.fits(x, wide)
+        and _blocks(tiles, x, wide) >= tiles.per_sm * num_sms(x.device)
     )
 
 
-def hidden_rows(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-    """Compute ``silu(x gate^T) * (x up^T)`` [n, H] of rows [n, C] and weights [H, C]."""
-    hidden = x.new_empty((len(x), len(gate)))
-    _launch("forward", x, gate, up, hidden, hidden)
+def hidden_rows(x: Tensor, wide: Tensor) -> Tensor:
+    """Compute ``silu(x gate^T) * (x up^T)`` [n, H]; ``wide`` [2 H, C] has gates before values."""
+    hidden = x.new_empty((len(x), len(wide) // 2))
+    _launch("forward", x, wide, hidden, hidden)
     return hidden
 
 
-def hidden_gradients(x: Tensor, gate: Tensor, up: Tensor, dhidden: Tensor) -> Tensor:
+def hidden_gradients(x: Tensor, wide: Tensor, dhidden: Tensor) -> Tensor:
     """Return the gradients of gates, then values, [n, 2 H]; turn ``dhidden`` into hidden rows."""
-    dwide = x.new_empty((len(x), 2 * len(gate)))
-    _launch("backward", x, gate, up, dhidden, dwide)
+    dwide = x.new_empty((len(x), len(wide)))
+    _launch("backward", x, wide, dhidden, dwide)
     return dwide
 
 
-def _launch(which: str, x: Tensor, gate: Tensor, up: Tensor, hidden: Tensor, dwide: Tensor) -> None:
+def _launch(which: str, x: Tensor, wide: Tensor, hidden: Tensor, dwide: Tensor) -> None:
     tiles = TILES[which]
-    weights = interleaved(gate, up, tiles.columns)
-    programs = min(_blocks(tiles, x, gate), tiles.per_sm * num_sms(x.device))
+    programs = min(_blocks(tiles, x, wide), tiles.per_sm * num_sms(x.device))
     hidden_kernel[(programs,)](
         TensorDescriptor.from_tensor(x, [tiles.rows, tiles.depth]),
-        TensorDescriptor.from_tensor(weights, [2 * tiles.columns, tiles.depth]),
-        TensorDescriptor.from_tensor(hidden, [tiles.rows, tiles.columns]),
-        TensorDescriptor.from_tensor(dwide, [tiles.rows, tiles.columns]),
+        TensorDescriptor.from_tensor(wide.view(2, -1, x.shape[1]), [2, tiles.columns, tiles.depth]),
+        TensorDescriptor.from_tensor(hidden, [tiles.rows, tiles.columns // 2]),
+        TensorDescriptor.from_tensor(dwide, [tiles.rows, tiles.columns // 2]),
         len(x),
         C=x.shape[1],
-        H=len(gate),
+        H=hidden.shape[1],
         BLOCK=tiles.rows,
         BLOCK_H=tiles.columns,
         BLOCK_C=tiles.depth,
@@ -70,8 +67,19 @@ def _launch(which: str, x: Tensor, gate: Tensor, up: Tensor, hidden: Tensor, dwi
     )
 
 
-def _blocks(tiles: Tiles, x: Tensor, gate: Tensor) -> int:
-    return -(-len(x) // tiles.rows) * (len(gate) // tiles.columns)
+def _blocks(tiles: Tiles, x: Tensor, wide: Tensor) -> int:
+    return -(-len(x) // tiles.rows) * (len(wide) // 2 // tiles.columns)
+
+
+@triton.jit
+def store_hidden(Hidden, DWide, gate, value, row, column, H: tl.constexpr, BACKWARD: tl.constexpr):
+    """Store hidden rows; if BACKWARD, gradients of gates and values too, of that in their place."""
+    s = logistic(gate)
+    if BACKWARD:
+        d = Hidden.load([row, column]).to(tl.float32)  # [BLOCK, HALF]
+        DWide.store([row, column], (d * value * (s + gate * s * (1.0 - s))).to(DWide.dtype))
+        DWide.store([row, H + column], (d * gate * s).to(DWide.dtype))
+    Hidden.store([row, column], (gate * s * value).to(Hidden.dtype))
 
 
 @triton.jit
@@ -89,17 +97,17 @@ def hidden_kernel(
     blocks = tl.cdiv(count, BLOCK) * columns
     for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), flatten=True):
         row, column = place(block, count, columns, BLOCK, ROWS)
+        row, column = row * BLOCK, column * BLOCK_H
         both = tl.zeros([BLOCK, 2 * BLOCK_H], tl.float32)  # gates, then values
         for c in tl.range(0, C, BLOCK_C, num_stages=STAGES):
-            x = X.load([row * BLOCK, c])  # [BLOCK, BLOCK_C]
-            weights = Weights.load([column * 2 * BLOCK_H, c])  # [2 * BLOCK_H, BLOCK_C]
+            x = X.load([row, c])  # [BLOCK, BLOCK_C]
+            weights = Weights.load([0, column, c])  # [2, BLOCK_H, BLOCK_C]
+            weights = tl.reshape(weights, (2 * BLOCK_H, BLOCK_C))
             both = tl.dot(x, tl.trans(weights), both)  # [BLOCK, 2 * BLOCK_H]
-        both = tl.permute(tl.reshape(both, (BLOCK, 2, BLOCK_H)), (0, 2, 1))
-        gate, value = tl.split(both)  # [BLOCK, BLOCK_H]
-        s = logistic(gate)
-        if BACKWARD:
-            d = Hidden.load([row * BLOCK, column * BLOCK_H]).to(tl.float32)  # [BLOCK, BLOCK_H]
-            dgate = d * value * (s + gate * s * (1.0 - s))
-            DWide.store([row * BLOCK, column * BLOCK_H], dgate.to(DWide.dtype))
-            DWide.store([row * BLOCK, H + column * BLOCK_H], (d * gate * s).to(DWide.dtype))
-        Hidden.store([row * BLOCK, column * BLOCK_H], (gate * s * value).to(Hidden.dtype))
+        gate, value = split_columns(both, BLOCK, BLOCK_H)  # [BLOCK, BLOCK_H]
+        # By halves, which take fewer registers and less shared memory: loads run further ahead.
+        HALF: tl.constexpr = BLOCK_H // 2
+        gate_0, gate_1 = split_columns(gate, BLOCK, HALF)  # [BLOCK, HALF]
+        value_0, value_1 = split_columns(value, BLOCK, HALF)  # [BLOCK, HALF]
+        store_hidden(Hidden, DWide, gate_0, value_0, row, column, H, BACKWARD)
+        store_hidden(Hidden, DWide, gate_1, value_1, row, column + HALF, H, BACKWARD)

@@ -145,7 +145,8 @@ def _backward_in_chunks(
     kept: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     wide, narrow = _layers(weights, dy.dtype)
-    for part in chunks(len(dy), _bytes_per_row(rows, weights), times=LARGE):
+    parts = list(chunks(len(dy), _bytes_per_row(rows, weights), times=LARGE))
+    for part in parts:
         normed = rows.make(part) if kept is None else kept[0]
         dhidden = narrow.backward(dy[part])
         if weights.gate is None:
@@ -157,8 +158,8 @@ def _backward_in_chunks(
             launch_backward(dhidden, *gated, hidden)
         else:
             hidden, dwider = dhidden, hidden_gradients(normed, wide.matrix, dhidden, wide.bias)
-        narrow.keep(dy[part], hidden, only=kept is not None)
-        wide.keep(dwider, normed, only=kept is not None)
+        narrow.keep(dy[part], hidden, only=len(parts) == 1)
+        wide.keep(dwider, normed, only=len(parts) == 1)
         wide.backward(dwider, out=dx[part])
     # In place again, of the gradient of the normalised rows.
     rows.backward(dx, dx, dnorm_weight, dnorm_bias)

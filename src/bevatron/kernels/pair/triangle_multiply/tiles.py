@@ -3,7 +3,8 @@
 from bevatron.kernels.shared.tiles import Tiles, TileTable
 
 MEASURED = TileTable(
-    project=Tiles(128, 32, 4, 2, registers=168),
+    project=Tiles(128, 32, 4, 2, per_sm=3, registers=168),
+    half_project=Tiles(64, 32, 4, 2, per_sm=3),
     project_input=Tiles(64, 16, 4, 4, registers=168),
     output=Tiles(64, 64, 4, 1, hold=True),
     output_input=Tiles(64, 32, 4, 3, hold=True),

@@ -126,6 +126,16 @@ class Pair:
         """Look up the tiles of a kernel."""
         return choose(kernel, max(pad(self.C), pad(self.H)), self.dtype.itemsize)
 
+    def fullest(self, *kernels: str) -> str:
+        """Name the tiles whose last programs leave least of a device idle; of equals the first."""
+
+        def rows(kernel: str) -> int:
+            tiles = self.tiles(kernel)
+            at_once = tiles.rows * tiles.per_sm * num_sms(self.device)
+            return -(-self.places[2] // at_once) * tiles.rows
+
+        return min(kernels, key=rows)
+
     def launch(self, kernel: Any, name: str, numbers: Sequence[float], **constants: Any) -> Launch:
         """Prepare a launch with one program per block of columns."""
         tiles = self.tiles(name)
@@ -246,7 +256,9 @@ def prepare(
         rounded=Launch(
             round_kernel, (-(-sum(sizes) // ROUNDED),), (H * C, *sizes[1:]), BLOCK=ROUNDED
         ),
-        project=pair.launch(project_kernel, "project", with_eps, **masked, **axes),
+        project=pair.launch(
+            project_kernel, pair.fullest("project", "half_project"), with_eps, **masked, **axes
+        ),
         output=pair.launch(
             output_kernel, "output", (eps, *pair.places), **of_out, **held("output")
         ),

@@ -17,7 +17,12 @@ C and H are the channels of the pair and of the contraction, C_PAD and H_PAD the
 import triton
 import triton.language as tl
 
-from bevatron.kernels.shared.triton_math import load_vector, logistic, row_offsets
+from bevatron.kernels.shared.triton_math import (
+    load_vector,
+    logistic,
+    row_offsets,
+    split_columns,
+)
 
 
 @triton.jit
@@ -172,12 +177,6 @@ def concatenate(first, second, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr):
     """Concatenate two [BLOCK, BLOCK_H] along channels; no element changes its thread."""
     joined = tl.permute(tl.join(first, second), [0, 2, 1])
     return tl.reshape(joined, [BLOCK, 2 * BLOCK_H])  # [BLOCK, 2 * BLOCK_H]
-
-
-@triton.jit
-def split_columns(both, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr):
-    """Undo `concatenate`: two [BLOCK, BLOCK_H]."""
-    return tl.split(tl.permute(tl.reshape(both, [BLOCK, 2, BLOCK_H]), [0, 2, 1]))
 
 
 @triton.jit
