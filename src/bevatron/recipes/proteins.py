@@ -218,14 +218,15 @@ class StoreKind:
         list_rejects(store, rejects)
         named = {} if clusters is None else self.keys(store)
         summary = store.manifest["summary"]
+        train = f"train with: bevatron train {self.system} --data {store.path} --output RUN"
         return [
             *write_clusters(self.sequences(store), store.path, clusters, named),
             f"{summary['usable']} of {summary['files']} structures are usable",
             *self.told(summary),
             *lines,
-            f"files of other kinds, ignored: {found.others}",
+            *([f"files of other kinds, ignored: {found.others}"] if found.others else []),
             *lines_of_rejects(store, rejects),
-            f"train with: bevatron train {self.system} --data {store.path} --output RUN",
+            *([train] if summary["usable"] else []),
         ]
 
 

@@ -89,7 +89,7 @@ def test_only_usable_rows_with_labels_are_trained_on(store):
     assert sorted(names(data.train) + names(data.valid)) == ["CCO", "[He]", "c1ccccc1"]
     assert data.targets == ("y",)
     assert any(
-        line.startswith("1 molecules without any label are left out") and "m.csv, row 2" in line
+        line.startswith("molecules without any label, left out: 1 ") and "m.csv, row 2" in line
         for line in data.report
     )
 

@@ -272,4 +272,4 @@ def _without_label(dataset: Dataset, taken: IntArray) -> list[str]:
     if not len(left):
         return []
     first = dataset.describe(int(left[0]))
-    return [f"{len(left)} molecules without any label are left out (the first: {first})"]
+    return [f"molecules without any label, left out: {len(left):,} (the first: {first})"]

@@ -132,7 +132,7 @@ class TableFile:
         lines = [f"{self.name}: {self.num_rows} rows, SMILES in '{self.column}'"]
         for number, target in enumerate(self.targets):
             missing = int(np.isnan(self._columns["targets"][:, number]).sum())
-            lines.append(f"{self.name}: target '{target}', missing in {missing} rows")
+            lines.append(f"{self.name}: target '{target}', rows without it: {missing:,}")
         return lines
 
     @cached_property

@@ -118,7 +118,7 @@ def _what_else(data: bytes) -> str:
         return "is empty"
     if data[:2] in {b"\xff\xfe", b"\xfe\xff"}:
         return "is UTF-16"
-    return "is neither"
+    return "is neither mmCIF nor PDB"
 
 
 def _block_of_cif(data: bytes, name: str) -> Any:
