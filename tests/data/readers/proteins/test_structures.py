@@ -265,7 +265,7 @@ def test_a_structure_pickles(entry):
     [
         (lambda t: t[: t.rindex("HETATM") + 30], r"line \d+: is not valid mmCIF \(Wrong number"),
         (lambda t: "", "is empty"),
-        (lambda t: "hello", "is neither; expected mmCIF or PDB"),
+        (lambda t: "hello", "is neither mmCIF nor PDB; expected mmCIF or PDB"),
         (lambda t: HEAD, r"holds no atoms \(_atom_site\)"),
         (lambda t: t.replace("4 2 3 0.4", "nan 2 3 0.4"), r"atom OG of SER 10 in chain A .*row 3"),
         (lambda t: t.replace("4 2 3 0.4", "? 2 3 0.4"), "has the position"),
