@@ -103,8 +103,7 @@ def measure(arm: str, given: argparse.Namespace) -> dict[str, Any]:
     on_gpu = device.type == "cuda"
     torch.manual_seed(0)
     config = configuration(arm, given)
-    with device:
-        model = Protenix(config).train()
+    model = Protenix(config).train().to(device)  # draws with a generator of the CPU
     loss_of = ProtenixLoss(config)
     optimiser = torch.optim.Adam(
         model.parameters(), config.lr, (config.adam.beta1, config.adam.beta2)
