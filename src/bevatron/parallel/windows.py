@@ -56,7 +56,7 @@ def capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def copy(place: Tensor, given: Tensor) -> None:
+def copy_by_kernel(place: Tensor, given: Tensor) -> None:
     """Copy tensors of any strides with a kernel that profiles recognise by its name."""
     place, given = in_words(place, given)
     whole = INTEGERS[given.itemsize]
@@ -70,11 +70,11 @@ def fetch(place: Tensor, given: Tensor, urgent: bool) -> None:
     and to finish.
     """
     if urgent or place.nbytes < LARGE:
-        copy(place, given)
+        copy_by_kernel(place, given)
     elif place.is_contiguous():
         place.copy_(given)
     else:
-        copy(place, torch.empty_like(given).copy_(given))
+        copy_by_kernel(place, torch.empty_like(given).copy_(given))
 
 
 class WindowGroup(Group):
@@ -152,15 +152,15 @@ class WindowGroup(Group):
             self._take_turns()
             for at, part in given:
                 if part.numel():
-                    copy(self._view(self.index, at, part), part)
+                    copy_by_kernel(self._view(self.index, at, part), part)
             self._handle.barrier()
             for rank, at, place in wanted:
                 if place.numel():
                     fetch(place, self._view(rank, at, place), urgent)
             if own is not None and not urgent:
-                copy(*own)
+                copy_by_kernel(*own)
         if own is not None and urgent:
-            copy(*own)  # the current stream would only wait
+            copy_by_kernel(*own)  # the current stream would only wait
         return Pending(result, work, kept=[part for _, part in given])
 
     def _take_turns(self) -> None:

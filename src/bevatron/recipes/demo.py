@@ -135,8 +135,8 @@ class _Folded(io.TextIOBase):
 def _fold(line: str) -> str:
     if len(line.rstrip()) <= WIDTH:
         return line.rstrip()
+    whole = line.replace(" %", "\xa0%")  # a number stays with its unit
     folded = textwrap.fill(
-        line.replace(" %", "\xa0%"),  # a number stays with its unit
-        *(WIDTH,), subsequent_indent="    ", break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+        whole, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
     return folded.replace("\xa0", " ")

@@ -117,7 +117,7 @@ def plan_memory(
         batch = _with_what_is_derived(run, batch)
     try:
         with _copies(run, batch, gpu=gpu) as (live, copied):
-            step = _Step(*_set_up(run, *copied, numbers), live, captured=gpu and captured)
+            step = _Step(*_set_up(run, *copied[:2], numbers), live, captured=gpu and captured)
             planned = step.planned(copied[2], shape)
     except NotPlannableError:
         if gpu:
@@ -126,7 +126,7 @@ def plan_memory(
         return _with_workspaces(planned, captured) if gpu else planned
     copied = copy.deepcopy((run.model, run.task, batch))
     with LiveBytes() as live:  # references may look at values: they have to have some
-        step = _Step(*_set_up(run, *copied, numbers), live, captured=False)
+        step = _Step(*_set_up(run, *copied[:2], numbers), live, captured=False)
         return step.planned(copied[2], shape)
 
 
@@ -145,7 +145,7 @@ def kept_by_module(
     """
     with _copies(run, batch, gpu=True) as (live, copied):
         numbers = StepNumbers(0, run.settings.train.seed)
-        step = _Step(*_set_up(run, *copied, numbers), live, captured=True)
+        step = _Step(*_set_up(run, *copied[:2], numbers), live, captured=True)
         return step.kept(copied[2], shape)
 
 
@@ -180,9 +180,7 @@ def _with_workspaces(plan: MemoryPlan, captured: bool) -> MemoryPlan:
     return dataclasses.replace(plan, workspaces=held, peak=plan.peak + held)
 
 
-def _set_up(
-    run: Run, model: nn.Module, task: Any, _batch: Any, numbers: StepNumbers
-) -> tuple[Run, bool]:
+def _set_up(run: Run, model: nn.Module, task: Any, numbers: StepNumbers) -> tuple[Run, bool]:
     """Return the run with copies that are set up for a step, and whether a batch is all of it."""
     set_up = run.stages[numbers.stage].set_up if run.stages else None
     if set_up is not None:

@@ -494,6 +494,23 @@ def test_terms_of_the_loss_may_differ_from_choice_to_choice(tmp_path, monkeypatc
     assert few["energy"] == first["energy"]
 
 
+def test_a_loss_of_too_many_terms_is_not_captured(tmp_path, monkeypatch):
+    run, state = prepared(tmp_path)
+    captured, loss = CapturedStep(run, state, MESH), run.task.loss
+
+    def more(*given):
+        found = loss(*given)
+        return dataclasses.replace(found, terms={f"term {n}": found.total for n in range(17)})
+
+    monkeypatch.setattr(run.task, "loss", more)
+    weights = [weight.clone() for weight in state.model.parameters()]
+    with pytest.raises(
+        cuda_graphs.NotCapturableError, match="17 terms, a captured step takes at most 16"
+    ):
+        captured([tiny.batch_of(run, [0, 1])], lr=0.1)
+    assert all(map(torch.equal, weights, state.model.parameters()))
+
+
 def test_a_captured_prediction_is_of_the_model_that_is_asked():
     class Sums:
         def predict(self, model, batch):

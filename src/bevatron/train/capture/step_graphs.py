@@ -20,7 +20,7 @@ from bevatron.parallel.axial import sample_group
 from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Batch
-from bevatron.train.capture.cuda_graphs import GraphPool, Work
+from bevatron.train.capture.cuda_graphs import GraphPool, NotCapturableError, Work
 from bevatron.train.capture.gradients import GradientBuckets
 from bevatron.train.capture.transfers import BatchFeed, Feed, NumberFeed, Reading, StandingFeed
 from bevatron.train.optim import FusedAdamEMA
@@ -40,7 +40,7 @@ Choice = Hashable
 
 
 MOST_TERMS = 16
-"""Terms of a loss; which there are may differ from choice to choice."""
+"""Most terms of a loss that can be captured; their names may differ from choice to choice."""
 
 MEMORY_SHARE = 0.5
 """Share of a GPU's memory that graphs may hold."""
@@ -383,9 +383,13 @@ class StepGraphs:
         """Add a batch's gradients to the flat buffer and store its loss and terms."""
         with autocast_context(self._config, self._device):
             loss = self._task.loss(self._model, batch, self._normalisers)
+        names = self._names[choice] = sorted(loss.terms)
+        if len(names) > MOST_TERMS:
+            raise NotCapturableError(
+                f"its loss has {len(names)} terms, a captured step takes at most {MOST_TERMS}"
+            )
         if loss.total.requires_grad:
             self._buckets.differentiate(loss.total)
-        names = self._names[choice] = sorted(loss.terms)
         scalars = [loss.total, *(loss.terms[name] for name in names)]
         found = torch.stack([scalar.detach().double() for scalar in scalars])
         self._terms[: len(found)].copy_(found)
