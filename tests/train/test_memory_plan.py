@@ -72,7 +72,9 @@ def test_the_plan_is_what_a_real_step_allocates(tmp_path, again, fused):
     planned = plan_memory(run, batch, gpu=False)
     copied = copy.deepcopy((run.model, run.task, batch))
     with LiveBytes() as live:
-        step = memory_plan._Step(*memory_plan._set_up(run, *copied[:2], NUMBERS), live, captured=False)
+        step = memory_plan._Step(
+            *memory_plan._set_up(run, *copied[:2], NUMBERS), live, captured=False
+        )
         real = step.planned(copied[2], None)
     assert planned == real
     weights = sum(p.numel() for p in run.model.parameters()) * 4
