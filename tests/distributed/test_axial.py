@@ -285,9 +285,12 @@ def test_processes_that_read_each_others_memory_equal_one(
     tmp_path, expected, monkeypatch, size, captured
 ):
     monkeypatch.setattr(windows, "WINDOW", 2**14)  # what is larger goes the usual way
+    monkeypatch.setattr(windows, "LARGE", 2**7)
     monkeypatch.setattr(windows, "capturing", lambda: captured)
     monkeypatch.setattr(
-        windows, "opened", lambda group, _: windows.WindowGroup(group, SharedFiles(group, tmp_path))
+        windows,
+        "opened",
+        lambda group, _: windows.WindowGroup(group, windows.Windows(SharedFiles(group, tmp_path))),
     )
     check(tmp_path, expected, size, (torch.float64,))
 
