@@ -19,7 +19,7 @@ from bevatron.output import print_table
 from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
 from bevatron.recipes.alphafold2.predictor import ChainPredictor
 from bevatron.recipes.alphafold2.stores import open_chains, prepared
-from bevatron.recipes.structure_report import measure_name
+from bevatron.train.report.measures import measure_name
 
 
 def evaluate_stores(

@@ -18,7 +18,7 @@ from bevatron.recipes.alphafold3.inputs import whole_sizes
 from bevatron.recipes.alphafold3.measures import measure
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor
 from bevatron.recipes.alphafold3.stores import open_complexes, prepared
-from bevatron.recipes.structure_report import measure_name
+from bevatron.train.report.measures import measure_name
 
 SEED = 0
 """Seed of the random numbers of an evaluation."""
