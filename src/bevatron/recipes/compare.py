@@ -147,9 +147,13 @@ class Comparison:
         """Return the measures of all runs; of the errors of a potential those that tables show."""
         from bevatron.recipes.mace.evaluate import SHOWN
 
-        names = list(dict.fromkeys(name for run in self.runs for name in run.measures))
-        shown = {name for name in names if name.rpartition("/")[2].removeprefix(VALID) in SHOWN}
-        return [name for name in names if name in shown or not (shown and name.startswith(VALID))]
+        found: dict[str, None] = {}
+        for run in self.runs:
+            errors = [name for name in run.measures if name.startswith(VALID)]
+            shown = [name for name in errors if _metric(name)[1] in SHOWN]
+            hidden = {*errors} - {*shown} if shown else set()
+            found |= dict.fromkeys(name for name in run.measures if name not in hidden)
+        return list(found)
 
     def _panels(self) -> list[Any]:
         """Make a panel of the loss, and of every validation metric that several runs have."""
@@ -227,16 +231,23 @@ def _flat(values: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
     return found
 
 
-def _written(name: str) -> tuple[str, float]:
+def _metric(name: str) -> tuple[str, str]:
+    """Return the head or mode of a validation metric, which may be empty, and the metric."""
+    group, _, metric = name.removeprefix(VALID).rpartition("/")
+    return group, metric
+
+
+def _written(name: str) -> tuple[str, int]:
     """Return the name of a measure as it is written, and the factor of its values there."""
     from bevatron.recipes.mace.evaluate import SHOWN
 
     if not name.startswith(VALID):
-        return {"seconds": "time", "loss": "training loss"}.get(name, name), 1.0
-    group, slash, metric = name.removeprefix(VALID).rpartition("/")
+        return {"seconds": "time", "loss": "training loss"}.get(name, name), 1
+    group, metric = _metric(name)
     if metric in SHOWN:
-        return "{} ({})".format(*SHOWN[metric]) + f", {group}" * bool(slash), 1e3
-    return f"validation {measure_name(name.removeprefix(VALID))}", 1.0
+        quantity, unit = SHOWN[metric]
+        return f"{quantity} ({unit})" + (f", {group}" if group else ""), 1000
+    return f"validation {measure_name(name.removeprefix(VALID))}", 1
 
 
 def _cell(name: str, value: float | None) -> str:

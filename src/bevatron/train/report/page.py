@@ -72,7 +72,7 @@ class Report:
     def table(
         self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str = ""
     ) -> Self:
-        """Add a table; numbers are right-aligned and rounded to four digits, None is a dash."""
+        """Add a table; numbers are rounded to four digits, their columns right-aligned."""
         numeric = [
             not any(isinstance(row[k], str | bool) for row in rows) for k in range(len(headers))
         ]
@@ -160,7 +160,7 @@ class Report:
 
 
 def _cell(value: Cell, tag: str, right: bool) -> str:
-    kind = ' class="number"' if right or not isinstance(value, str | bool | None) else ""
+    kind = ' class="number"' if right else ""
     return f"<{tag}{kind}>{html.escape(number(value))}</{tag}>"
 
 

@@ -54,8 +54,8 @@ def structure_view(mmcif: str, caption: str = "") -> str:
         '<figure><label>Colour <select id="structure-colour">'
         '<option value="plddt">pLDDT: above 90, 70, 50, below</option>'
         '<option value="chain">chain</option></select></label>'
-        '<div id="structure-view" style="position:relative;width:100%;height:560px;'
-        'outline:1px solid var(--line);outline-offset:-1px"></div>'
+        '<div style="border:1px solid var(--line)">'  # a border of the view itself is drawn over
+        '<div id="structure-view" style="position:relative;width:100%;height:560px"></div></div>'
         f"<figcaption>{html.escape(caption)}<span id='structure-gaps' hidden> Dashed: consecutive "
         "residues too far apart to be bonded.</span></figcaption></figure>"
         f'<script type="application/json" id="structure-data">{data}</script>'
