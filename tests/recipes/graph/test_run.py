@@ -325,9 +325,7 @@ def test_an_edge_list_is_trained_on_evaluated_and_predicted(tmp_path, monkeypatc
     capsys.readouterr()
     assert cli.main(["predict", "run", "edges.txt", "out.csv"]) == 2
     said = capsys.readouterr().err
-    assert (
-        said == "error: edges.txt: has no features; give them (`--features FILE.npy`)\n"
-    )
+    assert said == "error: edges.txt: has no features; give them (`--features FILE.npy`)\n"
     assert cli.main(["evaluate", "run", "edges.txt", "edges.txt", *given]) == 2
     assert "features: belongs to one graph, but 2 are given" in capsys.readouterr().err
 
