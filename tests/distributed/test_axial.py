@@ -296,8 +296,12 @@ def test_processes_that_read_each_others_memory_equal_one(
 
 
 @pytest.mark.slow
-def test_four_processes_equal_one(tmp_path, expected):
-    check(tmp_path, expected, 4, (torch.float64, torch.float32))
+@pytest.mark.parametrize(
+    ("size", "types"),
+    [(4, (torch.float64, torch.float32)), (6, (torch.float32,)), (8, (torch.float64,))],
+)
+def test_many_processes_equal_one(tmp_path, expected, size, types):
+    check(tmp_path, expected, size, types)
 
 
 def published_numbers(size, m=256, c=128, hidden=128, heads=4, row_heads=8, outer=32):
