@@ -273,7 +273,7 @@ def test_kernels_are_told_apart_by_name():
             "copies, casts, concatenation"
         ),
         "void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add>": "elementwise",
-        "triton_poi_fused_add_kernel": "compiled by inductor",
+        "triton_poi_fused__to_copy_add_0": "compiled by inductor",
         "something": "other",
     }
     assert {name: kernel_time.class_of(name) for name in names} == names
