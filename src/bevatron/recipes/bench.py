@@ -23,6 +23,7 @@ from bevatron.models.mace import (
     load_model,
     statistics,
 )
+from bevatron.output import number
 from bevatron.parallel.mesh import choose_device
 from bevatron.recipes.mace.capacity import find_capacity
 from bevatron.recipes.mace.data import batch_sizes
@@ -177,8 +178,9 @@ def cost_model(meter: StepMeter, most: int = 4096) -> tuple[Rows, list[str]]:
         rows.append(
             {**cost.sizes, "ms": f"{cost.seconds * 1e3:.2f}", "fitted ms": f"{fitted * 1e3:.2f}"}
         )
+    per = {"atoms": "an atom", "edges": "an edge", "graphs": "a structure", "constant": "a step"}
     lines = [
-        "microseconds: " + ", ".join(f"{v * 1e6:.3g} a {k}" for k, v in factors.items()),
+        "µs: " + ", ".join(f"{number(factors[key] * 1e6)} {one}" for key, one in per.items()),
         f"root mean square of the relative error: {error:.1%}",
         "use it: --batch.cost "
         + " ".join(
