@@ -77,9 +77,9 @@ def loader_rates(path: Path, capacity: int, workers: Sequence[int]) -> Rows:
     store = open_store(path)
     plan = _plan(store, capacity, 1, "balanced")
     rows = []
-    for number in workers:
+    for count in workers:
         atoms, graphs = 0, 0
-        with Loader(store, plan.flat(0), collate_structures, workers=number) as loader:
+        with Loader(store, plan.flat(0), collate_structures, workers=count) as loader:
             for _ in loader:
                 pass  # starts the workers and fills the page cache
             loader.set_batches(plan.flat(0))
@@ -90,7 +90,7 @@ def loader_rates(path: Path, capacity: int, workers: Sequence[int]) -> Rows:
         seconds = time.perf_counter() - began
         rows.append(
             {
-                "workers": number,
+                "workers": count,
                 "structures/s": f"{graphs / seconds:,.0f}",
                 "atoms/s": f"{atoms / seconds:,.0f}",
                 "batches/s": f"{plan.num_steps / seconds:,.0f}",
