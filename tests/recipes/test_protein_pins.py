@@ -14,7 +14,7 @@ from bevatron.data.proteins.alignments import (
     prepare_alignments,
 )
 from bevatron.data.proteins.chain_samples import ChainSizes
-from bevatron.data.proteins.complexes import featurize
+from bevatron.data.proteins.featurize import featurize
 from bevatron.data.proteins.crop import CropSizes
 from bevatron.data.proteins.poses import collected
 from bevatron.data.proteins.sample import SampleSizes, Sources, sample

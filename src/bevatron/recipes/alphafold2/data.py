@@ -270,5 +270,7 @@ def _validated(
     table = table.take(np.arange(min(len(table.length), config.valid_most)))
     if not len(table.length):
         return None
-    whole = replace(sizes, residues=config.valid_longest, best_templates=True)
+    whole = replace(
+        sizes, residues=config.valid_longest, best_templates=True, deleted_blocks=0
+    )
     return ChainDataset(path, table.units, table.length, whole, cycles)

@@ -14,7 +14,7 @@ import numpy as np
 
 from bevatron.data.processes import own_cpus
 from bevatron.data.proteins.chain_index import INDEX_FIELDS, index_of, protein_sequences
-from bevatron.data.proteins.complexes import ENTRY_FIELDS, describe, featurize
+from bevatron.data.proteins.featurize import ENTRY_FIELDS, describe, featurize
 from bevatron.data.proteins.filters import FILTERS, check_structure, filter_chains
 from bevatron.data.proteins.hit_files import NamedChain, entry_code
 from bevatron.data.proteins.poses import prepare_poses
