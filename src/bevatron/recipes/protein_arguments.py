@@ -28,6 +28,13 @@ ProteinFiles = Annotated[
     ),
 ]
 Strict = Annotated[bool, option("Stop at the first file that cannot be used.")]
+LowestPlddt = Annotated[
+    float | None,
+    option(
+        "Of predicted structures: residues whose pLDDT, the B-factor, is not above it count as not "
+        "observed; 50 in AlphaFold2's self-distillation."
+    ),
+]
 Clusters = Annotated[
     Path | None,
     option(

@@ -1,22 +1,25 @@
 """Preparation common to stores of complexes and of chains: alignments, templates, clusters."""
 
+import math
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from bevatron.data.archives import archive_of
+from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
 from bevatron.data.proteins.alignments import Alignments, prepare_alignments
 from bevatron.data.proteins.clusters import cluster_proteins, read_clusters
+from bevatron.data.proteins.filters import certain
 from bevatron.data.proteins.hit_files import NamedChain, entry_code, template_queries
 from bevatron.data.proteins.places import ChainSequences
 from bevatron.data.proteins.template_store import StoredTemplates, prepare_templates
-from bevatron.data.readers.proteins import read_duplicate_chains
+from bevatron.data.readers.proteins import Structure, read_duplicate_chains, read_structure
 from bevatron.data.readers.proteins.folders import (
     ProteinFiles,
     StructureFiles,
@@ -52,7 +55,11 @@ class ProteinDataConfig:
     Attributes
     ----------
     train
-        Stores, or folders of structures and alignments, which are prepared into the run's folder.
+        Stores, or folders of structures and alignments, which are prepared into the run's folder,
+        all into one store.
+    shares
+        How often each store is drawn from, relative to the others, such as 1 3 for a set of
+        predicted structures beside the known ones; by default all chains or complexes are alike.
     valid : one more of them, for validation; by default a part of ``train``
     valid_fraction
         That part, drawn at random: of chains a fraction of the clusters of similar sequences, of
@@ -62,6 +69,7 @@ class ProteinDataConfig:
     """
 
     train: tuple[Path, ...] = ()
+    shares: tuple[float, ...] = ()
     valid: tuple[Path, ...] = ()
     valid_fraction: float = 0.05
     valid_most: int = 64
@@ -75,9 +83,16 @@ class ProteinDataConfig:
             )
 
     def check_given(self, what: str) -> None:
-        """Refuse nothing to train on, and several stores for validation."""
+        """Refuse nothing to train on, shares of other stores, and several stores for validation."""
         if not self.train:
             raise ConfigError(f"data.train: expected a store of {what} or a folder of structures")
+        if self.shares and len(self.shares) != len(self.train):
+            raise ConfigError(
+                f"data.shares: has {len(self.shares)} numbers for {len(self.train)} stores; "
+                "expected one for each (folders of structures become one store)"
+            )
+        if not all(0 < share < math.inf for share in self.shares):
+            raise ConfigError("data.shares: expected numbers above 0")
         if len(self.valid) > 1:
             raise ConfigError("data.valid: expected one store; prepare the folders together")
 
@@ -89,10 +104,14 @@ class Featurizer(ABC):
     Attributes
     ----------
     strict : an unusable file is an error
+    lowest_plddt
+        Of predicted structures: residues whose B-factors, the pLDDT, are not above it count as not
+        observed (OpenFold: 50). None for observed structures.
     """
 
     fields: ClassVar[Sequence[Field]]
     strict: bool = field(default=False, kw_only=True)
+    lowest_plddt: float | None = field(default=None, kw_only=True)
 
     def __call__(self, raw: Arrays) -> Arrays:
         """Read one file."""
@@ -104,6 +123,11 @@ class Featurizer(ABC):
                 raise
             entry = {**nothing(self.fields), "reason": text_bytes(reason_of(error, path))}
         return {**entry, "source": np.array([int(raw["number"]), 0], dtype=np.int64)}
+
+    def read(self, path: str) -> Structure:
+        """Read a structure, of a predicted one what is certain."""
+        structure = read_structure(path)
+        return structure if self.lowest_plddt is None else certain(structure, self.lowest_plddt)
 
     @abstractmethod
     def entry(self, path: str) -> Arrays:
@@ -191,6 +215,8 @@ class StoreKind:
         if overwrite:  # from now on what is there counts as unfinished
             (out / CLUSTERS).unlink(missing_ok=True)
         own = {name: value for name, value in asdict(featurize).items() if name != "strict"}
+        if featurize.lowest_plddt is None:
+            del own["lowest_plddt"]  # stores of observed structures have never had this setting
         options: dict[str, Any] = {"workers": workers, "overwrite": overwrite, "progress": progress}
         store = prepare(
             StructureFiles(found.structures),
@@ -239,15 +265,32 @@ def stores_of(
 ) -> tuple[Path, ...]:
     """Return the stores among paths and one, in ``out``, of everything else that they hold.
 
-    ``prepare`` makes it and returns lines for the user, the last of which says how to train. Those
-    that name files beside ``out`` are not for one that is not kept.
+    It is where the first of these was. ``prepare`` makes it and returns lines for the user, the
+    last of which says how to train. Those that name files beside ``out`` are not for one that is
+    not kept.
     """
     stores = tuple(path for path in paths if (path / MANIFEST).is_file())
     others = [path for path in paths if path not in stores]
     if not others:
         return stores
     say(*(line for line in prepare(others, out)[:-1] if kept or str(out) not in line))
-    return (*stores, out)
+    first = paths.index(others[0])
+    return (*stores[:first], out, *stores[first:])
+
+
+def mixture(sources: Sequence[Source], shares: Sequence[float], seed: int) -> Draws:
+    """Return the draws from stores, with the shares of the configuration if it has any.
+
+    Stores in folders of one name are told apart by their numbers.
+    """
+    names = [source.name for source in sources]
+    named = [
+        name if names.count(name) == 1 else f"{name} ({number})"
+        for number, name in enumerate(names, start=1)
+    ]
+    given = shares or [source.share for source in sources]
+    parts = zip(sources, named, given, strict=True)
+    return Draws([replace(each, name=name, share=share) for each, name, share in parts], seed)
 
 
 def find_structures(files: Sequence[str | Path]) -> ProteinFiles:

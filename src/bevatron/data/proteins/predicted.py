@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from bevatron.data.proteins.featurize import describe
 from bevatron.data.proteins.conformers import component_key
+from bevatron.data.proteins.featurize import describe
 from bevatron.data.readers.proteins.components import Dictionary
 from bevatron.data.readers.proteins.structure import Links, Structure, structure_of_columns
 from bevatron.typing import Array, Arrays

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bevatron.data.proteins.featurize import featurize
 from bevatron.data.proteins.conformers import component_of_file, component_of_smiles, heavy_atoms
+from bevatron.data.proteins.featurize import featurize
 from bevatron.data.proteins.tokens import component_of_letter
 from bevatron.data.readers.proteins.components import Component, Dictionary, open_components
 from bevatron.data.readers.proteins.inputs.complexes import AtomName, Complex, Entity

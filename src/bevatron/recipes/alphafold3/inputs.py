@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bevatron.data.proteins.featurize import describe
 from bevatron.data.proteins.crop import CropSizes
+from bevatron.data.proteins.featurize import describe
 from bevatron.data.proteins.poses import make_pools
 from bevatron.data.proteins.predictions import featurize_inputs
 from bevatron.data.proteins.sample import SampleSizes, Sources, sample
