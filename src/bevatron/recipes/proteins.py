@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from xxhash import xxh3_128_hexdigest
 
 from bevatron.data.archives import archive_of
+from bevatron.data.compressed import read_whole
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
 from bevatron.data.proteins.alignments import Alignments, prepare_alignments
@@ -29,6 +31,7 @@ from bevatron.data.readers.proteins.folders import (
 from bevatron.data.readers.proteins.openfold import read_obsolete
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare, rank_and_world
+from bevatron.data.store.progress import progress as show_progress
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.errors import ConfigError, DataError, StoreError, reason_of
 from bevatron.files import TEMPORARY, remove_folder, write_csv_atomically, write_text_atomically
@@ -41,7 +44,7 @@ Chains = tuple[Sequence[NamedChain], Sequence[bytes]]
 ALIGNMENTS, TEMPLATES, CLUSTERS = "alignments", "templates", "clusters.txt"
 """Names inside the folder of a store; clusters are written last."""
 
-MOST_CLUSTERED = 4000
+MOST_CLUSTERED = 100_000
 """Distinct proteins that are clustered without mmseqs2; of more, each is a cluster of its own."""
 
 MOST_SHOWN = 10
@@ -212,6 +215,8 @@ class StoreKind:
         -------
         Lines for the user: what was found and what was left out.
         """
+        if clusters is not None:
+            read_clusters(clusters)  # refused before the work, not after it
         if overwrite:  # from now on what is there counts as unfinished
             (out / CLUSTERS).unlink(missing_ok=True)
         own = {name: value for name, value in asdict(featurize).items() if name != "strict"}
@@ -246,7 +251,13 @@ class StoreKind:
         summary = store.manifest["summary"]
         train = f"train with: bevatron train {self.system} --data {store.path} --output RUN"
         return [
-            *write_clusters(self.sequences(store), store.path, clusters, named),
+            *write_clusters(
+                self.sequences(store),
+                store.path,
+                clusters,
+                named,
+                progress=rank_and_world()[0] == 0 if progress is None else progress,
+            ),
             f"{summary['usable']} of {summary['files']} structures are usable",
             *self.told(summary),
             *lines,
@@ -294,12 +305,40 @@ def mixture(sources: Sequence[Source], shares: Sequence[float], seed: int) -> Dr
 
 
 def find_structures(files: Sequence[str | Path]) -> ProteinFiles:
-    """List the files of proteins among paths and in folders; DataError if there is no structure."""
+    """List the files of proteins among paths and in folders, without copies of structures.
+
+    Raises DataError if there is no structure.
+    """
+    if not files:
+        raise DataError("no file or folder is given; name those of the structures")
     found = find_protein_files(files)
     if not found.structures:
-        given = ", ".join(map(str, files)) or "nothing"
+        given = ", ".join(map(str, files))
         raise DataError(f"{given}: holds no structure; expected files that end in .cif or .pdb")
-    return found
+    return _without_copies(found)
+
+
+def _without_copies(found: ProteinFiles) -> ProteinFiles:
+    """Refuse a structure of the name and content of an earlier one, however it is compressed."""
+    named: dict[str, list[Path]] = {}
+    for path in found.structures:
+        named.setdefault(entry_code(path), []).append(path)
+    copies: dict[Path, str] = {}
+    for paths in named.values():
+        known: dict[str, Path] = {}
+        for path in paths if len(paths) > 1 else ():
+            try:
+                content = xxh3_128_hexdigest(read_whole(path))
+            except DataError:
+                continue  # whoever reads it says why
+            first = known.setdefault(content, path)
+            if first != path:
+                copies[path] = f"is a copy of {first}, which is used"
+    return replace(
+        found,
+        structures=tuple(path for path in found.structures if path not in copies),
+        refused=(*found.refused, *((str(path), reason) for path, reason in copies.items())),
+    )
 
 
 def nothing(fields: Sequence[Field]) -> Arrays:
@@ -315,6 +354,8 @@ def write_clusters(
     folder: Path,
     given: Path | None = None,
     named: Mapping[str, int] | None = None,
+    *,
+    progress: bool = False,
 ) -> list[str]:
     """Cluster proteins by key, a line of keys for each cluster; return warnings.
 
@@ -324,6 +365,7 @@ def write_clusters(
     folder : folder of the store
     given : a file of clusters, see `read_clusters`, for the proteins that it names
     named : key by ``code_chain``, the code in lower case
+    progress : whether to show progress
     """
     warning = []
     members: dict[object, list[str]] = {}
@@ -344,7 +386,9 @@ def write_clusters(
             "mmseqs2; only equal sequences are a cluster until it is installed"
         )
         sequences = {}
-    for key, number in cluster_proteins(sequences).items():
+    with show_progress("clusters", len(sequences), unit="proteins", enabled=progress) as advance:
+        clusters = cluster_proteins(sequences, advance=advance)
+    for key, number in clusters.items():
         members.setdefault(number, []).append(str(key))
     text = "".join(" ".join(each) + "\n" for each in members.values())
     write_text_atomically(folder / CLUSTERS, text, StoreError)

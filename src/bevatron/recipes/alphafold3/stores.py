@@ -23,6 +23,7 @@ from bevatron.data.readers.proteins import open_components
 from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.samples import Field
 from bevatron.data.store.store import Store
+from bevatron.errors import ConfigError
 from bevatron.recipes.proteins import (
     Featurizer,
     StoreKind,
@@ -176,6 +177,8 @@ def prepare_complexes(
     ----------
     components, assembly, max_tokens, keep_all, strict, lowest_plddt : see `ComplexFeaturizer`
     """
+    if max_tokens is not None and max_tokens < 1:
+        raise ConfigError(f"max_tokens: expected at least 1, got {max_tokens}")
     found = find_structures(files)
     dictionary = open_components(components)  # indexed once, before the workers ask for it
     featurize = ComplexFeaturizer(
