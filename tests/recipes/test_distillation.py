@@ -130,4 +130,4 @@ def test_what_is_prepared_keeps_its_place_among_stores(stores, tmp_path):
         ((first, folder, second, folder), (first, out, second)),
         ((first, second), (first, second)),
     ]:
-        assert stores_of(given, out, lambda files, to: ["done"], kept=True) == expected
+        assert stores_of(given, out, lambda files, to: ["done"]) == expected

@@ -79,7 +79,7 @@ def certain(structure: Structure, lowest_plddt: float) -> Structure:
     if not (low >= 0 and 1 < high <= 100):
         raise DataError(
             f"{structure.name}: its B-factors are {low:g} to {high:g}; expected the pLDDT of a "
-            "prediction, 0 to 100 (--lowest-plddt)"
+            "prediction, 0 to 100"
         )
     above = np.bincount(atoms.residue, weights=atoms.b_factor > lowest_plddt, minlength=number) > 0
     return structure.take_atoms(above[atoms.residue])
