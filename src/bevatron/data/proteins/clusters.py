@@ -256,4 +256,5 @@ def alignment_identities(
         np.maximum(top, best[:, -1], out=top, where=row < lengths)
         for ended in np.flatnonzero(lengths == row + 1).tolist():
             top[ended] = max(top[ended], best[ended].max())
-    return (top & (_SCORE - 1)) / lengths
+    shares: FloatArray = (top & (_SCORE - 1)) / lengths
+    return shares
