@@ -67,7 +67,7 @@ def split(joint: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     tensor([1., 2., 2., 2.])
     """
     if is_watched((joint,)) or not (torch.is_grad_enabled() and joint.requires_grad):
-        return torch.split(joint, list(sizes), dim=-1)
+        return joint.split_with_sizes(list(sizes), dim=-1)
     found: tuple[Tensor, ...] = _Split.apply(joint, *sizes)
     return found
 
@@ -78,7 +78,7 @@ class _Split(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, joint: Tensor, *sizes: int) -> tuple[Tensor, ...]:
         ctx.count = len(sizes)
-        return torch.split(joint, list(sizes), dim=-1)
+        return joint.split_with_sizes(list(sizes), dim=-1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -10,6 +10,8 @@ and may change: types, the device, and which addresses are multiples of 16.
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import attrgetter, or_
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ MOST_PREPARED = 4096
 """Launches that `launch` caches."""
 
 Direct = Callable[[Sequence[int], Sequence[float], list[int]], object]
+_address, _type = Tensor.data_ptr, attrgetter("dtype")
+_runtime = triton.knobs.runtime
 _triton_run = JITFunction.run
 _prepared: dict[Any, "Launch"] = {}
 _num_free: dict[int, tuple[Any, int]] = {}
@@ -62,7 +66,7 @@ class Launch:
         self.launch(self._grid, self._numbers, tensors)
 
     def launch(
-        self, grid: Sequence[int], numbers: Sequence[float], tensors: Sequence[Tensor]
+        self, grid: tuple[int, ...], numbers: Sequence[float], tensors: Sequence[Tensor]
     ) -> None:
         """Launch it with another grid, and other numbers that Triton does not specialise on."""
         if 0 in grid:
@@ -70,15 +74,10 @@ class Launch:
         if self._is_interpreted:
             self._through_triton(grid, numbers, tensors)
             return
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        together = 0
-        for address in addresses:
-            together |= address
-        seen: list[Any] = [tensor.dtype for tensor in tensors]
-        seen.append(tensors[0].device)
-        if together % ALIGNED:
-            seen += [address % ALIGNED == 0 for address in addresses]
-        key = tuple(seen)
+        addresses = [*map(_address, tensors)]
+        key = (tensors[0].device, *map(_type, tensors))
+        if reduce(or_, addresses) % ALIGNED:
+            key += tuple(address % ALIGNED == 0 for address in addresses)
         direct = self._ready.get(key)
         if direct is None or _is_observed():
             compiled = self._through_triton(grid, numbers, tensors)
@@ -121,9 +120,9 @@ class Launch:
         except AttributeError as error:
             _give_up(error)
             return None
+        fixed = function, packed, None, None, None
         return lambda grid, numbers, addresses: run(
-            *(*grid, stream_of(device), function, packed, None, None, None),
-            *(*addresses, *numbers, *rest),
+            *grid, stream_of(device), *fixed, *addresses, *numbers, *rest
         )
 
 
@@ -145,9 +144,10 @@ def launch(
         # Keep the kernel too, so that no other can reuse its id.
         known = _num_free[id(kernel)] = kernel, len(list(unspecialised))
     free = known[1]
-    sizes = [each.bit_length() < INT32 if type(each) is int else None for each in numbers[:free]]
     # By id, because hashing a Triton function hashes its source.
-    key = (id(kernel), *sizes, numbers[free:], *constants.items())
+    key: tuple[Any, ...] = (id(kernel), numbers[free:], *constants.items())
+    for each in numbers[:free]:
+        key += (each.bit_length() < INT32 if type(each) is int else None,)
     found = _prepared.get(key)
     if found is None:
         if len(_prepared) >= MOST_PREPARED:
@@ -158,8 +158,7 @@ def launch(
 
 def _is_observed() -> bool:
     """Whether a rehearsal or a profiler hooks into Triton's own launches."""
-    runtime = triton.knobs.runtime
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
     hooked = getattr(enter, "calls", enter) or getattr(leave, "calls", leave)
     return bool(hooked) or JITFunction.run is not _triton_run
 

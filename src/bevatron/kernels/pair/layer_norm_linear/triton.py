@@ -43,7 +43,7 @@ def project(
         return y, mean, rstd
     rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
     layer, y_rows = Linear(x.dtype, [weight], [bias]), y.view(-1, weight.shape[0])
-    for part in chunks(len(rows.rows), x.shape[-1] * x.element_size()):
+    for part in chunks(rows.rows.shape[0], x.shape[-1] * x.element_size()):
         layer(rows.make(part), out=chunk_of(y_rows, part))
     return y, mean, rstd
 
@@ -72,9 +72,10 @@ def project_backward(
     rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
     dy, dx_rows = dy.reshape(-1, dy.shape[-1]).contiguous(), dx.view(rows.rows.shape)
     layer = Linear(x.dtype, [weight], [bias])
-    for part in chunks(len(dy), x.shape[-1] * x.element_size()):
+    parts = list(chunks(dy.shape[0], x.shape[-1] * x.element_size()))
+    for part in parts:
         dy_part = chunk_of(dy, part)
-        layer.keep(dy_part, rows.make(part))
+        layer.keep(dy_part, rows.make(part), only=len(parts) == 1)
         layer.backward(dy_part, out=chunk_of(dx_rows, part))
     # In place of the gradient of the normalised rows.
     rows.backward(dx_rows, dx_rows, dnorm_weight, dnorm_bias)

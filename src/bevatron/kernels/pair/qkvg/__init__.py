@@ -67,12 +67,12 @@ def qkvg(
     C = x.shape[-1]
     norm_weight, norm_bias = (None, None) if norm is None else norm
     wanted = {
-        "q_weight": (q_weight, (len(q_weight), C)),
-        "k_weight": (k_weight, (len(k_weight), C)),
-        "v_weight": (v_weight, (len(v_weight), C)),
-        "gate_weight": (gate_weight, (len(gate_weight), C)),
-        "gate_bias": (gate_bias, (len(gate_weight),)),
-        "q_bias": (q_bias, (len(q_weight),)),
+        "q_weight": (q_weight, (q_weight.shape[0], C)),
+        "k_weight": (k_weight, (k_weight.shape[0], C)),
+        "v_weight": (v_weight, (v_weight.shape[0], C)),
+        "gate_weight": (gate_weight, (gate_weight.shape[0], C)),
+        "gate_bias": (gate_bias, (gate_weight.shape[0],)),
+        "q_bias": (q_bias, (q_weight.shape[0],)),
         "norm weight": (norm_weight, (C,)),
         "norm bias": (norm_bias, (C,)),
     }

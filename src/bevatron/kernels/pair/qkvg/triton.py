@@ -33,7 +33,7 @@ def qkvg(
         made = layer_norm_linear(x, norm_weight, norm_bias, joint, bias, eps)
     else:
         made = F.linear(indexable_by_32_bits(x), joint, bias)
-    return split(made, [len(weight) for weight in weights])
+    return split(made, [weight.shape[0] for weight in weights])
 
 
 def _joint_bias(
