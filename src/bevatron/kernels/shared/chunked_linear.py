@@ -163,9 +163,7 @@ class Linear:
         self._has_bias = any(bias is not None for bias in biases)
         self._sizes = [weight.shape[0] for weight in weights]
         self._whole: list[Tensor] = []
-        self.matrix = once(
-            lambda: _joined([weight.to(dtype) for weight in weights]), *weights, to=dtype
-        )
+        self.matrix = once(lambda: _joined(weights, dtype), *weights, to=dtype)
         """The concatenated weights [sum of K, C], in the type of the matmuls."""
         self._dweight = WeightGradient(self.matrix)
         self._dbiases = [BiasGradient(bias, self.matrix) for bias in self._biases]
@@ -177,12 +175,9 @@ class Linear:
             return None
 
         def join() -> Tensor:
-            return _joined(
-                [
-                    self.matrix.new_zeros(size) if bias is None else bias.to(self.matrix.dtype)
-                    for bias, size in zip(self._biases, self._sizes, strict=True)
-                ]
-            )
+            pairs = zip(self._biases, self._sizes, strict=True)
+            given = [self.matrix.new_zeros(n) if bias is None else bias for bias, n in pairs]
+            return _joined(given, self.matrix.dtype)
 
         return once(join, *self._biases, to=(self.matrix.dtype, *self._sizes))
 
@@ -260,5 +255,15 @@ def _sum_of_rows(rows: Tensor) -> Tensor:
     return rows.sum(0, dtype=torch.float32)
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0].contiguous()
+def _joined(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Concatenate tensors in a type."""
+    first, *others = tensors
+    if not others:
+        return first.to(dtype).contiguous()
+    if all(each.dtype == dtype for each in tensors):
+        return torch.cat(list(tensors))
+    sizes = [each.shape[0] for each in tensors]
+    joint = first.new_empty((sum(sizes), *first.shape[1:]), dtype=dtype)
+    # One launch rounds and places them all.
+    torch._foreach_copy_(list(joint.split_with_sizes(sizes)), list(tensors))
+    return joint

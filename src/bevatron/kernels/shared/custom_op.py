@@ -179,7 +179,8 @@ class CustomOp:
 
 def is_watched(arguments: tuple[Any, ...]) -> bool:
     """Whether something intercepts operators: a compiler, a mode or a tensor subclass."""
-    if torch.compiler.is_compiling():
+    # What `is_compiling` knows beyond this has a mode.
+    if torch.compiler.is_dynamo_compiling():
         return True
     for argument in arguments:
         if type(argument) not in PLAIN and isinstance(argument, Tensor):
@@ -254,8 +255,7 @@ class _Wiring:
         """Save what the formula needs."""
         several = isinstance(output, tuple)
         kept = [inputs[place] for place in self._tensors]
-        for place in self._results:
-            kept.append(output[place] if several else output)
+        kept += [output[place] if several else output for place in self._results]
         for place in self._kept_lists:
             kept += inputs[place]
         ctx.save_for_backward(*kept)
@@ -370,7 +370,14 @@ def _recorded(
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     kind = type(f"bevatron::{name}", (torch.autograd.Function,), methods)
-    # Function.apply would only check each argument for transforms, as `is_watched` has.
+    return unwatched(kind)
+
+
+def unwatched(kind: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return what applies a function of autograd to arguments that `is_watched` has checked.
+
+    Its own ``apply`` would only look for transforms again.
+    """
     apply: Callable[..., Any] = super(torch.autograd.Function, kind).apply  # type: ignore[misc]
     return apply
 

@@ -9,6 +9,8 @@ from bevatron.kernels.shared.checks import check_shapes
 
 __all__ = ["qkvg"]
 
+WEIGHTS = ("q_weight", "k_weight", "v_weight", "gate_weight")
+
 _operator = registry.operator("qkvg", __name__, takes=support.up_to_float32)
 
 
@@ -22,13 +24,9 @@ def qkvg(
     q_bias: Float[Tensor, "Q"] | None = None,
     norm: tuple[Float[Tensor, "C"] | None, Float[Tensor, "C"] | None] | None = None,
     *,
+    head_width: int | None = None,
     eps: float = 1e-5,
-) -> tuple[
-    Float[Tensor, "*rows Q"],
-    Float[Tensor, "*rows K"],
-    Float[Tensor, "*rows V"],
-    Float[Tensor, "*rows G"],
-]:
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
     r"""Project rows to queries, keys, values and gate.
 
     .. math:: (q, k, v, g) = (W_q n + b_q, W_k n, W_v n, W_g n + b_g), \qquad
@@ -49,12 +47,14 @@ def qkvg(
         [Q, C], [K, C], [V, C] and [G, C], in the layout of `torch.nn.Linear`.
     gate_bias, q_bias : [G] (AlphaFold2) and [Q] (AlphaFold3's single attention)
     norm : weight and bias (each may be None) of a LayerNorm in front; None for no norm at all
+    head_width : D, which divides Q, K, V and G, for results by heads
     eps : added to the variance of the norm
 
     Returns
     -------
     tuple
-        q, k, v and the gate before its sigmoid, of the type of ``x``.
+        q, k, v and the gate before its sigmoid, of the type of ``x``: [..., Q] and so on, or
+        [..., Q / D, D] with ``head_width``.
 
     Examples
     --------
@@ -77,7 +77,13 @@ def qkvg(
         "norm bias": (norm_bias, (C,)),
     }
     check_shapes("qkvg", wanted, f"x {tuple(x.shape)}")
+    for name in WEIGHTS if head_width is not None else ():
+        if wanted[name][1][0] % head_width:
+            raise ValueError(
+                f"qkvg: {name} has shape {wanted[name][1]}, whose first axis is not a multiple of "
+                f"head_width {head_width}"
+            )
     run = _operator.dispatch(x)
     given = (q_weight, k_weight, v_weight, gate_weight, gate_bias, q_bias)
-    q, k, v, gate = run(x, *given, norm is not None, norm_weight, norm_bias, eps)
+    q, k, v, gate = run(x, *given, norm is not None, norm_weight, norm_bias, eps, head_width)
     return q, k, v, gate
