@@ -5,7 +5,8 @@
 Its package and what its model imports have to be there: optree, ml_collections, scipy, RDKit. The
 crop has the sizes of those of `benchmarks.alphafold3.train_step`, whose ``--collect`` joins the
 rows. It lies on the GPU and its labels have no alternatives, so loader and permutations are left
-out, in Protenix's favour; and so are averaged weights.
+out, in Protenix's favour; and so are averaged weights. Its layer norm, PyTorch's or its own of
+CUDA, is selected at import: one kind a call.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def configuration(arm: str, given: argparse.Namespace) -> Any:
     rows = {"train": given.rows, "test": given.rows}
     msa = {"enable": True, "strategy": "topk", "sample_cutoff": rows, "min_size": rows}
     found = parse_configs({**configs, "data": {"msa": msa}}, fill_required_with_null=True)
-    found.triangle_multiplicative, found.triangle_attention = PROTENIX[arm]
+    found.triangle_multiplicative, found.triangle_attention, _ = PROTENIX[arm]
     found.model.N_cycle, found.diffusion_batch_size = 1, given.copies
     if given.blocks is not None:
         found.model.pairformer.n_blocks = found.model.msa_module.n_blocks = given.blocks
@@ -155,13 +156,11 @@ def measure(arm: str, given: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Measure arms and keep the row of each."""
-    # Its own layer norm is compiled by nvcc.
-    os.environ.setdefault("LAYERNORM_TYPE", "torch")
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--tokens", type=int, default=384)
-    parser.add_argument("--arms", nargs="*", choices=[*PROTENIX], default=[*PROTENIX])
+    parser.add_argument("--arms", nargs="*", choices=[*PROTENIX], default=[*PROTENIX][:3])
     parser.add_argument("--rows", type=int, default=1024, help="of the alignment")
     parser.add_argument("--copies", type=int, default=48)
     parser.add_argument("--blocks", type=int, help="of every stack; as published by default")
@@ -171,6 +170,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     add_rows(parser, "alphafold3-rows")
     given = parser.parse_args()
+    norms = {PROTENIX[arm][2] for arm in given.arms}
+    if len(norms) > 1:
+        raise SystemExit("--arms: layer norms of one kind in a call, its import selects them")
+    os.environ["LAYERNORM_TYPE"] = norms.pop()  # its own is compiled by nvcc
     measured_on = {"hardware": hardware(given.device), "versions": versions()}
     given.out.mkdir(parents=True, exist_ok=True)
     for arm in given.arms:

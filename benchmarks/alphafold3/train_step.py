@@ -70,11 +70,14 @@ LADDER = {
 }
 """What each fused operator brings: a step without it."""
 PROTENIX = {
-    "Protenix": ("torch", "torch"),
-    "Protenix, its own attention": ("torch", "triattention"),
-    "Protenix, cuEquivariance": ("cuequivariance", "cuequivariance"),
+    "Protenix": ("torch", "torch", "torch"),
+    "Protenix, its own attention": ("torch", "triattention", "torch"),
+    "Protenix, cuEquivariance": ("cuequivariance", "cuequivariance", "torch"),
+    "Protenix, cuEquivariance, its own layer norm": (
+        *("cuequivariance", "cuequivariance", "fast_layernorm"),
+    ),
 }
-"""What multiplies and what attends in its triangles, see `benchmarks.alphafold3.protenix`."""
+"""What multiplies and attends in its triangles, and its layer norm: `alphafold3.protenix`."""
 OUT_OF_MEMORY = "out of memory"
 
 

@@ -45,11 +45,9 @@ def exchanges(own: Tensor, side: int, group: Group) -> dict[str, Callable[[], Te
     """Every exchange of own rows of a square; their results are known in advance."""
     flat = own.reshape(-1)
     return {
-        "gather": lambda: gather(own, 0, side, group, urgent=True).wait(),
-        "transpose": lambda: transpose(own, side, group, urgent=True).wait(),
-        "pass_on": lambda: group.pass_on(
-            flat, torch.empty_like(flat), flat.nbytes, urgent=True
-        ).wait(),
+        "gather": lambda: gather(own, 0, side, group.urgent).wait(),
+        "transpose": lambda: transpose(own, side, group.urgent).wait(),
+        "pass_on": lambda: group.urgent.pass_on(flat, torch.empty_like(flat), flat.nbytes).wait(),
         "all_reduce": lambda: group.all_reduce(flat.clone()).wait(),
     }
 

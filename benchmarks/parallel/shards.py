@@ -249,7 +249,6 @@ def measured(name: str, make: Any, sizes: Sequence[int], device: torch.device) -
     for size in sizes:
         with one_of(size), device:
             call = make()
-            GraphPool(device).compile_ahead(call, print)
             call()
             with count_traffic() as traffic:
                 call()
@@ -306,15 +305,24 @@ def measure(given: argparse.Namespace) -> Path:
         "one GPU."
     )
     path, name_of_page = Path(), "parallel/shards" + ("_operators" if given.operators else "")
+    named = [part for part in named if part[0].startswith(tuple(given.only))]
+    GraphPool(device).compile_ahead(lambda: once_each(named, device), print)
     for name, make, sizes in named:
-        if name.startswith(tuple(given.only)):
-            some = measured(name, make, sizes, device)
-            rows, kernels = rows + some[0], kernels + some[1]
-            path = write_result(
-                name_of_page, rows, notes, device=device.type, folder=given.out,
-                extra={"kernels": kernels},
-            )  # fmt: skip
+        some = measured(name, make, sizes, device)
+        rows, kernels = rows + some[0], kernels + some[1]
+        path = write_result(
+            name_of_page, rows, notes, device=device.type, folder=given.out,
+            extra={"kernels": kernels},
+        )  # fmt: skip
     return path
+
+
+def once_each(named: Sequence[tuple[str, Any, Sequence[int]]], device: torch.device) -> None:
+    """Call every part once for every number of GPUs."""
+    for _, make, sizes in named:
+        for size in sizes:
+            with one_of(size), device:
+                make()()
 
 
 if __name__ == "__main__":

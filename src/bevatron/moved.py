@@ -1,9 +1,8 @@
-"""Old names of public modules, functions and classes, which work with a warning for one release."""
+"""Old names of public modules, which work with a warning for one release."""
 
 import importlib
 import sys
 import warnings
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -77,27 +76,3 @@ def keep_old_names() -> None:
     """
     for old, new in MOVED.items():
         sys.modules.setdefault(old, _Moved(old, new))
-
-
-def old_names(module: str, *, advice: str | None = None, **names: str) -> Callable[[str], Any]:
-    """Return a module's ``__getattr__`` that accepts old names.
-
-    Parameters
-    ----------
-    module : ``__name__`` of the module
-    advice : what to use instead; None = the new name
-    names : old name -> new name, with its module if that is another one
-    """
-
-    def find(old: str) -> Any:
-        if old not in names:
-            raise AttributeError(f"module '{module}' has no attribute '{old}'")
-        where, _, name = names[old].rpartition(".")
-        warnings.warn(
-            f"{module}.{old} is deprecated; use {advice or names[old]}",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return getattr(importlib.import_module(where or module), name)
-
-    return find

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from benchmarks.alphafold3 import arms, kernel_time, learning, memory, parts, train_step
+from benchmarks.alphafold3 import arms, kernel_time, learning, memory, parts, traffic, train_step
 from benchmarks.common.arguments import read_all
+from benchmarks.kernels.cases import Setup, cases_of
 from benchmarks.parallel import memory as shared_memory
 
 from bevatron.models.alphafold3 import config
@@ -277,6 +278,37 @@ def test_kernels_are_told_apart_by_name():
     }
     assert {name: kernel_time.class_of(name) for name in names} == names
     assert all(re.compile(pattern) for pattern in kernel_time.CLASSES.values())
+
+
+def test_bytes_of_a_pass_are_those_between_its_marks_and_what_it_left_in_the_cache():
+    table = f"""\
+"ID","Kernel Name","Grid Size","{traffic.READ}","{traffic.WRITTEN}"
+"","","","byte","byte"
+"0","mark","(1, 1, 1)","32","0"
+"1","a_kernel","(9, 1, 1)","1,048,576","0"
+"2","b_kernel","(9, 1, 1)","2097152","1048576"
+"3","mark","(2, 1, 1)","32","0"
+"4","reduce_kernel","(7, 1, 1)","268435456","3145728"
+"5","mark","(3, 1, 1)","32","0"
+"6","c_kernel","(9, 1, 1)","6291456","0"
+"7","mark","(4, 1, 1)","32","0"
+"8","reduce_kernel","(7, 1, 1)","268435456","8388608"
+"""
+    kept = [{"operator": "swiglu", "implementation": who} for who in ("fused", "plain PyTorch")]
+    fused, plain = traffic.compared(traffic.read(table.splitlines(), kept))
+    assert (fused["read MiB"], fused["written MiB"], fused["kernels"]) == (3, 4, 2)
+    assert (plain["moved MiB"], plain["kernels"], plain["x fused"]) == (14, 1, 2)
+
+
+def test_passes_whose_bytes_are_counted_run(tmp_path):
+    traffic.run_all(Setup(torch.float32, "cpu", tiny=True), tmp_path / "kept.json")
+    rows = json.loads((tmp_path / "kept.json").read_text())
+    assert {row["operator"] for row in rows} == {*traffic.TRAFFIC}
+    cases = {
+        op: [case.name for case in cases_of(op, Setup(torch.float32, "meta"), (name,))]
+        for op, name in traffic.TRAFFIC.items()
+    }
+    assert cases == {op: [name] for op, name in traffic.TRAFFIC.items()}
 
 
 @pytest.fixture

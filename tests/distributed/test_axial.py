@@ -285,16 +285,23 @@ def test_processes_that_read_each_others_memory_equal_one(
     tmp_path, expected, monkeypatch, size, captured
 ):
     monkeypatch.setattr(windows, "WINDOW", 2**14)  # what is larger goes the usual way
+    monkeypatch.setattr(windows, "LARGE", 2**7)
     monkeypatch.setattr(windows, "capturing", lambda: captured)
     monkeypatch.setattr(
-        windows, "opened", lambda group, _: windows.WindowGroup(group, SharedFiles(group, tmp_path))
+        windows,
+        "opened",
+        lambda group, _: windows.WindowGroup(group, windows.Windows(SharedFiles(group, tmp_path))),
     )
     check(tmp_path, expected, size, (torch.float64,))
 
 
 @pytest.mark.slow
-def test_four_processes_equal_one(tmp_path, expected):
-    check(tmp_path, expected, 4, (torch.float64, torch.float32))
+@pytest.mark.parametrize(
+    ("size", "types"),
+    [(4, (torch.float64, torch.float32)), (6, (torch.float32,)), (8, (torch.float64,))],
+)
+def test_many_processes_equal_one(tmp_path, expected, size, types):
+    check(tmp_path, expected, size, types)
 
 
 def published_numbers(size, m=256, c=128, hidden=128, heads=4, row_heads=8, outer=32):

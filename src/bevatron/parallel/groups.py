@@ -74,6 +74,11 @@ class Group:
         self.index = self.ranks.index(rank)
         self.process_group = process_group
 
+    @property
+    def urgent(self) -> "Group":
+        """The same processes, for exchanges that no other work overlaps."""
+        return self
+
     def all_gather(self, part: Tensor) -> Pending:
         """Concatenate the parts [r, ...] of all processes: [size * r, ...]."""
         if self.size == 1:
@@ -154,18 +159,8 @@ class Group:
         )
         return Pending(received, work, kept=[rows])
 
-    def gather(
-        self,
-        part: Tensor,
-        dim: int,
-        each: Sequence[int],
-        *,
-        urgent: bool = False,  # noqa: ARG002
-    ) -> Pending:
-        """Concatenate parts of ``each`` length, longest first, along an axis.
-
-        ``urgent``: no other work overlaps the exchange.
-        """
+    def gather(self, part: Tensor, dim: int, each: Sequence[int]) -> Pending:
+        """Concatenate parts of ``each`` length, longest first, along an axis."""
         front, longest = part.movedim(dim, 0), each[0]
         if longest > front.shape[0]:  # equal parts are what both backends gather
             front = F.pad(front, [0, 0] * (front.ndim - 1) + [0, longest - front.shape[0]])
@@ -184,8 +179,6 @@ class Group:
         places: Sequence[Tensor],
         result: Tensor,
         most: int,  # noqa: ARG002
-        *,
-        urgent: bool = False,  # noqa: ARG002
     ) -> Pending:
         """Send the k-th part to process k; write what each sends to its place in the result.
 
@@ -193,7 +186,6 @@ class Group:
         ----------
         parts, places : of any strides
         most : largest number of bytes between any two processes, the same on all
-        urgent : no other work overlaps the exchange
         """
         own = self.index
         others = [part for k, part in enumerate(parts) if k != own]
@@ -215,8 +207,6 @@ class Group:
         x: Tensor,
         received: Tensor,
         most: int,  # noqa: ARG002
-        *,
-        urgent: bool = False,  # noqa: ARG002
     ) -> Pending:
         """Send a tensor to the process before this one; write what that after sends.
 

@@ -25,7 +25,7 @@ ALIGNED = 16
 LARGE = 2**20
 """Smallest read, in bytes, that uses the copy engine when other work overlaps it."""
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_handles: dict[Any, Any] = {}
+_windows: dict[Any, "Windows | None"] = {}
 """Windows by process group; None if its GPUs cannot read each other's memory."""
 
 
@@ -34,21 +34,21 @@ def opened(group: Group, mesh: Mesh) -> Group:
     hosts = {rank // mesh.local_world for rank in group.ranks}
     if group.size == 1 or mesh.device.type != "cuda" or len(hosts) > 1:
         return group
-    if group.process_group not in _handles:
-        _handles[group.process_group] = _rendezvous(group, mesh)
-    handle = _handles[group.process_group]
-    return group if handle is None else WindowGroup(group, handle)
+    if group.process_group not in _windows:
+        _windows[group.process_group] = _rendezvous(group, mesh)
+    windows = _windows[group.process_group]
+    return group if windows is None else WindowGroup(group, windows)
 
 
-def _rendezvous(group: Group, mesh: Mesh) -> Any:
+def _rendezvous(group: Group, mesh: Mesh) -> "Windows | None":
     """Map the windows of all processes; None if any of them fails."""
     try:
         memory = symmetric.empty(2 * WINDOW, dtype=torch.uint8, device=mesh.device)
         handle = symmetric.rendezvous(memory, cast("ProcessGroup", group.process_group))
     except RuntimeError:
         handle = None
-    found = group.all_reduce(torch.tensor([handle is None], device=mesh.device).float()).wait()
-    return None if found.item() else handle
+    failed = group.all_reduce(torch.tensor([float(handle is None)])).wait()
+    return None if failed.item() else Windows(handle)
 
 
 def capturing() -> bool:
@@ -63,18 +63,65 @@ def copy_by_kernel(place: Tensor, given: Tensor) -> None:
     torch.bitwise_or(given.view(whole), 0, out=place.view(whole))
 
 
-def fetch(place: Tensor, given: Tensor, urgent: bool) -> None:
-    """Copy from the memory of another GPU.
+def copy_by_engine(place: Tensor, given: Tensor) -> None:
+    """Copy from the memory of another GPU by its copy engine, if that is worth starting it.
 
     The copy engine leaves the SMs to other work, but in a graph takes 10 microseconds each to start
     and to finish.
     """
-    if urgent or place.nbytes < LARGE:
+    if place.nbytes < LARGE:
         copy_by_kernel(place, given)
     elif place.is_contiguous():
         place.copy_(given)
     else:
         copy_by_kernel(place, torch.empty_like(given).copy_(given))
+
+
+class Windows:
+    """The windows of a group, each with two halves that take turns.
+
+    Parameters
+    ----------
+    handle : torch's symmetric memory
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._stream = torch.cuda.Stream(priority=-1) if torch.cuda.is_available() else None
+        self._half, self._captured = 0, False
+
+    def barrier(self) -> None:
+        """Let the current stream wait for those of the other processes."""
+        self._handle.barrier()
+
+    def take_turns(self) -> None:
+        """Choose the half to write, and wait until nobody reads it.
+
+        In a graph the halves alternate, so the barrier of the exchange in between is enough. Its
+        first exchange waits: what runs before a graph is unknown when it is captured.
+        """
+        captured = capturing()
+        if not (captured and self._captured):
+            self.barrier()
+        self._half, self._captured = 1 - self._half, captured
+
+    def view(self, rank: int, at: int, like: Tensor) -> Tensor:
+        """View memory from a byte of the current half of a process's window."""
+        at = (at + self._half * WINDOW) // like.itemsize
+        view: Tensor = self._handle.get_buffer(rank, tuple(like.shape), like.dtype, at)
+        return view
+
+    @contextmanager
+    def beside(self) -> Iterator["_Done"]:
+        """Launch on a separate stream, after the work launched so far."""
+        done = _Done()
+        if self._stream is None:
+            yield done
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield done
+            done.event = self._stream.record_event()
 
 
 class WindowGroup(Group):
@@ -85,58 +132,54 @@ class WindowGroup(Group):
     Parameters
     ----------
     group : the same processes
-    handle : their windows, a handle of torch's symmetric memory
+    windows : theirs
+    hidden : whether other work overlaps the exchanges
     """
 
-    def __init__(self, group: Group, handle: Any) -> None:
+    def __init__(self, group: Group, windows: Windows, *, hidden: bool = True) -> None:
         super().__init__(group.ranks, group.ranks[group.index], group.process_group)
-        self._handle = handle
-        self._stream = torch.cuda.Stream(priority=-1) if torch.cuda.is_available() else None
+        self._windows, self._hidden = windows, hidden
         self._others = [k for k in range(self.size) if k != self.index]
-        self._half, self._captured = 0, False
 
-    def gather(
-        self, part: Tensor, dim: int, each: Sequence[int], *, urgent: bool = False
-    ) -> Pending:
+    @property
+    def urgent(self) -> Group:
+        """The same processes, for exchanges that no other work overlaps."""
+        return WindowGroup(self, self._windows, hidden=False)
+
+    def gather(self, part: Tensor, dim: int, each: Sequence[int]) -> Pending:
         """Concatenate parts of ``each`` length, longest first, along an axis."""
         whole = part.new_empty(
             [sum(each) if k == dim % part.ndim else n for k, n in enumerate(part.shape)]
         )
         places = whole.split(list(each), dim)
         if places[0].nbytes > WINDOW:
-            return super().gather(part, dim, each, urgent=urgent)
+            return super().gather(part, dim, each)
         traffic.record("all_gather", places[0], self.size)
         own = places[self.index], part
         wanted = [(rank, 0, places[rank]) for rank in self._others]
-        return self._swap([(0, part)], whole, wanted, own, urgent=urgent)
+        return self._swap([(0, part)], whole, wanted, own)
 
     def trade(
-        self,
-        parts: Sequence[Tensor],
-        places: Sequence[Tensor],
-        result: Tensor,
-        most: int,
-        *,
-        urgent: bool = False,
+        self, parts: Sequence[Tensor], places: Sequence[Tensor], result: Tensor, most: int
     ) -> Pending:
         """Send the k-th part to process k; write what each sends to its place in the result."""
         stride = -(-most // ALIGNED) * ALIGNED
         if self.size * stride > WINDOW:
-            return super().trade(parts, places, result, most, urgent=urgent)
+            return super().trade(parts, places, result, most)
         for k in self._others:
             traffic.record("pass_on", parts[k], self.size)
         given = [(k * stride, parts[k]) for k in self._others]
         wanted = [(k, self.index * stride, places[k]) for k in self._others]
         own = places[self.index], parts[self.index]
-        return self._swap(given, result, wanted, own, urgent=urgent)
+        return self._swap(given, result, wanted, own)
 
-    def pass_on(self, x: Tensor, received: Tensor, most: int, *, urgent: bool = False) -> Pending:
+    def pass_on(self, x: Tensor, received: Tensor, most: int) -> Pending:
         """Send a tensor to the process before this one; write what that after sends."""
         if most > WINDOW:
-            return super().pass_on(x, received, most, urgent=urgent)
+            return super().pass_on(x, received, most)
         traffic.record("pass_on", x, self.size)
         wanted = [((self.index + 1) % self.size, 0, received)]
-        return self._swap([(0, x)], received, wanted, urgent=urgent)
+        return self._swap([(0, x)], received, wanted)
 
     def _swap(
         self,
@@ -144,52 +187,23 @@ class WindowGroup(Group):
         result: Tensor,
         wanted: Sequence[tuple[int, int, Tensor]],
         own: tuple[Tensor, Tensor] | None = None,
-        *,
-        urgent: bool,
     ) -> Pending:
         """Write (byte, tensor) to the own window, then read (rank, byte, place)."""
-        with self._beside() as work:
-            self._take_turns()
+        windows, fetch = self._windows, copy_by_engine if self._hidden else copy_by_kernel
+        with windows.beside() as work:
+            windows.take_turns()
             for at, part in given:
                 if part.numel():
-                    copy_by_kernel(self._view(self.index, at, part), part)
-            self._handle.barrier()
+                    copy_by_kernel(windows.view(self.index, at, part), part)
+            windows.barrier()
             for rank, at, place in wanted:
                 if place.numel():
-                    fetch(place, self._view(rank, at, place), urgent)
-            if own is not None and not urgent:
+                    fetch(place, windows.view(rank, at, place))
+            if own is not None and self._hidden:
                 copy_by_kernel(*own)
-        if own is not None and urgent:
+        if own is not None and not self._hidden:
             copy_by_kernel(*own)  # the current stream would only wait
         return Pending(result, work, kept=[part for _, part in given])
-
-    def _take_turns(self) -> None:
-        """Choose the half to write, and wait until nobody reads it.
-
-        In a graph the halves alternate, so the barrier of the exchange in between is enough. Its
-        first exchange waits: what runs before a graph is unknown when it is captured.
-        """
-        captured = capturing()
-        if not (captured and self._captured):
-            self._handle.barrier()
-        self._half, self._captured = 1 - self._half, captured
-
-    def _view(self, rank: int, at: int, like: Tensor) -> Tensor:
-        at = (at + self._half * WINDOW) // like.itemsize
-        view: Tensor = self._handle.get_buffer(rank, tuple(like.shape), like.dtype, at)
-        return view
-
-    @contextmanager
-    def _beside(self) -> Iterator["_Done"]:
-        """Launch on a separate stream, after the work launched so far."""
-        done = _Done()
-        if self._stream is None:
-            yield done
-            return
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            yield done
-            done.event = self._stream.record_event()
 
 
 class _Done:

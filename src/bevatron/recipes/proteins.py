@@ -28,7 +28,13 @@ from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare, rank_and_world
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.errors import ConfigError, DataError, StoreError, reason_of
-from bevatron.files import TEMPORARY, remove_folder, write_csv_atomically, write_text_atomically
+from bevatron.files import (
+    TEMPORARY,
+    is_kept,
+    remove_folder,
+    write_csv_atomically,
+    write_text_atomically,
+)
 from bevatron.output import say
 from bevatron.typing import Array, Arrays
 
@@ -231,22 +237,17 @@ class StoreKind:
 
 
 def stores_of(
-    paths: Sequence[Path],
-    out: Path,
-    prepare: Callable[[list[Path], Path], list[str]],
-    *,
-    kept: bool,
+    paths: Sequence[Path], out: Path, prepare: Callable[[list[Path], Path], list[str]]
 ) -> tuple[Path, ...]:
     """Return the stores among paths and one, in ``out``, of everything else that they hold.
 
-    ``prepare`` makes it and returns lines for the user, the last of which says how to train. Those
-    that name files beside ``out`` are not for one that is not kept.
+    ``prepare`` makes it and returns lines for the user, the last of which says how to train.
     """
     stores = tuple(path for path in paths if (path / MANIFEST).is_file())
     others = [path for path in paths if path not in stores]
     if not others:
         return stores
-    say(*(line for line in prepare(others, out)[:-1] if kept or str(out) not in line))
+    say(*(line for line in prepare(others, out)[:-1] if is_kept(out) or str(out) not in line))
     return (*stores, out)
 
 

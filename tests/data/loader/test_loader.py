@@ -14,8 +14,6 @@ import psutil
 import pytest
 import torch
 
-from bevatron.data import loader as loader_package
-from bevatron.data.dataset import SampleSource
 from bevatron.data.loader import LeftOut, Loader, default_workers
 from bevatron.data.packing import pack
 from bevatron.data.samples import STRUCTURE_FIELDS, collate_structures
@@ -469,8 +467,3 @@ def test_workers_by_default_share_the_cpus_among_the_ranks_of_a_node(monkeypatch
 def test_wrong_settings_are_refused(arguments):
     with pytest.raises(LoaderError):
         Loader(Numbers(), batches(), collate, **{"workers": 1, **arguments})
-
-
-def test_the_former_name_of_the_samples_protocol_still_works_with_a_warning():
-    with pytest.warns(DeprecationWarning, match="SampleSource"):
-        assert loader_package.Dataset is SampleSource

@@ -2,7 +2,6 @@
 
 import hashlib
 import inspect
-import json
 import subprocess
 import sys
 import time
@@ -13,11 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bevatron.data import BalancedBatchSampler, packing
+from bevatron.data import BalancedBatchSampler
 from bevatron.data.packing import CostModel, pack
 from bevatron.data.packing.randomness import RandomStream, sorting_order
-from bevatron.data.packing.resume import PlanSegment, remaining, replan
-from bevatron.errors import ConfigError, DataError
+from bevatron.errors import DataError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
 from paper_mix import CAPACITY, paper_mix
@@ -95,44 +93,6 @@ def test_no_capacity_of_several_is_exceeded(data, kind):
     balance = data.draw(st.sampled_from([0, 1, 2]))
     plan = pack(costs, capacity, data.draw(st.integers(1, 5)), balance=balance, **kind)
     check(plan, costs, capacity)
-
-
-@settings(deadline=None, max_examples=25)
-@given(
-    costs=st.lists(st.integers(1, 20), min_size=1, max_size=150),
-    parts=st.lists(
-        st.tuples(st.integers(1, 7), st.integers(20, 50), st.integers(0, 3)), max_size=4
-    ),
-    kind=st.sampled_from(ALGORITHMS),
-)
-def test_resuming_on_other_ranks_uses_every_sample_once(costs, parts, kind):
-    seen = np.zeros(len(costs), dtype=int)
-    segments = []
-    for ranks, capacity, steps in [*parts, (2, 30, 10**9)]:
-        segments.append(PlanSegment((float(capacity),), ranks, seed=3, epoch=1, **kind))
-        plan = replan(costs, segments)
-        done = min(steps, plan.num_steps)
-        for rank in range(ranks):
-            for step in range(done):
-                batch, weights = plan.flat(rank)[step]
-                np.add.at(seen, batch[weights == 1], 1)
-        segments[-1] = segments[-1].after(done)
-        segments = [PlanSegment.from_json(json.loads(json.dumps(s.to_json()))) for s in segments]
-        np.testing.assert_array_equal(remaining(costs, segments), np.flatnonzero(seen == 0))
-    assert (seen == 1).all()
-
-
-def test_a_segment_with_an_unknown_key_is_refused():
-    with pytest.raises(ConfigError, match=r"segment\.color"):
-        PlanSegment.from_json({"capacity": [1.0], "num_ranks": 1, "color": 2})
-
-
-@pytest.mark.parametrize("name", ["PlanSegment", "remaining", "replan"])
-def test_deprecated_names_still_work_with_a_warning(name):
-    with pytest.warns(
-        DeprecationWarning, match=rf"{name} is deprecated; use bevatron\.train\.epochs"
-    ):
-        assert getattr(packing, name) is globals()[name]
 
 
 TORTURE = {

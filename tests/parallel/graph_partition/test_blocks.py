@@ -60,13 +60,6 @@ def test_weights_go_with_their_entries_and_duplicates_add_up():
     assert found == {22: 5.0, 2: 2.0, 42: 8.0}
 
 
-def test_the_old_word_for_adding_up_duplicates_still_works():
-    row = torch.tensor([3, 3])
-    with pytest.warns(DeprecationWarning, match='EdgePolicy.duplicates="sum"'):
-        source = EdgeList(row, row, 7, torch.ones(2), merge_duplicates=True)
-    assert source.policy == EdgePolicy(duplicates="sum")
-
-
 def edges_of(path, policy, grid):
     """Entries of all blocks, by key, and what they weigh."""
     options = GraphOptions(policy.self_loops, policy.symmetrise, policy.duplicates)

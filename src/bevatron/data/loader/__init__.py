@@ -16,7 +16,6 @@ from bevatron.data.loader.pool import Pool
 from bevatron.data.loader.worker import SampleError, failure_of, make_batch
 from bevatron.data.processes import own_cpus
 from bevatron.errors import LoaderError
-from bevatron.moved import old_names
 from bevatron.task import Collate
 from bevatron.typing import FloatArray, IntArray
 
@@ -284,6 +283,3 @@ def default_workers() -> int:
     One CPU is left for the training process; at most 16.
     """
     return max(min(own_cpus() - 1, 16), 1)
-
-
-__getattr__ = old_names(__name__, Dataset="bevatron.data.dataset.SampleSource")

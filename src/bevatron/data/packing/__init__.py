@@ -10,14 +10,5 @@ from bevatron.data.packing.costs import CostModel
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.packing.epoch import Algorithm, pack
 from bevatron.data.packing.plan import Batches, Plan, RankPlan
-from bevatron.moved import old_names
 
 __all__ = ["Algorithm", "Batches", "CostModel", "Draws", "Plan", "RankPlan", "Source", "pack"]
-
-__getattr__ = old_names(
-    __name__,
-    advice="bevatron.train.epochs.plan_epoch",
-    PlanSegment="bevatron.data.packing.resume.PlanSegment",
-    remaining="bevatron.data.packing.resume.remaining",
-    replan="bevatron.data.packing.resume.replan",
-)

@@ -4,7 +4,6 @@ One pass over the data, in bounded memory. From a store whole shards are read as
 any other data set is read sample by sample.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -63,12 +62,6 @@ class Statistics:
     def atomic_energies(self) -> tuple[tuple[float, ...], ...]:
         """E0 in eV, one row per head, in the order of `atomic_numbers`."""
         return tuple(tuple(e0.values[z] for z in self.atomic_numbers) for e0 in self.e0)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Deprecated: the origins of `e0`."""
-        warnings.warn("Statistics.notes is now Statistics.e0", DeprecationWarning, stacklevel=2)
-        return tuple(f"E0: {e0.origin}" for e0 in self.e0)
 
 
 def statistics(

@@ -101,23 +101,26 @@ class _End(torch.autograd.Function):
         return grad.new_empty(0), None
 
 
-def gather(part: Tensor, dim: int, total: int, group: Group, *, urgent: bool = False) -> Coming:
+def gather(part: Tensor, dim: int, total: int, group: Group) -> Coming:
     """Concatenate the parts of all processes along an axis of ``total`` rows.
 
-    Gradients of 16-bit types are added up in float32 and in the order of ranks. ``urgent``: nothing
-    is launched before it is waited for.
+    Gradients of 16-bit types are added up in float32 and in the order of ranks.
     """
-    there = partial(group.gather, dim=dim, each=lengths(total, group.size), urgent=urgent)
-    return Coming(part, there, partial(_sum_to_own, dim, group, urgent))
+    if group.size == 1:
+        return Coming(part)
+    there = partial(group.gather, dim=dim, each=lengths(total, group.size))
+    return Coming(part, there, partial(_sum_to_own, dim, group))
 
 
-def transpose(rows: Tensor, total: int, group: Group, *, urgent: bool = False) -> Coming:
+def transpose(rows: Tensor, total: int, group: Group) -> Coming:
     """Exchange own rows [..., R, K, C] of ``total`` for own rows [..., K', total, C] of columns."""
-    there, back = (partial(_transpose, n, group, urgent) for n in (total, rows.shape[-2]))
+    if group.size == 1:
+        return Coming(rows.transpose(-2, -3))
+    there, back = (partial(_transpose, n, group) for n in (total, rows.shape[-2]))
     return Coming(rows, there, back)
 
 
-def _sum_to_own(dim: int, group: Group, urgent: bool, whole: Tensor) -> Pending:
+def _sum_to_own(dim: int, group: Group, whole: Tensor) -> Pending:
     parts: list[Tensor] = list(whole.split(lengths(whole.shape[dim], group.size), dim))
     own, most = parts[group.index], parts[0].nbytes
     found = own.new_empty(group.size, *own.shape)
@@ -131,13 +134,13 @@ def _sum_to_own(dim: int, group: Group, urgent: bool, whole: Tensor) -> Pending:
     places = list(found)
     if group.size == 2:  # the own part is added from where it is
         parts[group.index] = places[group.index] = found[:0]
-    return group.trade(parts, places, found, most, urgent=urgent).then(add_up)
+    return group.trade(parts, places, found, most).then(add_up)
 
 
-def _transpose(total: int, group: Group, urgent: bool, rows: Tensor) -> Pending:
+def _transpose(total: int, group: Group, rows: Tensor) -> Pending:
     each = lengths(total, group.size)
     columns = rows.transpose(-2, -3).split(lengths(rows.shape[-2], group.size), -3)
     batch, own, width = rows.shape[:-3], columns[group.index].shape[-3], rows.shape[-1]
     whole = rows.new_empty(*batch, own, total, width)
     most = batch.numel() * each[0] * columns[0].shape[-3] * width * rows.itemsize
-    return group.trade(columns, whole.split(each, -2), whole, most, urgent=urgent)
+    return group.trade(columns, whole.split(each, -2), whole, most)

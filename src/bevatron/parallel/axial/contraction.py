@@ -90,13 +90,13 @@ class Rings:
         """Yield the rows of every process with its rank, own ones first."""
         planes, _, total = own.shape
         each, block = lengths(total, self.group.size), own
+        group = self.group.urgent if meanwhile is _nothing else self.group
         for step in range(self.group.size):
             coming: Pending | None = None
             if step < self.group.size - 1:
                 following = own.new_empty(planes, each[self._source(step + 1)], total)
                 most = planes * each[0] * total * own.itemsize
-                urgent = meanwhile is _nothing
-                coming = self.group.pass_on(block, following, most, urgent=urgent)
+                coming = group.pass_on(block, following, most)
             if step == 0:
                 meanwhile()
             yield self._source(step), block
@@ -110,6 +110,7 @@ class Rings:
         planes, _, total = out.shape
         each, size = lengths(total, self.group.size), self.group.size
         into = out if out.is_contiguous() else out.new_empty(out.shape)
+        group = self.group.urgent if meanwhile is _nothing else self.group
         coming: Pending | None = None
         for step in range(1, size):
             factors = product(self._source(step))
@@ -118,7 +119,7 @@ class Rings:
             following = each[self._source(step + 1)]
             received = into if last else out.new_empty(planes, following, total)
             most = planes * each[0] * total * out.itemsize
-            coming = self.group.pass_on(found, received, most, urgent=meanwhile is _nothing)
+            coming = group.pass_on(found, received, most)
         meanwhile()
         if coming is not None:
             coming.wait()

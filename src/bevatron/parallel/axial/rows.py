@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bevatron.parallel.axial.collectives import Coming, bounds, gather, transpose
 from bevatron.parallel.axial.groups import sample_group
+from bevatron.parallel.groups import Group
 
 ROWS = -3
 """Axis of the rows of a pair or an alignment [..., rows, N, C]."""
@@ -25,18 +26,14 @@ def own_rows(x: Shaped[Tensor, "*batch S N C"]) -> Shaped[Tensor, "*batch R N C"
     return own(x, ROWS)
 
 
-def gathered(x: Tensor, dim: int, total: int, *, urgent: bool = False) -> Coming:
-    """Begin to gather all ``total`` entries of an axis of which each process has its part.
-
-    ``urgent``: it is waited for at once.
-    """
-    group = sample_group()
-    return Coming(x) if group.size == 1 else gather(x, dim, total, group, urgent=urgent)
+def gathered(x: Tensor, dim: int, total: int) -> Coming:
+    """Begin to gather all ``total`` entries of an axis of which each process has its part."""
+    return gather(x, dim, total, sample_group())
 
 
 def all_of(x: Tensor, dim: int, total: int) -> Tensor:
     """Gather all ``total`` entries of an axis of which each process has its part."""
-    return gathered(x, dim, total, urgent=True).wait()
+    return gather(x, dim, total, sample_group().urgent).wait()
 
 
 def all_rows(
@@ -53,13 +50,13 @@ def all_together(x: Tensor) -> Tensor:
 
 
 def turned(
-    x: Shaped[Tensor, "*batch R N C"], total: int | None = None, *, urgent: bool = False
+    x: Shaped[Tensor, "*batch R N C"], total: int | None = None, group: Group | None = None
 ) -> Coming:
-    """Begin to exchange own rows for own rows of the transposed: see `transposed`."""
-    group = sample_group()
-    if group.size == 1:
-        return Coming(x.transpose(-2, -3))
-    return transpose(x, x.shape[-2] if total is None else total, group, urgent=urgent)
+    """Begin to exchange own rows for own rows of the transposed: see `transposed`.
+
+    ``group``: the processes that share the sample, or these as `Group.urgent`.
+    """
+    return transpose(x, x.shape[-2] if total is None else total, group or sample_group())
 
 
 def transposed(
@@ -72,4 +69,4 @@ def transposed(
     x : own rows
     total : number of rows of all processes; None = as many as columns
     """
-    return turned(x, total, urgent=True).wait()
+    return turned(x, total, sample_group().urgent).wait()

@@ -4,9 +4,8 @@ The random graphs of `bevatron.data.graphs.generators` and files opened by
 `bevatron.data.graphs.read_in_pieces` are sources.
 """
 
-import warnings
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Shaped
@@ -71,7 +70,6 @@ class EdgeList:
     values : [E] edge weights, or None
     policy : what is done with duplicates, reverse edges and self loops
     name : for messages
-    merge_duplicates : deprecated: ``EdgePolicy(duplicates="sum")``, or ``"merge"`` without values
 
     Examples
     --------
@@ -91,16 +89,7 @@ class EdgeList:
         *,
         policy: EdgePolicy | None = None,
         name: str = "edge list",
-        merge_duplicates: bool = False,
     ) -> None:
-        if merge_duplicates:
-            kind: Literal["merge", "sum"] = "merge" if values is None else "sum"
-            warnings.warn(
-                f'merge_duplicates: use policy=EdgePolicy(duplicates="{kind}")',
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            policy = EdgePolicy(duplicates=kind)
         for axis, ids in (("row", row), ("col", col)):
             check_ids(ids, num_vertices, f"edge list, {axis}")
         if values is not None and len(values) != len(row):

@@ -181,6 +181,6 @@ def prepare_chains(
     return CHAINS.prepare(found, out, ChainFeaturizer(strict=strict), **options)
 
 
-def prepared(paths: Sequence[Path], out: Path, *, kept: bool = True) -> tuple[Path, ...]:
+def prepared(paths: Sequence[Path], out: Path) -> tuple[Path, ...]:
     """Return the stores among paths and one, in ``out``, of everything else that they hold."""
-    return stores_of(paths, out, prepare_chains, kept=kept)
+    return stores_of(paths, out, prepare_chains)

@@ -88,7 +88,7 @@ def _overview(store: Store) -> Table:
         ("without a resolution", summary["usable"] - len(resolution)),
     ]
     filtered = [(f"left out: {name}", n) for name, n in summary["filtered"].items() if n]
-    own = [(f"setting {key}", str(settings[key])) for key in ("components", "assembly")]
+    own = [(key, str(settings[key])) for key in ("components", "assembly")]
     return overview(store, rows, [*filtered, *own])
 
 

@@ -188,12 +188,10 @@ def prepare_complexes(
     return COMPLEXES.prepare(found, out, featurize, settings, finish=make_poses, **options)
 
 
-def prepared(
-    paths: Sequence[Path], out: Path, components: str, *, kept: bool = True
-) -> tuple[Path, ...]:
+def prepared(paths: Sequence[Path], out: Path, components: str) -> tuple[Path, ...]:
     """Return the stores among paths and one, in ``out``, of everything else that they hold."""
     return stores_of(
-        paths, out, lambda files, to: prepare_complexes(files, to, components=components), kept=kept
+        paths, out, lambda files, to: prepare_complexes(files, to, components=components)
     )
 
 

@@ -18,20 +18,10 @@ from bevatron.data.readers import LabelOptions
 from bevatron.data.store.stage import stage
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError
-from bevatron.moved import old_names
 from bevatron.recipes.mace.splits import divide
 from bevatron.recipes.mace.stores import open_structures
 from bevatron.recipes.mace.suspects import suspects
 from bevatron.typing import IntArray
-
-__getattr__ = old_names(
-    __name__,
-    check_elements="bevatron.recipes.mace.splits.check_elements",
-    ISOLATED_GROUP="bevatron.models.mace.features.ISOLATED_GROUP",
-    isolated_atoms="bevatron.recipes.mace.splits.isolated_atoms",
-    prepare_files="bevatron.recipes.mace.stores.prepare_files",
-    prepare_structures="bevatron.recipes.mace.stores.prepare_structures",
-)
 
 E0Choice = Literal["auto", "least_squares", "isolated"] | dict[str, float]
 """Source of the energies of isolated atoms; explicit ones are by chemical symbol, in eV."""
@@ -113,7 +103,7 @@ class DataConfig(SourceConfig):
             if not source.train:
                 where = f"data.heads.{name}.train" if self.heads else "data.train"
                 raise ConfigError(
-                    f"{where}: expected a file of structures or a store (--data FILE)"
+                    f'{where}: expected a file of structures or a store (`data="FILE"`)'
                 )
         return sources
 

@@ -5,12 +5,10 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.molecule.linear.rounding import rounded_together
-from bevatron.moved import old_names
 
 __all__ = ["linear", "linear_with_input", "rounded_together"]
 
 _operator = registry.operator("linear", __name__)
-__getattr__ = old_names(__name__, linear_beside="linear_with_input")
 
 
 def linear(

@@ -5,12 +5,9 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.moved import old_names
 
 __all__ = ["molecule_attention", "molecule_attention_with_bias"]
 
-
-__getattr__ = old_names(__name__, molecule_attention_beside="molecule_attention_with_bias")
 _operator = registry.operator("molecule_attention", __name__, takes=support.no_float64_on_gpu)
 
 

@@ -5,12 +5,10 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.molecule.bonds import Bonds
-from bevatron.moved import old_names
 
 __all__ = ["neighbour_sums", "neighbour_sums_with_inputs"]
 
 _operator = registry.operator("neighbour_sums", __name__)
-__getattr__ = old_names(__name__, neighbour_sums_beside="neighbour_sums_with_inputs")
 
 
 def neighbour_sums(

@@ -4,12 +4,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.moved import old_names
 
 __all__ = ["segment_sum", "segment_sum_with_input"]
 
 _operator = registry.operator("segment_sum", __name__)
-__getattr__ = old_names(__name__, segment_sum_beside="segment_sum_with_input")
 
 
 def segment_sum(

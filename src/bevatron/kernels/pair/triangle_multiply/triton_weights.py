@@ -62,19 +62,6 @@ def load_normalised(
 
 
 @triton.jit
-def normalised_rows(
-    X, Mean, Rstd, row, inside, n1, n2, z_0, z_1, z_2,
-    C: tl.constexpr, C_PAD: tl.constexpr, AXES: tl.constexpr,
-):  # fmt: skip
-    """Load rows of the pair and normalise them, zero outside."""
-    mean = tl.load(Mean + row, mask=inside, other=0.0)  # [BLOCK]
-    rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
-    # [BLOCK, C_PAD]
-    x = load_rows(X, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
-    return normalise(x, mean, rstd, C, C_PAD)
-
-
-@triton.jit
 def weigh(
     D, X, Mean, Rstd, Parts, h, channels, columns_per_part,
     n1, n2, z_0, z_1, z_2, N, N_pad, plane,
@@ -88,9 +75,8 @@ def weigh(
     FROM_CHANNELS (the contraction), otherwise it has rows (the pair); so is D unless D_ROWS. Parts
     is [parts, channels C + channels]: the matmul, then the sums.
 
-    Some channels hardly differ from their mean, so rounding xhat shifts all rows alike. The
-    contraction's mean over the first block is subtracted before the matmul and added afterwards;
-    for the pair, what rounding takes from its first block on average is added.
+    Some channels of the contraction hardly differ from their mean, so rounding xhat would shift all
+    rows alike: the mean over the first block is subtracted before the matmul and added afterwards.
     """
     start = tl.program_id(1).to(tl.int64) * columns_per_part
     last = tl.minimum(start + columns_per_part, plane)
@@ -109,10 +95,11 @@ def weigh(
             xhat = tl.trans((x - centre[:, None]).to(X.dtype.element_ty))  # [BLOCK, C_PAD]
         else:
             _, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
+            mean = tl.load(Mean + row, mask=inside, other=0.0)  # [BLOCK]
+            rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
             # [BLOCK, C_PAD]
-            xhat = normalised_rows(
-                X, Mean, Rstd, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES
-            ).to(X.dtype.element_ty)
+            x = load_rows(X, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
+            xhat = normalise(x, mean, rstd, C, C_PAD).to(X.dtype.element_ty)
         if D_ROWS:
             d = tl.trans(load_cols(D, row, inside, h, C, BLOCK_H))  # [BLOCK_H, BLOCK]
         else:
@@ -121,12 +108,8 @@ def weigh(
         # A matmul sums d, so that only the tensor cores read it from shared memory; never TF32.
         sums = tl.dot(d, ones, sums, input_precision="ieee")  # [BLOCK_H, SUMS]
         total = tl.dot(d, xhat, total, input_precision=PRECISION)  # [BLOCK_H, C_PAD]
-    if not FROM_CHANNELS:
-        _, row, inside = columns_of_block(start, N, N_pad, plane, BLOCK, PADDED)
-        # [BLOCK, C_PAD]
-        x = normalised_rows(X, Mean, Rstd, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
-        centre = tl.sum(x - x.to(X.dtype.element_ty).to(tl.float32), 0) / BLOCK  # [C_PAD]
-    total += tl.max(sums, 1)[:, None] * centre[None, :]  # [BLOCK_H, C_PAD]
+    if FROM_CHANNELS:
+        total += tl.max(sums, 1)[:, None] * centre[None, :]  # [BLOCK_H, C_PAD]
     i, out = h + tl.arange(0, BLOCK_H), tl.arange(0, C_PAD)
     part = Parts + tl.program_id(1).to(tl.int64) * channels * (C + 1)
     keep = (i < channels)[:, None]

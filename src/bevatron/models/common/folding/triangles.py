@@ -7,7 +7,15 @@ from bevatron.kernels import layer_norm_linear
 from bevatron.models.common.folding.attention import GatedAttention
 from bevatron.models.common.folding.layer_norm import LayerNorm
 from bevatron.models.common.folding.linear import Linear
-from bevatron.parallel.axial import Coming, gathered, own, transposed, triangle_multiply, turned
+from bevatron.parallel.axial import (
+    Coming,
+    gathered,
+    own,
+    sample_group,
+    transposed,
+    triangle_multiply,
+    turned,
+)
 
 
 class TriangleMultiplication(nn.Module):
@@ -97,7 +105,7 @@ class TriangleAttention(nn.Module):
         self, z: Float[Tensor, "*batch R N C"], mask: Bool[Tensor, "*batch N N"] | None = None
     ) -> tuple[Float[Tensor, "*batch K N C"], Float[Tensor, "*batch K N C"]]:
         """Return own columns and their update around the ending node, laid out as rows."""
-        coming = turned(z, urgent=True)
+        coming = turned(z, group=sample_group().urgent)  # only the bias is computed meanwhile
         bias = gathered(self._bias(z).mT, -1, z.shape[-2])
         # Copied once here instead of by every operator that reads it.
         columns = coming.wait().contiguous()
