@@ -239,7 +239,8 @@ class _Wiring:
         asked = range(len(of)) if NEEDS in wanted else map(of.index, asks.values())
         self._asked = sorted(set(asked))
         # What the formula takes is picked from tensors and results, values, lists, and needs.
-        of_kind = {kind: [n for n in known if kinds.get(n) == kind] for kind in KINDS}
+        given = [n for n in known if n in places and n not in {NEEDS, *asks, *op.outputs}]
+        of_kind = {kind: [n for n in given if kinds[n] == kind] for kind in KINDS}
         results = [name for name in known if name in op.outputs]
         self._tensors = [places[name] for name in of_kind["tensor"]]
         self._results = [op.outputs.index(name) for name in results]

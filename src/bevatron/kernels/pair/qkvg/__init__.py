@@ -77,10 +77,11 @@ def qkvg(
         "norm bias": (norm_bias, (C,)),
     }
     check_shapes("qkvg", wanted, f"x {tuple(x.shape)}")
-    for name in WEIGHTS if head_width is not None else ():
-        if wanted[name][1][0] % head_width:
+    for name in WEIGHTS:
+        _, (channels, _) = wanted[name]
+        if head_width is not None and channels % head_width:
             raise ValueError(
-                f"qkvg: {name} has shape {wanted[name][1]}, whose first axis is not a multiple of "
+                f"qkvg: {name} has shape {(channels, C)}, whose first axis is not a multiple of "
                 f"head_width {head_width}"
             )
     run = _operator.dispatch(x)

@@ -32,10 +32,10 @@ def qkvg(
     head_width: int | None,
 ) -> tuple[Tensor, ...]:
     """Compute the same as the reference; see `bevatron.kernels.pair.qkvg`."""
-    weights = (q_weight, k_weight, v_weight, gate_weight)
+    weights = [q_weight, k_weight, v_weight, gate_weight]
     if has_norm:
         if len({weight.dtype for weight in weights}) > 1:  # their gradients lie in one tensor
-            weights = tuple(weight.float() for weight in weights)
+            weights = [weight.float() for weight in weights]
         made = project(x, norm_weight, norm_bias, *weights, q_bias, gate_bias, eps)[0]
     else:
         joint = once(lambda: torch.cat(weights).to(x.dtype), *weights, to=x.dtype)
@@ -146,7 +146,7 @@ project.gradients(
 
 
 def _joint_bias(
-    weights: tuple[Tensor, ...], gate_bias: Tensor | None, q_bias: Tensor | None, x: Tensor
+    weights: list[Tensor], gate_bias: Tensor | None, q_bias: Tensor | None, x: Tensor
 ) -> Tensor | None:
     if gate_bias is None and q_bias is None:
         return None
