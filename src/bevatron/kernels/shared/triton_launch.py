@@ -30,7 +30,9 @@ INT32 = 32
 MOST_PREPARED = 4096
 """Launches that `launch` caches."""
 
-Direct = Callable[[Sequence[int], Sequence[float], list[int]], object]
+Direct = tuple[Callable[..., object], Callable[[int], int], int, tuple[Any, ...], tuple[Any, ...]]
+"""What launches a compiled kernel: its launcher, the stream of a device, what precedes and what
+follows the arguments."""
 _address, _type = Tensor.data_ptr, attrgetter("dtype")
 _runtime = triton.knobs.runtime
 _triton_run = JITFunction.run
@@ -61,14 +63,18 @@ class Launch:
         self._is_interpreted = not isinstance(kernel, JITFunction)
         self._ready: dict[Any, Direct | None] = {}
 
-    def __call__(self, *tensors: Tensor) -> None:
-        """Launch it on the current device, which must be that of the tensors."""
-        self.launch(self._grid, self._numbers, tensors)
-
-    def launch(
-        self, grid: tuple[int, ...], numbers: Sequence[float], tensors: Sequence[Tensor]
+    def __call__(
+        self,
+        *tensors: Tensor,
+        grid: tuple[int, ...] | None = None,
+        numbers: Sequence[float] | None = None,
     ) -> None:
-        """Launch it with another grid, and other numbers that Triton does not specialise on."""
+        """Launch it on the current device, which must be that of the tensors.
+
+        ``grid`` and ``numbers`` replace its own; Triton must not specialise on what differs.
+        """
+        grid = self._grid if grid is None else grid
+        numbers = self._numbers if numbers is None else numbers
         if 0 in grid:
             return
         if self._is_interpreted:
@@ -84,8 +90,9 @@ class Launch:
             if compiled is not None and key not in self._ready and not _is_observed():
                 self._ready[key] = self._prepare(compiled, len(tensors))
             return
+        run, stream_of, device, before, after = direct
         try:
-            direct(grid, numbers, addresses)
+            run(*grid, stream_of(device), *before, *addresses, *numbers, *after)
         except TypeError as error:  # before anything is launched
             _give_up(error)
             self._ready[key] = None
@@ -104,26 +111,24 @@ class Launch:
         return self._kernel[grid](*tensors, *numbers, **self._constants)
 
     def _prepare(self, compiled: Any, num_tensors: int) -> Direct | None:
-        """Return a direct launcher of the compiled kernel, or None if only Triton can launch it."""
+        """Return what launches the compiled kernel, or None if only Triton can."""
         if _gave_up:
             return None
         parameters = list(self._kernel.signature.parameters.values())
         constants = parameters[num_tensors + len(self._numbers) :]
-        rest = [self._constants.get(each.name, each.default) for each in constants]
+        after = tuple(self._constants.get(each.name, each.default) for each in constants)
         try:
             # AMD kernels are also specialised on the sizes of tensors.
             if compiled.metadata.target.backend != "cuda":
                 return None
             driver = triton.runtime.driver.active
             device, stream_of = driver.get_current_device(), driver.get_current_stream
-            run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+            # No metadata of the launch, no hooks.
+            before = compiled.function, compiled.packed_metadata, None, None, None
+            return compiled.run, stream_of, device, before, after
         except AttributeError as error:
             _give_up(error)
             return None
-        fixed = function, packed, None, None, None
-        return lambda grid, numbers, addresses: run(
-            *grid, stream_of(device), *fixed, *addresses, *numbers, *rest
-        )
 
 
 def launch(
@@ -153,7 +158,7 @@ def launch(
         if len(_prepared) >= MOST_PREPARED:
             _prepared.clear()
         found = _prepared[key] = Launch(kernel, grid, numbers, **constants)
-    found.launch((*grid, 1, 1)[:3], numbers, tensors)
+    found(*tensors, grid=(*grid, 1, 1)[:3], numbers=numbers)
 
 
 def _is_observed() -> bool:

@@ -35,9 +35,9 @@ def qkvg(
     A module keeps the four layers of published state dicts (``linear_q``, ``linear_k``,
     ``linear_v``, ``linear_g``); their weights are concatenated in each call, a copy of a few
     hundred kilobytes. The four results are views of one tensor, which `pair_attention` reads in
-    place. The backward pass saves x and, with a norm, two float32 numbers per row. Raises
-    ValueError if a shape does not match, naming the argument; KernelError if Triton is
-    requested and cannot run. The kernel supports bfloat16, float16 and float32 and has first
+    place. The backward pass saves x, the joint weight and, with a norm, two float32 numbers per
+    row. Raises ValueError if a shape does not match, naming the argument; KernelError if Triton
+    is requested and cannot run. The kernel supports bfloat16, float16 and float32 and has first
     derivatives; the reference is differentiable to any order.
 
     Parameters
