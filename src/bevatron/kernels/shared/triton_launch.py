@@ -124,11 +124,11 @@ class Launch:
             driver = triton.runtime.driver.active
             device, stream_of = driver.get_current_device(), driver.get_current_stream
             # No metadata of the launch, no hooks.
-            before = compiled.function, compiled.packed_metadata, None, None, None
-            return compiled.run, stream_of, device, before, after
+            run, before = compiled.run, (compiled.function, compiled.packed_metadata, *[None] * 3)
         except AttributeError as error:
             _give_up(error)
             return None
+        return run, stream_of, device, before, after
 
 
 def launch(

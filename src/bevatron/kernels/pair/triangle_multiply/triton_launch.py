@@ -336,7 +336,8 @@ class Multiplication:
         self.joint, self.out, self.gate = rounded.split_with_sizes(self.launches.sizes)
         self.norm_in = norm_in[0].contiguous(), norm_in[1].contiguous()
         self.norm_out = norm_out[0].contiguous(), norm_out[1].contiguous()
-        biases = self.joint, self.out, self.out  # stands in for tensors that are not given
+        # Stand in for tensors that are not given.
+        biases: tuple[Tensor, ...] = (self.joint, self.out, self.out)
         if joint_bias is not None:
             biases = joint_bias.to(z.dtype).contiguous(), *biases[1:]
         if out_bias is not None:
