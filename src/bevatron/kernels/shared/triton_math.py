@@ -159,6 +159,24 @@ def split_columns(both, BLOCK: tl.constexpr, HALF: tl.constexpr):
     return tl.split(tl.permute(tl.reshape(both, [BLOCK, 2, HALF]), [0, 2, 1]))
 
 
+CACHE_LINE = tl.constexpr(128)
+"""Bytes that `prefetch` brings for each row."""
+PREFETCHES = tl.constexpr(not triton.knobs.runtime.interpret)
+"""The interpreter has no cache, and no instructions of the GPU."""
+
+
+@triton.jit
+def prefetch(base, row, column, count, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Bring a cache line of each of BLOCK rows [count, WIDTH], from ``column`` on, to the L2."""
+    if PREFETCHES:
+        at = tl.minimum(row + tl.arange(0, BLOCK), count - 1).to(tl.int64)  # [BLOCK]
+        # An instruction without a result: the zeros are not used.
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [base + at * WIDTH + column],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
 GROUPED_ROWS = 8
 """Blocks of rows that `place` groups, so that they read weights from L2."""
 
