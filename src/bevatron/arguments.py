@@ -191,13 +191,28 @@ def as_typed(message: str, options: str) -> str:
     text = re.sub(r"(?:data\.)?(?:labels\.)?\bgroup_weights\b", f"{options}group-weights", text)
     text = re.sub(r"\ballow_(zero_labels|unlabelled)\b", _allow(options), text)
     text = text.replace("oversized='alone'", "--batch.oversized alone")
-    text = text.replace("overwrite=True", "--overwrite")
     before = options.removesuffix("labels.")
     text = re.sub(r"(?<![\w.-])(?:data\.)?(columns\.[a-z]+)", rf"{before}\1", text)
     if options.startswith("--data."):
         text = re.sub(r"(?<=[ (])data\.[a-z_.]*[a-z]", _dashed, text)
         text = re.sub(r"\bduplicates='(\w+)'", r"--data.read.duplicates \1", text)
-    return text.replace("pass --trust", f"pass {options}trust")
+    return text.replace("pass `trust=True`", f"pass `{options}trust`")
+
+
+def typed_arguments(message: str) -> str:
+    """Spell Python's arguments in backticks as they are typed.
+
+    Examples
+    --------
+    >>> typed_arguments('a run; `resume="auto"` resumes it, `overwrite=True` replaces it')
+    'a run; `--resume auto` resumes it, `--overwrite` replaces it'
+    """
+
+    def typed(found: re.Match[str]) -> str:
+        value = f" {found[2]}" if found[2] else ""
+        return f"`--{found[1].replace('_', '-')}{value}`"
+
+    return re.sub(r"`(\w+)=(?:\"([^\"`]*)\"|True)`", typed, message)
 
 
 _KEYS = "energy|forces|stress|virials|group|head|weight"

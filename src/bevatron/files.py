@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 TEMPORARY = ".tmp"
 """Suffix of the name of an unfinished file or folder."""
 
+SCRATCH = ".scratch"
+"""End of the name of a folder that its maker removes: messages name no file in it."""
+
 ASIDE = ".old"
 """Suffix of the name of a folder that is being replaced."""
 
@@ -39,6 +42,17 @@ crash_hooks: list[Callable[[str, Path], None]] = []
 
 Steps: ``write`` (each write to disk), ``fsync``, ``rename``, ``fsync_folder``, ``remove``.
 """
+
+
+def is_kept(path: Path) -> bool:
+    """Whether a file outlives the command, that is, lies in no folder whose name ends in `SCRATCH`.
+
+    Examples
+    --------
+    >>> is_kept(Path("runs/water/split.csv")), is_kept(Path("runs/.water.scratch/split.csv"))
+    (True, False)
+    """
+    return not any(part.endswith(SCRATCH) for part in path.parts)
 
 
 def step(name: str, path: Path) -> None:

@@ -60,12 +60,27 @@ def test_rows_name_what_nccl_is_told(monkeypatch):
 
 
 def test_a_simulated_sample_takes_what_is_divided_and_what_is_not():
-    """A message takes 0.25: 8 = s + p and 5 = s + p / 2 + 0.5, so s = 1 and p = 7."""
-    system = simulation.System(ROW, [Collective("ring", 4, 4, 1)], parameters=0, samples=16)
-    rows = simulation.simulated(system, [ONE, TWO], lambda *_: 0.25, 1.0)
+    """A message takes 0.5, half of it hidden, and k is 1, 0.5, 0.25: s is 1, p 7."""
+    blocks = {"a": 2, "b": 1}
+    where, alone = ROW, {"arm": "x"}
+    system = simulation.System(where, alone, blocks, [Collective("ring", 4, 4, 1)], 0, samples=16)
+    two = {**TWO, "s/step": 5.0, "hidden %": 50.0}
+    slower, other = {**two, "s/step": 6.0}, {**two, "N": ROW["N"] + 1, "s/step": 1.0}
+    failed = {**two, "s/step": axial_step.OUT_OF_MEMORY}
+    of_one = [{"arm": "x", "s/step": 8.0}, {"arm": "y", "s/step": 9.0}]
+    measured = simulation.fastest(system, [other, ONE, slower, two, failed], of_one)
+    times = {"a, N 4": (3.0, 1.0, 0.5, 0.25), "b": (2.0, 2.0, 1.0, 0.5), "c": (9.0, 9.0, 9.0, 9.0)}
+    shards = [
+        {"block": name, "GPUs": size, "ms": ms}
+        for name, each in times.items()
+        for size, ms in zip((1, 2, 4, 8), each, strict=True)
+    ]
+    share = simulation.share_of_kernels(system, shards)
+    assert share == {1: 1.0, 2: 0.5, 4: 0.25, 8: 0.125}
+    rows = simulation.simulated(system, measured, share, lambda *_: 0.5, 1.0)
     found = {row["GPUs"]: row for row in rows}
     assert found[2]["s a sample"] == 5.0
-    assert found[4]["s a sample"] == 1 + 7 / 4 + (3 + 1) * 0.25
+    assert found[4]["s a sample"] == 1 + 7 / 4 + (1 + 1) * 0.25
     assert [found[size]["measured s"] for size in (1, 2, 4)] == [8.0, 5.0, ""]
     assert found[64]["GPUs a sample"] == 4
     assert found[64]["s/step"] == found[4]["s/step"]

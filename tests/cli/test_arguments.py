@@ -191,7 +191,7 @@ MISTAKES = {
     "group": (["bench"], "needs one of: store, loader"),
     "recipe": (["train", "macee"], r"there is no recipe 'macee' \(known: .*mace\)"),
     "preset": (["train", "mace", "--preset", "smaller"], "there is no 'smaller' .*small"),
-    "no data": (["train", "mace"], r"expected a file of structures or a store \(--data FILE\)"),
+    "no data": (["train", "mace"], r"expected a file of structures or a store \(`--data FILE`\)"),
     "data missing": (["train", "mace", "--data", "no.xyz"], "no.xyz: the file does not exist"),
     "option": (["train", "mace", "--optim.lrr", "1"], r"no option --optim.lrr .*--optim.lr\?"),
     "short option": (["train", "mace", "--epochs", "1"], r"no option --epochs .*--train.epochs\?"),

@@ -368,7 +368,7 @@ def test_evaluate_without_files_asks_for_one(shelf, refused):
 def test_a_store_of_another_cutoff_is_refused(shelf, refused):
     said = refused("train", "mace", "--data", shelf / "store", "--preset", "small")
     assert "prepared with a cutoff of 3.0 Å, the model needs 4.5 Å" in said
-    assert "train a new model with --model.r-max 3" in said
+    assert "train a new model with model.r_max: 3" in said
 
 
 def test_validation_data_with_other_elements_are_refused_before_the_training(
@@ -452,7 +452,7 @@ def test_a_pickle_is_not_opened_without_trust(tmp_path, refused, shelf):
     pickled = tmp_path / "frames.pkl"
     pickled.write_bytes(b"\x80\x04.")
     said = refused("prepare", pickled, "--out", tmp_path / "store", "--cutoff", "3")
-    assert "pass --labels.trust" in said
+    assert "pass `--labels.trust`" in said
     assert "pickle" in refused("predict", shelf / "run", pickled, tmp_path / "out.xyz")
 
 

@@ -98,9 +98,10 @@ def test_compare_shows_settings_that_differ_and_errors_side_by_side(shelf, again
     said = capsys.readouterr().out
     assert re.search(r"train.seed +0 +1 *\n", said)
     assert "train.epochs" not in said
-    (first,) = re.findall(r"valid forces_rmse +(\S+) +\S+ *\n", said)
+    (first,) = re.findall(r"force RMSE \(meV/Å\) +(\S+) +\S+ *\n", said)
     best = json.loads((shelf / "run" / "best" / "best.json").read_text())
-    assert float(first) == pytest.approx(best["metrics"]["forces_rmse"], rel=1e-4)
+    error = 1e3 * best["metrics"]["forces_rmse"]
+    assert float(first.replace(",", "")) == pytest.approx(error, rel=1e-3)
     assert "train.seed" in page.read_text()
     assert "data:image/png" in page.read_text()
 

@@ -66,7 +66,7 @@ def test_overview_counts_everything(store, tables):
     assert rows["structures"] == 60
     assert rows["atoms"] == chains + 10
     assert rows["edges"] == 2 * (chains - 50)
-    assert rows["setting cutoff"] == 1.5
+    assert rows["cutoff (Å)"] == 1.5
 
 
 def test_each_file_has_its_sizes_neighbours_and_label_coverage(tables):

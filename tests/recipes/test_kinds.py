@@ -22,7 +22,7 @@ def test_a_run_that_was_stopped_early_has_no_model_yet(tmp_path):
     with pytest.raises(CheckpointError, match=r"is not a model folder, it has no model\.json"):
         kind_of_model([str(tmp_path)])
     (tmp_path / "config.yaml").touch()
-    with pytest.raises(CheckpointError, match=r"the run has no model yet.*with --resume auto"):
+    with pytest.raises(CheckpointError, match=r"the run has no model yet.*with `resume=\"auto\"`"):
         kind_of_model([str(tmp_path)])
 
 

@@ -87,7 +87,7 @@ def test_a_damaged_checkpoint_that_was_chosen_is_refused(copy, name, damage):
         output: Path
         recipe: ClassVar[str] = "mace"
 
-    with pytest.raises(DamagedError, match=rf"{newest.name}.*{name}.*--resume auto"):
+    with pytest.raises(DamagedError, match=rf"{newest.name}.*{name}.*`resume=\"auto\"`"):
         start(Config(copy), resume="must")
     assert list_checkpoints(copy / "checkpoints")[-1] == newest
 

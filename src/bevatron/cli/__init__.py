@@ -148,9 +148,10 @@ def one_sentence(
     except BevatronError as error:
         if debug:
             raise
-        from bevatron.arguments import as_typed
+        from bevatron.arguments import as_typed, typed_arguments
 
         message = str(error) if options is None else as_typed(str(error), options)
+        message = typed_arguments(message)
         print(f"error: {message}", file=sys.stderr)  # noqa: T201
         return EXIT_MISTAKE
     except BrokenPipeError:

@@ -9,12 +9,16 @@ import numpy as np
 import yaml
 
 from bevatron.errors import ConfigError
-from bevatron.output import print_table
+from bevatron.output import number, print_table
 from bevatron.train.logger import METRICS
+from bevatron.train.report.measures import measure_name
 from bevatron.train.report.training import History, duration
 
 ABSENT = "-"
 """Cell of a setting or an error that a run does not have."""
+
+VALID = "valid "
+"""Beginning of the name of a validation metric."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +52,20 @@ class ComparedRun:
 
     @property
     def measures(self) -> dict[str, float]:
-        """Epochs, time, the loss, and the validation metrics of the best epoch."""
+        """Epochs or steps, time, the loss, and the validation metrics of the best of them."""
         epochs = self.history.epochs
         if not epochs:
             return {}
         best = next((record for record in reversed(epochs) if record["best"]), epochs[-1])
         return {
-            "epochs": len(epochs),
-            "best epoch": best["epoch"] + 1,
+            f"{self.history.unit}s": self.history.place(epochs[-1]),
+            f"best {self.history.unit}": self.history.place(best),
             "seconds": sum(
                 record["time"]["seconds"] + record["time"]["validation_seconds"]
                 for record in epochs
             ),
             "loss": best["loss"],
-            **{f"valid {name}": value for name, value in best["valid"].items()
+            **{f"{VALID}{name}": value for name, value in best["valid"].items()
                if value is not None},
         }  # fmt: skip
 
@@ -85,10 +89,12 @@ class Comparison:
         return {key: row for key, row in rows.items() if len(set(row)) > 1}
 
     def measures(self) -> dict[str, list[str]]:
-        """Return the errors, epochs and times: name -> value of each run."""
+        """Return the errors, epochs and times: name as it is written -> value of each run."""
         each = [run.measures for run in self.runs]
-        names = dict.fromkeys(name for measures in each for name in measures)
-        return {name: [_cell(name, measures.get(name)) for measures in each] for name in names}
+        return {
+            _written(name)[0]: [_cell(name, measures.get(name)) for measures in each]
+            for name in self._names()
+        }
 
     def values(self) -> dict[str, Any]:
         """Return all of it as plain values, run by run."""
@@ -119,7 +125,8 @@ class Comparison:
 
         if out.suffix not in {".html", ".png"}:
             raise ConfigError(f"{out}: expected a name that ends in .html or .png")
-        figure = plots.curves(self._panels(), "epoch")
+        unit = " or ".join(dict.fromkeys(run.history.unit for run in self.runs))
+        figure = plots.curves(self._panels(), unit)
         if out.suffix == ".png":
             plots.save(figure, out)
             return
@@ -127,41 +134,52 @@ class Comparison:
         for title, table in self._tables().items():
             rows = [[name, *cells] for name, cells in table.items()]
             report.section(title).table(["", *(run.name for run in self.runs)], rows)
-        report.section("Curves").figure(figure, "By epoch.")
+        report.section("Curves").figure(figure, f"By {unit}.")
         report.write(out)
 
     def _tables(self) -> dict[str, dict[str, list[str]]]:
         return {
             "Settings that differ": self.settings(),
-            "Errors at the best epoch": self.measures(),
+            "Measures at the best validation": self.measures(),
         }
+
+    def _names(self) -> list[str]:
+        """Return the measures of all runs; of the errors of a potential those that tables show."""
+        from bevatron.recipes.mace.evaluate import SHOWN
+
+        found: dict[str, None] = {}
+        for run in self.runs:
+            errors = [name for name in run.measures if name.startswith(VALID)]
+            shown = [name for name in errors if _metric(name)[1] in SHOWN]
+            hidden = {*errors} - {*shown} if shown else set()
+            found |= dict.fromkeys(name for name in run.measures if name not in hidden)
+        return list(found)
 
     def _panels(self) -> list[Any]:
         """Make a panel of the loss, and of every validation metric that several runs have."""
         from bevatron.train.logger import column
         from bevatron.train.report.plots import Curve, Panel
 
-        names = dict.fromkeys(
+        metrics = [
             name
-            for run in self.runs
-            for name in run.measures
-            if sum(name in other.measures for other in self.runs) > 1
-        )
-        metrics = [name for name in names if name.startswith("valid ")][:MOST_PANELS]
+            for name in self._names()
+            if name.startswith(VALID) and sum(name in run.measures for run in self.runs) > 1
+        ]
         panels = []
-        for name in ["loss", *metrics]:
-            keys = ("valid", name.removeprefix("valid ")) if name in metrics else (name,)
+        for name in ["loss", *metrics[:MOST_PANELS]]:
+            keys = ("valid", name.removeprefix(VALID)) if name in metrics else (name,)
+            title, factor = _written(name)
             curves = [
                 Curve(
                     run.name,
-                    [record["epoch"] + 1 for record in run.history.epochs],
-                    column(run.history.epochs, *keys),
+                    [run.history.place(record) for record in run.history.epochs],
+                    factor * column(run.history.epochs, *keys),
                 )
                 for run in self.runs
                 if run.history.epochs
             ]
             positive = all((np.asarray(curve.y) > 0).any() for curve in curves)
-            panels.append(Panel(name, name, curves, logarithmic=positive))
+            panels.append(Panel(title, title, curves, logarithmic=positive))
         return panels
 
 
@@ -213,9 +231,28 @@ def _flat(values: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
     return found
 
 
+def _metric(name: str) -> tuple[str, str]:
+    """Return the head or mode of a validation metric, which may be empty, and the metric."""
+    group, _, metric = name.removeprefix(VALID).rpartition("/")
+    return group, metric
+
+
+def _written(name: str) -> tuple[str, int]:
+    """Return the name of a measure as it is written, and the factor of its values there."""
+    from bevatron.recipes.mace.evaluate import SHOWN
+
+    if not name.startswith(VALID):
+        return {"seconds": "time", "loss": "training loss"}.get(name, name), 1
+    group, metric = _metric(name)
+    if metric in SHOWN:
+        quantity, unit = SHOWN[metric]
+        return f"{quantity} ({unit})" + (f", {group}" if group else ""), 1000
+    return f"validation {measure_name(name.removeprefix(VALID))}", 1
+
+
 def _cell(name: str, value: float | None) -> str:
     if value is None:
         return ABSENT
     if name == "seconds":
         return duration(value)
-    return f"{value:.5g}"
+    return number(_written(name)[1] * value)

@@ -41,7 +41,7 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
         if (Path(arguments[0]) / "config.yaml").is_file():
             raise CheckpointError(
                 f"{arguments[0]}: the run has no model yet, neither a final one nor a best one; "
-                "train it further with --resume auto"
+                'train it further with `resume="auto"`'
             )
         if Path(arguments[0]).is_dir():
             raise CheckpointError(f"{arguments[0]}: is not a model folder, it has no {MODEL_FILE}")

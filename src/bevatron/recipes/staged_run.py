@@ -142,7 +142,7 @@ def staged_run(
     parameters = sum(weight.numel() for weight in model.parameters())
     if parameters > LARGE_MODEL and parse_device(config.train.device, "train.device").type == "cpu":
         size = f"{parameters / 1e6:.0f} million parameters"
-        notes.append(f"a model of {size} is meant for GPUs; --preset small trains on a CPU")
+        notes.append(f"a model of {size} is meant for GPUs; preset small trains on a CPU")
     for name, stage in config.stages.items():
         draws = data.draws(stage.sizes, config.train.seed)
         stages.append(Stage(name, stage, draws, token_sizes(draws.lengths("tokens"))))

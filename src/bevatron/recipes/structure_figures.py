@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from bevatron.train.report.plots.style import FAINT, INK, colours, new_axes
 from bevatron.typing import Array
@@ -21,15 +22,23 @@ def untrained(plddt: Array) -> bool:
     return len(plddt) > 1 and float(np.ptp(plddt)) < 1e-3
 
 
-def plddt_figure(plddt: Array, edges: Sequence[int], labels: Sequence[str]) -> Figure:
-    """Draw pLDDT along the chains."""
+def plddt_figure(
+    plddt: Array, edges: Sequence[int], labels: Sequence[str], of: str = "token"
+) -> Figure:
+    """Draw pLDDT along the chains.
+
+    Parameters
+    ----------
+    of : what has a value: token, residue; counted from 1
+    """
     with new_axes(7.6, 3.0) as (figure, axes):
         ax = axes[0, 0]
         for (start, stop), colour in zip(pairwise(edges), colours(len(labels)), strict=True):
             marker = "o" if stop - start == 1 else ""
-            ax.plot(range(start, stop), plddt[start:stop], color=colour, marker=marker)
-            ax.axvline(start, color=FAINT, linewidth=0.6)
-        ax.set(xlabel="token", ylabel="pLDDT", ylim=(0, 100), xlim=(0, max(edges[-1] - 1, 1)))
+            ax.plot(range(start + 1, stop + 1), plddt[start:stop], color=colour, marker=marker)
+            ax.axvline(start + 0.5, color=FAINT, linewidth=0.6)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.set(xlabel=of, ylabel="pLDDT", ylim=(0, 100), xlim=(0.5, edges[-1] + 0.5))
         _name_chains(ax, edges, labels)
     return figure
 
@@ -41,15 +50,22 @@ def map_figure(
     name: str,
     top: float,
     colour_map: str,
+    of: str = "token",
 ) -> Figure:
-    """Draw a value of each two tokens, with lines between chains."""
+    """Draw a value of each two tokens or residues, with lines between chains."""
     with new_axes(5.8, 4.8) as (figure, axes):
         ax = axes[0, 0]
-        shown = ax.imshow(values, cmap=colour_map, vmin=0, vmax=top, interpolation="nearest")
+        last = edges[-1] + 0.5
+        shown = ax.imshow(
+            values, colour_map, vmin=0, vmax=top, interpolation="nearest",
+            extent=(0.5, last, last, 0.5),
+        )  # fmt: skip
         for edge in edges[1:-1]:
-            ax.axhline(edge - 0.5, color=INK, linewidth=0.6)
-            ax.axvline(edge - 0.5, color=INK, linewidth=0.6)
-        ax.set(xlabel="token", ylabel="token")
+            ax.axhline(edge + 0.5, color=INK, linewidth=0.6)
+            ax.axvline(edge + 0.5, color=INK, linewidth=0.6)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
+        ax.set(xlabel=of, ylabel=of)
         ax.grid(visible=False)
         _name_chains(ax, edges, labels)
         figure.colorbar(shown, ax=ax, label=name)
@@ -61,5 +77,5 @@ def _name_chains(ax: Any, edges: Sequence[int], labels: Sequence[str]) -> None:
     if len(labels) > 20:
         return
     upper = ax.secondary_xaxis("top")
-    upper.set_xticks([(a + b - 1) / 2 for a, b in pairwise(edges)], labels)
+    upper.set_xticks([(a + b + 1) / 2 for a, b in pairwise(edges)], labels)
     upper.tick_params(length=0)

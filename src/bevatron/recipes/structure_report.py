@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from bevatron.output import Cell
+from bevatron.train.report.measures import measure_name
 from bevatron.train.report.page import Report
 from bevatron.train.report.training import (
     History,
@@ -15,22 +16,6 @@ from bevatron.train.report.training import (
     summary,
 )
 from bevatron.train.run import FitResult
-
-ABBREVIATIONS = {
-    text.lower(): text
-    for text in "lDDT pLDDT pTM ipTM TM RMSD DockQ FAPE MSA PAE CA DNA RNA".split()  # noqa: SIM905
-}
-
-
-def measure_name(name: str) -> str:
-    """Write the name of a measure as it is usually written.
-
-    Examples
-    --------
-    >>> measure_name("lddt_ca"), measure_name("loss_masked_msa")
-    ('lDDT CA', 'loss masked MSA')
-    """
-    return " ".join(ABBREVIATIONS.get(word, word) for word in name.split("_"))
 
 
 def write_report(

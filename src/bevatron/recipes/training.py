@@ -15,6 +15,7 @@ from bevatron.arguments import value_of
 from bevatron.config import load_yaml, merged, to_dict
 from bevatron.data.processes import own_cpus, start_fork_server
 from bevatron.errors import CheckpointError, ConfigError, DamagedError
+from bevatron.files import SCRATCH
 from bevatron.output import note, say
 from bevatron.parallel.collectives import barrier
 from bevatron.parallel.mesh import open_mesh, parse_device, ranks_from_environment, start_gpu
@@ -110,8 +111,8 @@ def begin(config: Any, resume: Resume = "never") -> Run:
         resume = "auto"
     if resume == "never" and begun:
         raise ConfigError(
-            f"{folder}: holds a run already; `--resume auto` resumes it, another `--output` "
-            "begins a new one"
+            f'{folder}: holds a run already; `resume="auto"` resumes it, another '
+            "folder begins a new one"
         )
     if own_cpus() >= WORTH_A_FORK_SERVER:
         start_fork_server()
@@ -130,7 +131,7 @@ def _check_newest(checkpoints: Path) -> None:
             read_intact(path)
         except DamagedError as error:
             raise DamagedError(
-                f"{error}; `--resume auto` continues from the newest intact checkpoint"
+                f'{error}; `resume="auto"` continues from the newest intact checkpoint'
             ) from None
 
 
@@ -138,9 +139,7 @@ def refuse_file(folder: Path) -> None:
     """Refuse a run's folder that is a file, or is inside one; ConfigError naming the file."""
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():
-            raise ConfigError(
-                f"--output {folder}: {path} is a file; name a folder for the run, a new one"
-            )
+            raise ConfigError(f"output: {path} is a file; name a folder for the run, a new one")
 
 
 def _print_what_next(result: FitResult, options: str) -> None:
@@ -161,7 +160,7 @@ def _describe(config: Any) -> None:
     """Build a run in a folder that is removed again, and print what it would be."""
     check_filled(to_dict(config))
     output = Path(config.output).absolute()
-    scratch = output.with_name(f".{output.name}.dry-run")
+    scratch = output.with_name(f".{output.name}{SCRATCH}")
     created = [path for path in scratch.parents if not path.exists()]
     _, build = recipe(config.recipe)
     try:

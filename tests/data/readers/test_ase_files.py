@@ -97,7 +97,7 @@ class _Bomb:
 def test_a_pickle_is_not_loaded_whatever_its_name(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(pickle.dumps(_Bomb()))
-    with pytest.raises(TrustError, match=r"is a pickle, which can run any code .* pass --trust"):
+    with pytest.raises(TrustError, match=r"is a pickle, which can run .* pass `trust=True`"):
         open_reader(path)
 
 

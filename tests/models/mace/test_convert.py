@@ -173,7 +173,7 @@ def test_an_option_that_is_not_supported_is_refused_by_name(tiny, change, messag
 
 
 def test_a_pickle_is_not_opened_without_trust(tmp_path):
-    with pytest.raises(TrustError, match="--trust"):
+    with pytest.raises(TrustError, match="`trust=True`"):
         load_mace_torch_file(tmp_path / "x.model")
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "distributed"))
 from forks import free_port
@@ -20,7 +19,6 @@ from graph_ranks import fork_ranks, run_ranks
 from bevatron.cli import main
 from bevatron.errors import ConfigError
 from bevatron.models.common.folding import Checkpointing
-from bevatron.models.common.model_folder import load_model_folder
 from bevatron.parallel.mesh import Mesh
 from bevatron.parallel.traffic import count_traffic
 from bevatron.recipes import shared_samples, staged_run
@@ -73,8 +71,15 @@ def logged(folder, kind):
     return [one for one in records(folder) if one["kind"] == kind]
 
 
-def weights(folder):
-    return load_model_folder(folder).state
+def same_steps(one, other):
+    """Whether two runs took the same four steps, but for rounding."""
+    one, other = logged(one, "step"), logged(other, "step")
+    assert len(one) == 4
+    for expected, found in zip(one, other, strict=True):
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
+        assert found["sizes"] == expected["sizes"]
+        assert found["numbers"] == expected["numbers"]
 
 
 def torchrun(*arguments):
@@ -94,13 +99,7 @@ def test_a_run_of_two_processes_per_sample_has_the_losses_of_one_process(values,
     together = tmp_path / "together"
     done = torchrun("train", file, "--parallel.axial", "2", "--output", together)
     assert done.returncode == 0, done.stderr[-4000:]
-    one, two = logged(tmp_path / "run", "step"), logged(together, "step")
-    assert len(one) == 4
-    for expected, found in zip(one, two, strict=True):
-        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
-        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
-        assert found["sizes"] == expected["sizes"]
-        assert found["numbers"] == expected["numbers"]
+    same_steps(tmp_path / "run", together)
     valid = [
         [one["valid"] for one in read_journal(run / "metrics.jsonl") if one["kind"] == "epoch"]
         for run in (tmp_path / "run", together)
@@ -109,7 +108,8 @@ def test_a_run_of_two_processes_per_sample_has_the_losses_of_one_process(values,
     assert logged(together, "epoch")[-1]["samples"] == 8
 
 
-def test_a_run_goes_on_with_other_groups_of_processes(config, tmp_path):
+def test_a_run_of_two_groups_goes_on_with_groups_of_another_size(config, tmp_path):
+    """Two groups of two processes with a sample each, then four processes for each sample."""
     fit(build(config))
     begun = tmp_path / "begun"
     half = {"initial": replace(config.stages["initial"], steps=2)}
@@ -117,12 +117,11 @@ def test_a_run_goes_on_with_other_groups_of_processes(config, tmp_path):
     def work(_):
         with count_traffic() as traffic:
             fit(build(grouped(config, 2, stages=half, output=begun)))
-        fit(build(replace(config, output=begun), resume=True))
+        fit(build(grouped(config, 4, output=begun), resume=True))
         return traffic.total
 
-    assert all(run_ranks(2, work, tmp_path)), "samples were shared"
-    for name, value in weights(tmp_path / "run").items():
-        torch.testing.assert_close(weights(begun)[name], value, rtol=1e-3, atol=1e-4)
+    assert all(run_ranks(4, work, tmp_path)), "samples were shared"
+    same_steps(tmp_path / "run", begun)
 
 
 def test_a_killed_process_ends_those_that_share_its_sample(config, tmp_path):

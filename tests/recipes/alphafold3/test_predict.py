@@ -7,7 +7,7 @@ import pytest
 
 import bevatron as bv
 from bevatron import cli
-from bevatron.data.proteins.complexes import featurize
+from bevatron.data.proteins.featurize import featurize
 from bevatron.data.proteins.mmcif import format_mmcif
 from bevatron.data.proteins.predicted import predicted_structure
 from bevatron.data.readers.proteins import open_components, parse_structure, read_structure
@@ -70,6 +70,7 @@ def test_the_structure_holds_the_chains_of_the_input_with_plddt_as_b_factors(pre
     assert plddt.std() > 0
     assert np.isfinite(structure.atoms.position).all()
     assert structure.atoms.position.std() > 0
+    assert "_bevatron.clash no\n" in (folder / "rank1.cif").read_text()
 
 
 def test_errors_and_contacts_are_of_all_pairs_of_tokens(predicted):

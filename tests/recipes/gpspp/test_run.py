@@ -177,7 +177,7 @@ def test_targets_are_described_by_the_training_labels_alone():
     assert target.std == 1.0
     assert "all training labels are 5" in notes[0]
     _, notes = targets_of(TargetConfig(), fake([0.0, 1.0, 1.0]))
-    assert "--targets.binary y" in notes[0]
+    assert "targets.binary: [y]" in notes[0]
     (target,), _ = targets_of(TargetConfig(multiclass=("y",)), fake([0.0, 1.0], [4.0]))
     assert target.num_classes == 5
 

@@ -17,6 +17,7 @@ from bevatron.data.readers.molecules import MoleculeOptions, molecules_in_memory
 from bevatron.data.samples import collate_molecules
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError, StoreError
+from bevatron.files import SCRATCH
 from bevatron.models.gpspp.features import Featurizer, canonical, scaffold
 from bevatron.recipes.gpspp.data import MoleculeDataConfig, load_molecules, molecule_sizes
 from bevatron.recipes.gpspp.stores import prepare_molecules, rejects, rejects_file
@@ -99,6 +100,8 @@ def test_where_nothing_can_be_trained_on_the_first_reason_is_told(tmp_path):
     config = MoleculeDataConfig(train=(bad,), prepare_workers=0)
     with pytest.raises(DataError, match=r"bad.csv, row 0: .* none of the 2 rows .*rejects.csv"):
         load_molecules(config, tmp_path / "a")
+    with pytest.raises(DataError, match=r"a molecule with a label$"):
+        load_molecules(config, tmp_path / f"a{SCRATCH}")
     empty = prepared([write(tmp_path / "n.csv", [("C", ""), ("CC", "")])], tmp_path / "n",
                      options=MoleculeOptions(targets=("y",)))  # fmt: skip
     with pytest.raises(DataError, match="none of the 2 molecules has a label"):

@@ -132,7 +132,7 @@ def test_answers_to_questions_are_measured_by_their_ranking(tmp_path):
     result = fit(run)
     assert result.metrics["roc_auc"] > 0.8
     assert predict_graph(tmp_path / "run", file).classes.shape == (90, 1)
-    assert "roc_auc" in (tmp_path / "run" / "report.html").read_text()
+    assert "ROC-AUC" in (tmp_path / "run" / "report.html").read_text()
     several = write(tmp_path / "s.npz", y=np.eye(3, dtype=np.float32)[planted()["y"]])
     data = load_graphs(config(tmp_path, several).data)
     assert (data.questions, data.outputs) == ("yes_no", 3)
@@ -325,7 +325,7 @@ def test_an_edge_list_is_trained_on_evaluated_and_predicted(tmp_path, monkeypatc
     capsys.readouterr()
     assert cli.main(["predict", "run", "edges.txt", "out.csv"]) == 2
     said = capsys.readouterr().err
-    assert said == "error: edges.txt: has no features; give them in a file (--features FILE.npy)\n"
+    assert said == "error: edges.txt: has no features; give them (`--features FILE.npy`)\n"
     assert cli.main(["evaluate", "run", "edges.txt", "edges.txt", *given]) == 2
     assert "features: belongs to one graph, but 2 are given" in capsys.readouterr().err
 

@@ -79,5 +79,5 @@ def test_what_cannot_be_converted_is_told(checkpoint, converted, tmp_path, refus
 def test_a_model_file_needs_trust_and_mace_torch(shared, tmp_path, refused, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "mace", None)
     file = shared / "data/mace/models/real_mace_tutorial_solvent_f32.model"
-    assert "(--trust)" in refused("convert", "mace-torch", file, tmp_path / "out")
+    assert "(`--trust`)" in refused("convert", "mace-torch", file, tmp_path / "out")
     assert "mace" in refused("convert", "mace-torch", file, tmp_path / "out", "--trust")

@@ -65,6 +65,9 @@ def test_text_columns_stand_left_and_numbers_right():
     page = Report("x").table(["group", "n"], [["a", 3], ["b", None]]).html()
     assert '<th>group</th><th class="number">n</th>' in page
     assert '<td>a</td><td class="number">3</td>' in page
+    page = Report("x").table(["file", "clash"], [["a.cif", False]]).html()
+    assert "<th>clash</th>" in page
+    assert "<td>no</td>" in page
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,12 @@
 """Structures written as mmCIF, the format of predictions."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bevatron.data.readers.proteins.cif import gemmi
 from bevatron.data.readers.proteins.structure import POLYMERS, UNKNOWN_NUMBER, Structure
-from bevatron.errors import DataError
-from bevatron.files import write_text_atomically
 
 _POLYMER_TYPES = {
     "protein": "polypeptide(L)",
@@ -19,14 +16,6 @@ _POLYMER_TYPES = {
     "other": "other",
 }
 _ENTITY_TYPES = {"water": "water", "glycan": "branched"}
-
-
-def write_mmcif(path: str | Path, structure: Structure, notes: Mapping[str, str] = {}) -> None:
-    """Write a structure as mmCIF, atomically; see `format_mmcif`.
-
-    Raises DataError if the file cannot be written.
-    """
-    write_text_atomically(Path(path), format_mmcif(structure, notes), DataError)
 
 
 def format_mmcif(structure: Structure, notes: Mapping[str, str] = {}) -> str:

@@ -41,7 +41,7 @@ class AseFile:
         if self._pickled and not trust:
             raise TrustError(
                 f"{self.name}: is a pickle, which can run any code when it is read; convert it to "
-                "extended XYZ, or pass --trust if you made it yourself"
+                "extended XYZ, or pass `trust=True` if you made it yourself"
             )
         self._format = "pickle" if self._pickled else format_of(path)
         self.survey = Survey()

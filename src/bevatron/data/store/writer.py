@@ -151,7 +151,7 @@ class StoreWriter:
         shown = "; ".join(changes[:3]) + ("; ..." if len(changes) > 3 else "")
         return (
             f"{self.out}: the folder holds a store made from other inputs ({shown}); choose "
-            "another folder, or overwrite=True to replace it"
+            "another folder, or `overwrite=True` to replace it"
         )
 
     def is_finished(self, number: int) -> bool:

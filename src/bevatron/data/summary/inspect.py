@@ -196,7 +196,7 @@ def _file_name(sources: Sequence[str], number: str) -> str:
 def _overview(store: Store, summary: Mapping[str, Any]) -> Table:
     whole = summary["all"]
     settings = [
-        (f"setting {name}", value)
+        ("cutoff (Å)" if name == "cutoff" else name, value)
         for name, value in store.manifest["settings"].items()
         if isinstance(value, int | float | str)
     ]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bevatron.errors import CheckpointError
 from bevatron.models.alphafold3 import protenix_diffusion
+from bevatron.models.alphafold3.confidence import DISTANCE_BINS, FARTHEST, ConfidenceHead
 from bevatron.models.alphafold3.config import AlphaFold3Config
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.msa import MsaBlock, MsaModule, PairWeightedAveraging
@@ -148,7 +149,12 @@ def state_from_protenix(module: nn.Module, weights: Mapping[str, Tensor]) -> dic
 
     Raises CheckpointError as `from_protenix`.
     """
-    return renamed(module, weights, protenix_names(module), "Protenix")
+    given = dict(weights)
+    for name, bins in _distance_bins(module).items():
+        stored = given.pop(name, bins).to(bins)
+        if stored.shape != bins.shape or not torch.allclose(stored, bins):
+            raise CheckpointError(f"{name}: other bins of distances than those of the model")
+    return renamed(module, given, protenix_names(module), "Protenix")
 
 
 def renamed(
@@ -174,7 +180,20 @@ def renamed(
 def to_protenix(module: nn.Module) -> dict[str, Tensor]:
     """Return the state dict of a model or of a part of it under Protenix's names."""
     own = module.state_dict()
-    return {theirs: own[ours] for ours, theirs in protenix_names(module).items()}
+    weights = {theirs: own[ours] for ours, theirs in protenix_names(module).items()}
+    return weights | _distance_bins(module)
+
+
+def _distance_bins(module: nn.Module) -> dict[str, Tensor]:
+    """Return the ends of distance bins by name, constants here, which Protenix's files hold."""
+    lower = torch.linspace(*DISTANCE_BINS)
+    ends = {"lower_bins": lower, "upper_bins": torch.cat([lower[1:], torch.tensor([FARTHEST])])}
+    return {
+        _name(module, f"{path}.{name}".removeprefix("."), NAMES): bins
+        for path, part in module.named_modules()
+        if isinstance(part, ConfidenceHead)
+        for name, bins in ends.items()
+    }
 
 
 def _name(module: nn.Module, key: str, tables: Mapping[type[nn.Module], Mapping[str, str]]) -> str:

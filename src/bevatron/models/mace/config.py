@@ -144,7 +144,7 @@ class MaceConfig:
         if name is None and self.default_head is None and self.num_heads > 1:
             raise ConfigError(
                 f"head: the model has several ({names}) and none is its default; choose one with "
-                "--head (head= in Python)"
+                '`head="NAME"`'
             )
         chosen = name or self.default_head or self.heads[0]
         if chosen not in self.heads:

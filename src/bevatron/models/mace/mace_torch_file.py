@@ -31,7 +31,7 @@ def load_mace_torch_file(path: Path | str, *, trust: bool = False) -> MACE:
     if not trust:
         raise TrustError(
             f"{path}: is a pickle, which can run any code that is in it; "
-            "if you trust where it comes from, say so (--trust)"
+            "if you trust where it comes from, say so (`trust=True`)"
         )
     require("mace", "", distribution="mace-torch")
     module = _unpickled(path)

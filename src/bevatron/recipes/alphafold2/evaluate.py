@@ -12,14 +12,14 @@ from torch import Tensor
 from bevatron.data.proteins.chain_batch import ChainBatch, collate_chain
 from bevatron.data.store.progress import progress
 from bevatron.errors import ConfigError
-from bevatron.files import write_json_atomically
+from bevatron.files import SCRATCH, write_json_atomically
 from bevatron.models.alphafold2.config import whole_chains
 from bevatron.models.alphafold2.task import CYCLES
 from bevatron.output import print_table
 from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
 from bevatron.recipes.alphafold2.predictor import ChainPredictor
 from bevatron.recipes.alphafold2.stores import open_chains, prepared
-from bevatron.recipes.structure_report import measure_name
+from bevatron.train.report.measures import measure_name
 
 
 def evaluate_stores(
@@ -54,8 +54,8 @@ def evaluate_stores(
     if not files:
         raise ConfigError("evaluate: expected at least one store of chains or folder")
     predictor = model if isinstance(model, ChainPredictor) else ChainPredictor(model, device)
-    with TemporaryDirectory(prefix="bevatron-") as scratch:
-        stores = prepared(files, Path(scratch) / "prepared", kept=False)
+    with TemporaryDirectory(SCRATCH, "bevatron-") as scratch:
+        stores = prepared(files, Path(scratch) / "prepared")
         values = _evaluated(predictor, stores, most, pictures)
     if out is not None:
         write_json_atomically(out, values)

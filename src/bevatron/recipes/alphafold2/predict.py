@@ -127,19 +127,25 @@ def write_page(path: Path, name: str, entity: Entity, found: PredictedChain, mmc
     report.section("Confidence")
     edges, labels = [0, len(found.plddt)], [entity.chains[0]]
     report.figure(
-        plddt_figure(found.plddt, edges, labels),
+        plddt_figure(found.plddt, edges, labels, "residue"),
         "Expected lDDT of each residue: above 90 very high, above 70 confident, below 50 very low.",
     )
     if found.pae is not None:
         report.figure(
             map_figure(
-                found.pae, edges, labels, "predicted aligned error (Å)", MAX_ERROR, "Greens_r"
+                found.pae,
+                edges,
+                labels,
+                "predicted aligned error (Å)",
+                MAX_ERROR,
+                "Greens_r",
+                "residue",
             ),
             "Expected position error of the column's residue after alignment on the row's residue.",
         )
     report.figure(
-        map_figure(found.contacts, edges, labels, "probability", 1.0, "Blues"),
+        map_figure(found.contacts, edges, labels, "probability", 1.0, "Blues", "residue"),
         "Probability, by the distogram, that two residues are within 8 Å.",
     )
-    report.versions(("bevatron", "torch", "numpy"))
+    report.section("Versions").versions(("bevatron", "torch", "numpy"))
     report.write(path)

@@ -10,7 +10,7 @@ import numpy as np
 from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.store.progress import progress
 from bevatron.errors import ConfigError, DataError
-from bevatron.files import write_json_atomically
+from bevatron.files import SCRATCH, write_json_atomically
 from bevatron.models.alphafold3.predict import ranked
 from bevatron.output import print_table
 from bevatron.recipes.alphafold3.data import ComplexDataset
@@ -18,7 +18,7 @@ from bevatron.recipes.alphafold3.inputs import whole_sizes
 from bevatron.recipes.alphafold3.measures import measure
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor
 from bevatron.recipes.alphafold3.stores import open_complexes, prepared
-from bevatron.recipes.structure_report import measure_name
+from bevatron.train.report.measures import measure_name
 
 SEED = 0
 """Seed of the random numbers of an evaluation."""
@@ -59,8 +59,8 @@ def evaluate_stores(
     if not files:
         raise ConfigError("evaluate: expected at least one store of complexes or folder")
     rows = []
-    with TemporaryDirectory(prefix="bevatron-") as scratch:
-        stores = prepared(files, Path(scratch) / "prepared", components, kept=False)
+    with TemporaryDirectory(SCRATCH, "bevatron-") as scratch:
+        stores = prepared(files, Path(scratch) / "prepared", components)
         datasets = [_whole(store, most) for store in stores]
         given = ", ".join(str(file) for file in files if file not in stores)
         if not isinstance(model, ComplexPredictor):

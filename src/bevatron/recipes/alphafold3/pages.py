@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bevatron.data.proteins.complexes import describe
+from bevatron.data.proteins.featurize import describe
 from bevatron.models.alphafold3.predict import Predicted
 from bevatron.models.common.folding.metrics import MAX_ERROR
 from bevatron.recipes.structure_figures import (
@@ -36,12 +36,11 @@ def write_page(
     if untrained(best.plddt):
         report.notes([NO_CONFIDENCES])
     report.section("Structure")
-    report.highlights({
-        "ranking score": best.scores["ranking_score"],
-        "pLDDT": best.scores["plddt"],
-        "pTM": best.scores["ptm"],
-        "ipTM": best.scores["iptm"],
-    })  # fmt: skip
+    surest = {
+        "ranking score": "ranking_score", "pLDDT": "plddt", "pTM": "ptm", "ipTM": "iptm",
+    }  # fmt: skip
+    scores = {text: best.scores[name] for text, name in surest.items()}
+    report.highlights({text: score for text, score in scores.items() if score is not None})
     report.structure(mmcif, "The top-ranked structure.")
     report.section("Ranking")
     written = {
@@ -70,7 +69,7 @@ def write_page(
         pairs = best.scores["chain_pair_iptm"]
         table = [[label, *row] for label, row in zip(labels, pairs, strict=True)]
         report.table(("chain", *labels), table, "ipTM of two chains; pTM of one.")
-    report.versions(("bevatron", "torch", "numpy"))
+    report.section("Versions").versions(("bevatron", "torch", "numpy"))
     report.write(path)
 
 

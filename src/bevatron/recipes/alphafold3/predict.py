@@ -14,7 +14,7 @@ from bevatron.data.readers.proteins.inputs import Complex
 from bevatron.errors import DataError
 from bevatron.files import atomic_write, write_json_atomically, write_text_atomically
 from bevatron.models.alphafold3.predict import Predicted, ranked
-from bevatron.output import note
+from bevatron.output import note, number
 from bevatron.recipes.alphafold3.inputs import Prepared, prepared_input
 from bevatron.recipes.alphafold3.pages import write_page
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor
@@ -97,7 +97,7 @@ def _write(folder: Path, prepared: Prepared, found: Sequence[Predicted]) -> dict
         structure = predicted_structure(
             prepared.entry, prepared.components, each.position, each.plddt
         )
-        notes = {k: f"{v}" for k, v in each.scores.items() if not isinstance(v, list)}
+        notes = {k: number(v) for k, v in each.scores.items() if not isinstance(v, list | None)}
         texts.append(format_mmcif(structure, notes))
         file = f"rank{rank}.cif"
         write_text_atomically(folder / file, texts[-1], DataError)

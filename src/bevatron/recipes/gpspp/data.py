@@ -18,6 +18,7 @@ from bevatron.data.samples import feature_set
 from bevatron.data.store.stage import stage
 from bevatron.data.store.store import MANIFEST, PREPARATION, Store
 from bevatron.errors import ConfigError, DataError
+from bevatron.files import is_kept
 from bevatron.recipes.gpspp.splits import ROLES, SplitKind, divide, usable_rows, warn_of_duplicates
 from bevatron.recipes.gpspp.stores import (
     check_molecules,
@@ -123,7 +124,7 @@ def load_molecules(
         That of the model that the molecules are for; None = that of the stores that are given.
     """
     if not config.train:
-        raise ConfigError("data.train: expected a file of molecules or a store (--data FILE)")
+        raise ConfigError('data.train: expected a file of molecules or a store (`data="FILE"`)')
     given = {role: _given_stores(getattr(config, role), config.feature_set) for role in ROLES}
     version = _agreed_version([s for opened in given.values() for s in opened], features_version)
     stores = {}
@@ -260,10 +261,9 @@ def _nothing_usable(stores: Sequence[Store]) -> str:
     if not refused:
         return f"{stores[0].path}: none of the {rows} molecules has a label"
     place, why, store = refused[0]
-    return (
-        f"{place}: {why}; none of the {rows} rows is a molecule with a label, see "
-        f"{rejects_file(store)}"
-    )
+    listed = rejects_file(store)
+    told = f"{place}: {why}; none of the {rows} rows is a molecule with a label"
+    return f"{told}, see {listed}" if is_kept(listed) else told
 
 
 def _without_label(dataset: Dataset, taken: IntArray) -> list[str]:

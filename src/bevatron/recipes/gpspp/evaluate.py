@@ -16,15 +16,13 @@ from bevatron.models.gpspp import Target
 from bevatron.output import number, print_table
 from bevatron.recipes.gpspp.predictor import MoleculePredictions, MoleculePredictor
 from bevatron.recipes.gpspp.targets import labels_of
+from bevatron.train.report.measures import measure_name
 from bevatron.typing import FloatArray
 
 Errors = dict[str, float]
 
 COUNTS = frozenset({"molecules", "without prediction", "outside the training data"})
 """Metrics that are counts."""
-
-WRITTEN = {"mae": "MAE", "rmse": "RMSE", "r2": "R²", "auroc": "AUROC", "ap": "AP"}
-"""Metrics as tables write them."""
 
 
 def evaluate_files(
@@ -131,7 +129,7 @@ def print_errors(table: Mapping[str, Mapping[str, Errors]], targets: Sequence[Ta
         for source, found in table.items()
         for target, metrics in found.items()
     ]
-    print_table(["file", "target", *(WRITTEN.get(name, name) for name in names)], rows)
+    print_table(["file", "target", *map(measure_name, names)], rows)
 
 
 def _cell(metrics: Errors, name: str) -> str:

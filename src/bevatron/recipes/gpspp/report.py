@@ -12,11 +12,11 @@ from bevatron.data.dataset import Dataset, Subset
 from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusTask, Mode, Target
 from bevatron.output import Cell
 from bevatron.recipes.gpspp.data import MoleculeData, molecule_sizes
-from bevatron.recipes.gpspp.evaluate import WRITTEN
 from bevatron.recipes.gpspp.finetune import trained_model
 from bevatron.recipes.gpspp.targets import labels_of
 from bevatron.train.evaluate import predict
 from bevatron.train.report import plots
+from bevatron.train.report.measures import measure_name
 from bevatron.train.report.page import Report
 from bevatron.train.report.training import (
     History,
@@ -152,7 +152,7 @@ def _headline(name: str, found: Evaluated, targets: Sequence[Target]) -> dict[st
     for target in targets[:MOST_TARGETS_DRAWN]:
         metric = MAIN[target.kind]
         unit = f" ({target.unit})" if target.unit and metric == "mae" else ""
-        label = f"{target.name} {WRITTEN.get(metric, metric)}, {name}{unit}"
+        label = f"{target.name} {measure_name(metric)}, {name}{unit}"
         cards[label] = found.metrics.get(f"{target.name}_{metric}")
     return cards
 
@@ -165,7 +165,7 @@ def _errors(
         [_written(name, targets), *(each.metrics.get(name) for each in found.values())]
         for name in names
     ]
-    told = "" if len(modes) == 1 else f"Seen in {modes[0]} unless the row says otherwise."
+    told = "" if len(modes) == 1 else f"Seen in {modes[0].upper()} unless the row says otherwise."
     report.section("Errors").table(["", *found], rows, told)
 
 
@@ -176,16 +176,16 @@ def _written(name: str, targets: Sequence[Target]) -> str:
     --------
     >>> targets = [Target("u0", unit="eV"), Target("u0_atom", unit="eV")]
     >>> [_written(name, targets) for name in ("u0_mae", "3d/u0_atom_mae", "loss")]
-    ['u0 MAE (eV)', 'u0_atom MAE (eV), 3d', 'loss']
+    ['u0 MAE (eV)', 'u0_atom MAE (eV), 3D', 'loss']
     """
     mode, _, metric = name.rpartition("/")
     for target in sorted(targets, key=lambda each: -len(each.name)):  # u0_atom is not of u0
         kind = metric.removeprefix(f"{target.name}_")
         if kind != metric:
             unit = f" ({target.unit})" if target.unit and kind in {"mae", "rmse"} else ""
-            metric = f"{target.name} {WRITTEN.get(kind, kind)}{unit}"
+            metric = f"{target.name} {measure_name(kind)}{unit}"
             break
-    return f"{metric}, {mode}" if mode else metric
+    return f"{metric}, {mode.upper()}" if mode else metric
 
 
 def _metrics(targets: Sequence[Target], modes: Sequence[Mode]) -> list[Metric]:
@@ -196,10 +196,10 @@ def _metrics(targets: Sequence[Target], modes: Sequence[Mode]) -> list[Metric]:
         metric = MAIN[target.kind]
         unit = f" ({target.unit})" if target.unit and metric == "mae" else ""
         keys: dict[str, str] = {
-            mode: f"{prefix}{target.name}_{metric}"
+            mode.upper(): f"{prefix}{target.name}_{metric}"
             for mode, prefix in zip(modes, prefixes, strict=True)
         }
-        ylabel = f"validation {WRITTEN.get(metric, metric)}{unit}"
+        ylabel = f"validation {measure_name(metric)}{unit}"
         found.append(Metric(target.name, ylabel, keys, logarithmic=metric == "mae"))
     return found
 

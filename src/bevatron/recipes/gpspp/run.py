@@ -224,7 +224,7 @@ def _modes(first: Mode, model: GPSPlusPlusConfig, data: MoleculeData) -> tuple[M
     """List the modes of validation: the requested one, and 2D and 3D if there are positions."""
     known = data.valid is not None and _with_positions(data.valid)
     if first != "2d" and not model.uses_positions:
-        raise ConfigError(f"mode: '{first}' needs a model that uses positions; see --model")
+        raise ConfigError(f"mode: '{first}' needs a model that uses positions")
     for role, part in (("training", data.train), ("validation", data.valid)):
         if first != "2d" and part is not None and not _with_positions(part):
             raise ConfigError(
@@ -248,7 +248,7 @@ def _unused_positions(model: GPSPlusPlusConfig, data: MoleculeData) -> list[str]
     warning = (
         "warning: no training molecule has a 3D structure, so all are seen in 2D and the model's "
         "parts for positions (distance_bias, distance_sum, bond_lengths) are not trained; without "
-        "3D the paper halves the learning rate of attention (--optim.lr 2e-4), and a preset with "
+        "3D the paper halves the learning rate of attention (optim.lr: 2e-4), and a preset with "
         "-mpnn may do better"
     )
     return [warning]
@@ -295,7 +295,7 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
     plain = config.model == GPSPlusPlusConfig.preset(GpsppRun.preset)
     if plain and config.start_from is None and not on_gpu:
         notes.append(
-            f"{config.preset} takes hours on a CPU; --preset gpspp-small trains on thousands of "
+            f"{config.preset} takes hours on a CPU; preset gpspp-small trains on thousands of "
             "molecules in minutes"
         )
     longest = train.epochs / 10
@@ -342,7 +342,7 @@ def _few_steps(data: MoleculeData, batch: BatchConfig, epochs: int, batches: int
         return []
     warning = (
         f"warning: {epochs} epoch{'s' if epochs > 1 else ''} of about {per_epoch} steps: few to "
-        "learn from; smaller steps (--molecules) or more epochs (--train.epochs) give more"
+        "learn from; smaller steps (`molecules`) or more epochs (`train.epochs`) give more"
     )
     return [warning]
 

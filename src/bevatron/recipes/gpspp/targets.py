@@ -74,7 +74,7 @@ def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, 
         if len(known) > 2 and set(np.unique(known).tolist()) == {0.0, 1.0}:
             notes.append(
                 f"target '{name}' has only labels 0 and 1 but is learnt as a number; "
-                f"--targets.binary {name} learns a probability"
+                f"targets.binary: [{name}] learns a probability"
             )
         mean, std = (float(known.mean()), float(known.std())) if config.normalise else (0.0, 1.0)
         if not std > 1e-12 * max(abs(mean), 1e-300):

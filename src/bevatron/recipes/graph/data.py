@@ -103,7 +103,7 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
     for data that must not be trained on.
     """
     if not config.train:
-        raise ConfigError("data.train: expected a graph to train on (--data FILE)")
+        raise ConfigError('data.train: expected a graph to train on (`data="FILE"`)')
     graphs = [read_one(path, config, several=config.inductive) for path in config.train]
     parts: dict[str, list[GraphArrays]] = {"train": graphs}
     for role in PARTS[1:]:

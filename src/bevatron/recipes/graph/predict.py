@@ -190,7 +190,7 @@ def open_for(
     else:
         graph = read_graph(source, options, **more_files)
     if not graph.num_features:
-        raise DataError(f"{graph.name}: has no features; give them in a file (--features FILE.npy)")
+        raise DataError(f'{graph.name}: has no features; give them (`features="FILE.npy"`)')
     if graph.num_features != config.inputs:
         raise DataError(
             f"{graph.name}: has {graph.num_features} features per vertex, the model was trained on "

@@ -17,6 +17,7 @@ from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.graph.data import GraphData, graph_sizes
 from bevatron.train.evaluate import predict
 from bevatron.train.precision import dtype_of
+from bevatron.train.report.measures import measure_name
 from bevatron.train.report.page import Report
 from bevatron.train.report.plots.style import HEAT, new_axes
 from bevatron.train.report.training import (
@@ -107,7 +108,7 @@ def report_of_run(
     report.section("Result").highlights(
         {
             **{
-                f"{name.replace('_', ' ')}, {ROLE_NAMES[chosen]}": value
+                f"{measure_name(name)}, {ROLE_NAMES[chosen]}": value
                 for name, value in metrics.get(chosen, {}).items()
             },
             **summary(history, result, model),
@@ -117,7 +118,7 @@ def report_of_run(
     rows = [
         [ROLE_NAMES[role], *(each.get(name) for name in names)] for role, each in metrics.items()
     ]
-    report.table(["part", *names], rows)
+    report.table(["part", *map(measure_name, names)], rows)
     show_learning_curves(report, history, METRICS)
     if data.questions == "classes" and chosen in measured:
         _classes(report, measured[chosen].confused, chosen)

@@ -194,7 +194,7 @@ def load_parts(config: GraphRun) -> GraphData:
     processes.
     """
     if len(config.data.train) != 1:
-        raise ConfigError("data.train: expected a graph to train on (--data FILE)")
+        raise ConfigError('data.train: expected a graph to train on (`data="FILE"`)')
     edges, vertices = open_graph(
         config.data.train[0],
         config.data.read,

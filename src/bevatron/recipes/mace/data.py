@@ -103,7 +103,7 @@ class DataConfig(SourceConfig):
             if not source.train:
                 where = f"data.heads.{name}.train" if self.heads else "data.train"
                 raise ConfigError(
-                    f"{where}: expected a file of structures or a store (--data FILE)"
+                    f'{where}: expected a file of structures or a store (`data="FILE"`)'
                 )
         return sources
 

@@ -291,7 +291,7 @@ def _head_indices(store: Store, config: MaceConfig, head: str | None) -> list[in
         found = f"the heads {', '.join(names)}" if names else "no heads"
         raise ConfigError(
             f"{store.path}: was prepared with {found}, the model has {', '.join(config.heads)}; "
-            "choose one with --head, or give the files themselves"
+            'choose one with `head="NAME"`, or give the files themselves'
         )
     return [config.head_index(name) for name in names or (None,)]
 

@@ -113,7 +113,7 @@ class Potential:
         if str(name) not in self.heads:
             raise DataError(
                 f"{where} names the head '{name}', the model has {', '.join(self.heads)}; correct "
-                "it or choose one for all with --head"
+                'it or choose one for all with `head="NAME"`'
             )
         return self.heads.index(str(name))
 

@@ -171,7 +171,7 @@ def relax_file(
         if cell and not (atoms.pbc.all() and atoms.cell.rank == 3):
             raise DataError(
                 f"{source}, frame {number}: is not periodic in three directions, so there is no "
-                "cell to relax; leave --cell out"
+                "cell to relax; leave `cell=True` out"
             )
         _drop_labels(atoms)
         _sample(atoms, potential, f"{source}, frame {number}")  # refused before work begins

@@ -60,8 +60,8 @@ def open_structures(
         if found != cutoff:
             raise DataError(
                 f"{path}: prepared with a cutoff of {found} Å, the model needs {cutoff} Å; "
-                f"prepare it again with --cutoff {cutoff:g}, or train a new model with "
-                f"--model.r-max {found}"
+                f"prepare it again with a cutoff of {cutoff:g}, or train a new model with "
+                f"model.r_max: {found}"
             )
     if files:
         own = prepare_structures(

@@ -72,8 +72,10 @@ class Report:
     def table(
         self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str = ""
     ) -> Self:
-        """Add a table; numbers are right-aligned and rounded to four digits, None is a dash."""
-        numeric = [not any(isinstance(row[k], str) for row in rows) for k in range(len(headers))]
+        """Add a table; numbers are rounded to four digits, their columns right-aligned."""
+        numeric = [
+            not any(isinstance(row[k], str | bool) for row in rows) for k in range(len(headers))
+        ]
         head = "".join(
             _cell(name, "th", right) for name, right in zip(headers, numeric, strict=True)
         )
@@ -158,18 +160,21 @@ class Report:
 
 
 def _cell(value: Cell, tag: str, right: bool) -> str:
-    kind = ' class="number"' if right or not isinstance(value, str | None) else ""
+    kind = ' class="number"' if right else ""
     return f"<{tag}{kind}>{html.escape(number(value))}</{tag}>"
 
 
 CSS = """
-:root{--ink:#22262b;--soft:#667;--line:#e3e6ea;--blue:#0072b2;--pale:#f6f8fa}
+/* Figures are drawn on white, so the page is light whatever the browser prefers. */
+:root{color-scheme:light;--ink:#22262b;--soft:#667;--line:#e3e6ea;--blue:#0072b2;--pale:#f6f8fa}
 *{box-sizing:border-box}
 body{font:15px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",sans-serif;
 color:var(--ink);max-width:1120px;margin:0 auto;padding:2rem 1.5rem 4rem;background:#fff}
 header{border-bottom:2px solid var(--blue);padding-bottom:.8rem;margin-bottom:1rem}
-h1{font-size:1.7rem;margin:0}.subtitle{color:var(--soft);margin:.2rem 0 .6rem}
-nav a{color:var(--blue);text-decoration:none;margin-right:1.1rem;white-space:nowrap;font-size:14px}
+h1{font-size:1.7rem;margin:0}
+.subtitle{color:var(--soft);margin:.2rem 0 .6rem;overflow-wrap:anywhere}
+nav{display:flex;flex-wrap:wrap;gap:.1rem 1.1rem}
+nav a{color:var(--blue);text-decoration:none;white-space:nowrap;font-size:14px}
 nav a:hover{text-decoration:underline}
 h2{font-size:1.2rem;margin:2.2rem 0 .6rem;padding-bottom:.2rem;border-bottom:1px solid var(--line)}
 p{max-width:75ch}
@@ -181,8 +186,9 @@ vertical-align:bottom}
 td{border-bottom:1px solid var(--line);padding:.3rem .9rem}
 .number{text-align:right;font-variant-numeric:tabular-nums}
 tbody tr:hover{background:var(--pale)}
-figure{margin:1.2rem 0}img{max-width:100%;height:auto}
-figcaption{color:var(--soft);font-size:14px;max-width:85ch}
+/* Labels must stay readable: a wide figure scrolls on a narrow screen. */
+figure{margin:1.2rem 0;overflow-x:auto}img{max-width:max(100%,700px);height:auto}
+figcaption{position:sticky;left:0;color:var(--soft);font-size:14px;max-width:85ch}
 .cards{display:flex;flex-wrap:wrap;gap:.8rem;margin:1rem 0}
 .cards div{border:1px solid var(--line);border-radius:6px;padding:.6rem 1.1rem;
 background:var(--pale)}

@@ -222,7 +222,7 @@ def _installed_file() -> Path:
         package = require("biotite.structure.info", "ccd")
     except MissingPackageError as error:
         raise MissingPackageError(
-            f"{error}; or give a components.cif as components (--components)"
+            f'{error}; or give wwPDB\'s file (`components="components.cif"`)'
         ) from None
     return Path(str(package.__file__)).parent / "components.bcif"
 

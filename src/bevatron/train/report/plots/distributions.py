@@ -56,7 +56,7 @@ def histogram(
         number = sum(weights.sum() for _, weights in counted.values())
         bins = _bins(everything, int(np.clip(2 * number**0.5, FEWEST_BINS, MOST_BINS))).tolist()
         if (everything == np.round(everything)).all():
-            ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+            ax.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
         if _many_decades(everything):
             ax.set_xscale("log")
         ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))

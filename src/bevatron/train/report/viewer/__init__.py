@@ -24,6 +24,14 @@ function draw(colour){
   view.setStyle({hetflag:true},{stick:sticks,sphere:balls});
   view.render();
 }
+// The cartoon leaves out residues whose neighbours are too far away to be bonded.
+const trace=view.selectedAtoms({atom:["CA","C1'"],hetflag:false});
+trace.slice(1).forEach((end,k)=>{
+  const start=trace[k],far=Math.hypot(end.x-start.x,end.y-start.y,end.z-start.z);
+  if(start.chain!==end.chain||far<(end.atom==="CA"?4.3:8))return;
+  view.addCylinder({start,end,radius:0.12,dashed:true,dashLength:0.5,gapLength:0.5,color:"#888"});
+  document.getElementById("structure-gaps").hidden=false;
+});
 const choice=document.getElementById("structure-colour");
 choice.onchange=()=>draw(choice.value==="chain"?byChain:byConfidence);
 draw(byConfidence);view.zoomTo();view.render();
@@ -46,9 +54,10 @@ def structure_view(mmcif: str, caption: str = "") -> str:
         '<figure><label>Colour <select id="structure-colour">'
         '<option value="plddt">pLDDT: above 90, 70, 50, below</option>'
         '<option value="chain">chain</option></select></label>'
-        '<div id="structure-view" style="position:relative;width:100%;height:560px;'
-        'border:1px solid var(--line)"></div>'
-        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        '<div style="border:1px solid var(--line)">'  # a border of the view itself is drawn over
+        '<div id="structure-view" style="position:relative;width:100%;height:560px"></div></div>'
+        f"<figcaption>{html.escape(caption)}<span id='structure-gaps' hidden> Dashed: consecutive "
+        "residues too far apart to be bonded.</span></figcaption></figure>"
         f'<script type="application/json" id="structure-data">{data}</script>'
         f"<script>{library}</script><script>{_START}</script>"
     )

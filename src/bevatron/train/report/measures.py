@@ -1,0 +1,30 @@
+"""Names of measures as tables and figures write them."""
+
+WORDS = {
+    text.lower(): text
+    for text in (
+        *("MAE", "RMSE", "MSE", "AUROC", "AP", "2D", "3D"),
+        *("lDDT", "pLDDT", "pTM", "ipTM", "TM", "RMSD", "DockQ", "FAPE", "MSA", "PAE"),
+        *("CA", "DNA", "RNA"),
+    )
+} | {"r2": "R²"}
+"""Part of a name -> what is written for it."""
+
+
+def measure_name(name: str) -> str:
+    """Write the name of a measure as it is usually written, a mode or head behind it.
+
+    Examples
+    --------
+    >>> measure_name("lddt_ca"), measure_name("loss_masked_msa"), measure_name("roc_auc")
+    ('lDDT CA', 'loss masked MSA', 'ROC-AUC')
+    >>> measure_name("tm_score"), measure_name("ligand_rmsd")
+    ('TM-score', 'ligand RMSD (Å)')
+    >>> measure_name("3d/gap_r2"), measure_name("wb97x/forces_rmse")
+    ('gap R², 3D', 'forces RMSE, wb97x')
+    """
+    group, _, measure = name.rpartition("/")
+    words = [WORDS.get(word, word) for word in measure.split("_")]
+    written = " ".join(words).replace("roc auc", "ROC-AUC").replace("TM score", "TM-score")
+    written += " (Å)" if "RMSD" in words else ""
+    return f"{written}, {WORDS.get(group, group)}" if group else written

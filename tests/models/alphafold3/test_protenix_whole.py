@@ -1,0 +1,91 @@
+"""A whole model with weights of Protenix predicts what Protenix 2.0.0 does, from the same noise."""
+
+import ast
+
+import numpy as np
+import protenix_whole as whole
+import pytest
+import torch
+
+from bevatron.errors import CheckpointError
+from bevatron.models.alphafold3 import edm, sampler
+from bevatron.models.alphafold3.augmentation import Move
+from bevatron.models.alphafold3.config import AlphaFold3Config
+from bevatron.models.alphafold3.config_diffusion import (
+    AtomConfig,
+    ConfidenceConfig,
+    DiffusionConfig,
+    TokenTransformerConfig,
+    TrunkWidths,
+)
+from bevatron.models.alphafold3.config_trunk import MsaConfig, PairformerConfig, TemplateConfig
+from bevatron.models.alphafold3.convert import from_protenix, to_protenix
+from bevatron.testing import assert_close
+
+ONE = AtomConfig(whole.ATOM, whole.ATOM_PAIR, num_heads=4, num_blocks=1)
+HEAD = whole.SINGLE // 16
+CONFIG = AlphaFold3Config(
+    widths=TrunkWidths(whole.TOKEN + 65, whole.SINGLE, whole.PAIR),
+    atoms=AtomConfig(whole.ATOM, whole.ATOM_PAIR, num_heads=4, num_blocks=3),
+    templates=TemplateConfig(num_blocks=1),
+    msa=MsaConfig(num_blocks=whole.BLOCKS),
+    pairformer=PairformerConfig(num_blocks=whole.BLOCKS, head_width=HEAD),
+    diffusion=DiffusionConfig(
+        encoder=ONE,
+        transformer=TokenTransformerConfig(whole.DIFFUSION, num_blocks=whole.BLOCKS),
+        decoder=ONE,
+    ),
+    confidence=ConfidenceConfig(PairformerConfig(num_blocks=1, head_width=HEAD)),
+    cycles=whole.CYCLES,
+)
+BINS = ("confidence_head.lower_bins", "confidence_head.upper_bins")
+
+
+@pytest.fixture(scope="module")
+def golden():
+    with np.load(whole.GOLDEN) as file:
+        return {name: file[name] for name in file.files}
+
+
+@pytest.fixture(scope="module")
+def theirs(golden):
+    """Protenix's state dict: the bins are its own, all else is drawn."""
+    shapes = dict(line.split(" ", 1) for line in golden["names"].tolist())
+    found = {name: whole.weight(name, ast.literal_eval(shape)) for name, shape in shapes.items()}
+    lower = torch.arange(3.25, 52.0, 1.25)
+    return found | dict(
+        zip(BINS, (lower, torch.cat([lower[1:], torch.tensor([1e6])])), strict=True)
+    )
+
+
+def test_its_predictions_are_those_of_protenix(golden, theirs):
+    model, batch = from_protenix(theirs, CONFIG, torch.float64), whole.batch()
+    want = {name: torch.from_numpy(x) for name, x in golden.items() if name != "names"}
+    moves = zip(want["rotation"], want["translation"], want["noise"], strict=True)
+    draws = [sampler.StepDraw(Move(turn, shift), noise) for turn, shift, noise in moves]
+    with torch.no_grad():
+        trunk = model(batch)
+        prepared = model.diffusion.prepare(model.condition(batch, trunk))
+        levels = edm.schedule(whole.STEPS, torch.device("cpu"), torch.float64)
+        conditions = model.diffusion.levels(sampler.raised(levels), prepared)
+        structures = sampler.sample(
+            lambda x, sigma: model.diffusion(x, sigma, prepared, next(conditions)),
+            levels, want["start"], draws, batch["atom_mask"],
+        )  # fmt: skip
+        found = {**trunk._asdict(), "distogram": model.distogram(trunk.z)}
+        judged = [model.judge(batch, trunk, x)._asdict() for x in structures]
+    found |= {name: torch.stack([each[name] for each in judged]) for name in judged[0]}
+    for name, value in {**found, "coordinate": structures}.items():
+        assert_close(value, want[name], 1e-11, name)
+
+
+def test_protenix_would_load_what_we_give_it(golden, theirs):
+    given = to_protenix(from_protenix(theirs, CONFIG, torch.float64))
+    assert set(golden["names"].tolist()) == {f"{n} {tuple(x.shape)}" for n, x in given.items()}
+    assert all(torch.equal(given[name], value) for name, value in theirs.items())
+
+
+def test_other_bins_of_distances_are_refused(theirs):
+    other = theirs | {BINS[0]: theirs[BINS[0]] + 1}
+    with pytest.raises(CheckpointError, match=r"confidence_head\.lower_bins: other bins"):
+        from_protenix(other, CONFIG)
