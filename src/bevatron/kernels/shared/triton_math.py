@@ -160,19 +160,25 @@ def split_columns(both, BLOCK: tl.constexpr, HALF: tl.constexpr):
 
 
 CACHE_LINE = tl.constexpr(128)
-"""Bytes that `prefetch` brings for each row."""
-PREFETCHES = tl.constexpr(not triton.knobs.runtime.interpret)
-"""The interpreter has no cache, and no instructions of the GPU."""
+"""Bytes."""
+PREFETCHES = tl.constexpr(not triton.knobs.runtime.interpret and torch.version.hip is None)
+"""Whether a kernel's instructions are those of NVIDIA's GPUs."""
 
 
 @triton.jit
-def prefetch(base, row, column, count, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Bring a cache line of each of BLOCK rows [count, WIDTH], from ``column`` on, to the L2."""
+def prefetch(base, row, column, C: tl.constexpr, COLUMNS: tl.constexpr):
+    """Bring columns ``column .. column + COLUMNS`` of rows [BLOCK] of [.., C] to the L2 cache.
+
+    It takes no registers, so all that a program will read can be under way from its start.
+    """
     if PREFETCHES:
-        at = tl.minimum(row + tl.arange(0, BLOCK), count - 1).to(tl.int64)  # [BLOCK]
+        IN_LINE: tl.constexpr = CACHE_LINE * 8 // base.dtype.element_ty.primitive_bitwidth
+        LINES: tl.constexpr = (COLUMNS + IN_LINE - 1) // IN_LINE
+        first = tl.minimum(column + tl.arange(0, LINES) * IN_LINE, C - 1)  # [LINES]
+        at = base + row.to(tl.int64)[:, None] * C + first[None, :]  # [BLOCK, LINES]
         # An instruction without a result: the zeros are not used.
         tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [base + at * WIDTH + column],
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at],
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 
 from bevatron.kernels.shared.triton_math import (
-    CACHE_LINE,
     logistic,
     norm_gradient,
     normalise,
@@ -66,8 +65,8 @@ def adapt_kernel(
     for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), flatten=True):
         row, column = place(block, count, columns, BLOCK, ROWS)
         row, column = row * BLOCK, column * BLOCK_C
-        tl.static_assert(BLOCK_C * 2 == CACHE_LINE)
-        prefetch(Rows, row, column, count, C, BLOCK)
+        rows = tl.minimum(row + tl.arange(0, BLOCK), count - 1)  # [BLOCK]
+        prefetch(Rows, rows, column, C, BLOCK_C)
         both = tl.zeros([BLOCK, 2 * BLOCK_C], tl.float32)
         for k in tl.range(0, D, BLOCK_K, num_stages=STAGES):
             condition = Condition.load([row, k])  # [BLOCK, BLOCK_K]

@@ -49,7 +49,7 @@ def statistics(x: Tensor, mean: Tensor, rstd: Tensor, eps: float) -> None:
         C=width,
         C_PAD=width_pad,
         BLOCK=block,
-        num_warps=2,
+        num_warps=1,
     )
 
 

@@ -15,7 +15,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.tiles import Tiles, TileTable
 from bevatron.kernels.shared.triton_math import (
-    CACHE_LINE,
     GROUPED_ROWS,
     logistic,
     place,
@@ -108,8 +107,8 @@ def hidden_kernel(
         row, column = place(block, count, columns, BLOCK, ROWS)
         row, column = row * BLOCK, column * BLOCK_H
         if BACKWARD:
-            tl.static_assert(BLOCK_H * 2 == CACHE_LINE)
-            prefetch(Gradient, row, column, count, H, BLOCK)
+            rows = tl.minimum(row + tl.arange(0, BLOCK), count - 1)  # [BLOCK]
+            prefetch(Gradient, rows, column, H, BLOCK_H)
         both = tl.zeros([BLOCK, 2 * BLOCK_H], tl.float32)  # gates, then values
         for c in tl.range(0, C, BLOCK_C, num_stages=STAGES):
             x = X.load([row, c])  # [BLOCK, BLOCK_C]
