@@ -174,7 +174,7 @@ def predictions(path):
 PREDICT = {
     "mace": ("structures.extxyz", "out.extxyz", "--dtype", "float64"),
     "mace-moved": ("two.extxyz", "out.extxyz", "--dtype", "float64", "--head", "two"),
-    "gpspp": ("store", "out.csv", "--precision", "float32"),
+    "gpspp": ("store", "out.csv", "--dtype", "float32"),
     "graph": ("graph.npz", "out.npz", "--dtype", "float64"),
     "graphs": ("graph-5.npz", "out.npz", "--dtype", "float64"),
 }

@@ -86,7 +86,7 @@ def _new_outputs(
     keeps: bool,
 ) -> Six:
     R, N = z.shape[-3:-1]
-    matrices = len(a_weight) * z.shape[:-3].numel()
+    matrices = a_weight.shape[0] * z.shape[:-3].numel()
     y = torch.empty_like(z, memory_format=torch.contiguous_format)
     x = z.new_empty((matrices, R, padded(N)))
     ab = z.new_empty((2 * matrices if keeps else 0, R, padded(N)))

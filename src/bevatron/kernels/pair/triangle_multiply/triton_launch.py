@@ -206,8 +206,10 @@ class LayerSums:
             d.new_empty(shape, dtype=torch.float32)
             for (d, _, _), shape in zip(layers, self.shares, strict=True)
         ]
-        given = ((d, x, *known, to) for (d, x, known), to in zip(layers, parts, strict=True))
-        self.weigh(*(tensor for each in given for tensor in each))
+        given: list[Tensor] = []
+        for (d, x, known), to in zip(layers, parts, strict=True):
+            given += (d, x, *known, to)
+        self.weigh(*given)
         return parts
 
 
@@ -337,10 +339,11 @@ class Multiplication:
         self.z = z if self.pair.is_readable else z.contiguous()
         self.mask = self.z if mask is None else mask.contiguous()
         self.rounded = rounded
-        self.joint, self.out, self.gate = rounded.split(self.launches.sizes)
+        self.joint, self.out, self.gate = rounded.split_with_sizes(self.launches.sizes)
         self.norm_in = norm_in[0].contiguous(), norm_in[1].contiguous()
         self.norm_out = norm_out[0].contiguous(), norm_out[1].contiguous()
-        biases = self.joint, self.out, self.out  # stands in for tensors that are not given
+        # Stand in for tensors that are not given.
+        biases: tuple[Tensor, ...] = (self.joint, self.out, self.out)
         if joint_bias is not None:
             biases = joint_bias.to(z.dtype).contiguous(), *biases[1:]
         if out_bias is not None:
