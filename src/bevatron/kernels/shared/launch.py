@@ -57,6 +57,14 @@ def num_sms(device: torch.device) -> int:
 
 
 @functools.cache
+def cache_bytes(device: torch.device) -> int:
+    """Return the size of a GPU's L2 cache; 0 for a CPU."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.get_device_properties(device).L2_cache_size
+
+
+@functools.cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 

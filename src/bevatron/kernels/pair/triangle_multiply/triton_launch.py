@@ -23,7 +23,7 @@ from bevatron.kernels.pair.triangle_multiply.triton_weights import (
     round_kernel,
     sum_norms_kernel,
 )
-from bevatron.kernels.shared.launch import num_sms
+from bevatron.kernels.shared.launch import cache_bytes, num_sms
 from bevatron.kernels.shared.layouts import per_layout
 from bevatron.kernels.shared.rows import as_rows
 from bevatron.kernels.shared.tiles import Tiles
@@ -121,6 +121,11 @@ class Pair:
     def places(self) -> tuple[int, int, int]:
         """N, N padded and the elements of a channel."""
         return self.length, self.padded, self.batch * self.lines * self.padded
+
+    @property
+    def exceeds_cache(self) -> bool:
+        """Whether kernels find in the L2 little of what an earlier one wrote."""
+        return self.C * self.places[2] * self.dtype.itemsize > cache_bytes(self.device)
 
     def tiles(self, kernel: str) -> Tiles:
         """Look up the tiles of a kernel."""
@@ -241,6 +246,7 @@ def prepare(
     with_eps, axes = (*pair.geometry, eps, *pair.places), {"AXES": pair.axes}
     masked = {"HAS_BIAS": joint_bias is not None, "HAS_MASK": mask is not None, "H": H}
     of_out = {"HAS_BIAS": out_bias is not None, "H": H, "H_PAD": pad(H)}
+    of_out["PREFETCH"] = pair.exceeds_cache
     sizes = (4 * H * C, C * H, C * C)
     of_output = LayerSums.of(pair, output_weights_kernel, C, H, C, H=H, H_PAD=pad(H))
     of_joint = LayerSums.of(pair, joint_kernel, 4 * H, C)
