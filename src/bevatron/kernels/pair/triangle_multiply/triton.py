@@ -66,7 +66,8 @@ def triangle_multiply(
     joint_bias = _joint((a_bias, a_gate_bias, b_bias, b_gate_bias), norm_out_bias)
     out_biases = _joint((out_bias, out_gate_bias), norm_in_bias)
     given = (
-        *(z, None if mask is None else mask.detach(), norm_in_weight, norm_in_bias),
+        *(z, mask.detach() if mask is not None and mask.requires_grad else mask),
+        *(norm_in_weight, norm_in_bias),
         *(*joint, joint_bias, norm_out_weight, norm_out_bias, out_weight, out_gate_weight),
         out_biases,
     )
