@@ -76,7 +76,7 @@ def block_with(weights: Mapping[str, Tensor], config: AlphaFold2Config) -> torch
 
 
 class OpenFoldStep:
-    """Its model, loss, optimiser and averaged weights, under autocast to bfloat16.
+    """Its model, loss, optimiser and averaged weights, under autocast, to bfloat16 as it trains.
 
     Parameters
     ----------
@@ -105,10 +105,12 @@ class OpenFoldStep:
         self.averages = ExponentialMovingAverage(self.model, config.ema.decay)
         self.averages.to(self.device)
 
-    def loss_of(self, batch: ChainBatch, passes: int) -> Tensor:
+    def loss_of(
+        self, batch: ChainBatch, passes: int, activations: torch.dtype | None = torch.bfloat16
+    ) -> Tensor:
         """Compute the loss after so many passes; dropout is its own."""
         given = openfold_batch(batch, passes)
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with torch.autocast(self.device.type, activations):
             outputs = self.model(given)
             last = {name: value[..., -1] for name, value in given.items()}
             loss: Tensor = self.loss(outputs, last)

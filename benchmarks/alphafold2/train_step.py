@@ -89,6 +89,10 @@ LADDER = {
         again("float16, without scaling of the loss", precision="float16"),
         replace(BEST, name="no CUDA graphs", captured=False),
         replace(BEST, name="no CUDA graphs, Adam not fused", captured=False, fused=False),
+        replace(
+            BEST, name="no CUDA graphs, no garbage collection", captured=False, collected=False
+        ),
+        replace(BEST, name="gradients not clipped", clipped=False),
         replace(BEST, name="samples made by the training process", workers=0),
         replace(BEST, name="pair blocks computed again", policy="pair"),
         replace(BEST, name="each sub-layer computed again", policy="paper"),

@@ -8,6 +8,7 @@ from benchmarks.common.trace import KernelRow, by_kernel, summary
 from torch.profiler import profile
 
 CLASSES = {
+    "compiled by inductor": r"triton_(poi|red|per|tem)_",
     "matrix products of libraries": r"nvjet|gemm|cutlass|cublas|splitKreduce|gemv",
     "copies, casts, concatenation": r"copy|Memcpy|Memset|CatArray|FillFunctor|transpose",
     "optimiser": r"adam|multi_tensor|lerp",
@@ -15,7 +16,6 @@ CLASSES = {
     "sums": r"reduce_kernel|scan|sort|Sort|cub::",
     "gather and scatter": r"index|gather|scatter|unfold",
     "elementwise": r"elementwise",
-    "compiled by inductor": r"triton_(poi|red|per|tem)_",
 }
 """Name of a class -> names of its kernels; the first that fits."""
 OURS = "fused kernels"

@@ -53,22 +53,47 @@ ARMS = {
         Arm(f"{COMPILED}, all", "reference", "all", captured=False, compiled=True),
     )
 }
+GROUPS = {
+    "attention": ("pair_attention",),
+    "norms and what follows them": ("layer_norm", "layer_norm_linear", "qkvg"),
+    "transitions": ("transition", "conditioned_transition", "swiglu"),
+    "triangle multiplication": ("triangle_multiply",),
+    "outer product mean": ("outer_product_mean",),
+    "residual updates": ("add_dropped",),
+    "smooth lDDT": ("smooth_lddt",),
+}
+"""Fused operators; the paper fuses those of the first three groups, in this order."""
+RUNGS = {
+    title: sum(list(GROUPS.values())[count:], ())
+    for count, title in (
+        (1, "fused attention alone"),
+        (2, "fused attention and norms"),
+        (3, "fused attention, norms and transitions"),
+    )
+}
+"""The paper's ladder: what is left to PyTorch on each rung."""
 LADDER = {
     arm.name: arm
     for arm in (
-        Arm(f"{OURS}, all, {title} of PyTorch", policy="all", plain=plain)
-        for title, plain in (
-            ("attention", ("pair_attention",)),
-            ("triangle multiplication", ("triangle_multiply",)),
-            ("norms and what follows them", ("layer_norm", "layer_norm_linear", "qkvg")),
-            ("transitions", ("transition", "conditioned_transition", "swiglu")),
-            ("outer product mean", ("outer_product_mean",)),
-            ("residual updates", ("add_dropped",)),
-            ("smooth lDDT", ("smooth_lddt",)),
-        )
+        *(
+            Arm(f"{OURS}, all, {title} of PyTorch", policy="all", plain=plain)
+            for title, plain in GROUPS.items()
+        ),
+        *(
+            Arm(f"{OURS}, all, {title}", policy="all", plain=plain)
+            for title, plain in RUNGS.items()
+        ),
     )
 }
-"""What each fused operator brings: a step without it."""
+"""What fused operators bring: a step without one group of them, and with the first groups alone."""
+IN_STEP = {
+    arm.name: arm
+    for arm in (
+        Arm(f"{OURS}, all, samples made in the step", policy="all", workers=0),
+        Arm(f"{EAGER}, all, samples made in the step", "reference", "all", False, workers=0),
+    )
+}
+"""The same steps without the loader's workers."""
 PROTENIX = {
     "Protenix": ("torch", "torch", "torch"),
     "Protenix, its own attention": ("torch", "triattention", "torch"),
@@ -91,8 +116,9 @@ def measured(
 
     def measure() -> bool:
         began = time.perf_counter()
+        workers = given.workers if arm.workers is None else arm.workers
         training = training_of(
-            replace(arm, workers=given.workers), model, crops, options, cycles=given.cycles
+            replace(arm, workers=workers), model, crops, options, cycles=given.cycles
         )
         trained.append(training)
         first = training.steps([0])
@@ -142,7 +168,7 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     How far loss and gradient are from those of eager PyTorch, time over that of our fastest arm,
     memory over that of ours with the same policy.
     """
-    order = [*ARMS, *PROTENIX, *LADDER]
+    order = [*ARMS, *IN_STEP, *PROTENIX, *LADDER]
     rows = sorted(rows, key=lambda row: (row["N"], order.index(row["arm"])))
     for row in rows:
         here = [other for other in rows if other["N"] == row["N"]]
@@ -166,7 +192,7 @@ def main() -> None:
     )
     parser.add_argument("store", type=Path, nargs="?", help="of complexes; the largest is cropped")
     parser.add_argument("--lengths", nargs="*", type=int, default=[128, 256, 384, 512, 640, 768])
-    parser.add_argument("--arms", nargs="*", choices=[*ARMS, *LADDER], default=[*ARMS])
+    parser.add_argument("--arms", nargs="*", choices=[*ARMS, *LADDER, *IN_STEP], default=[*ARMS])
     parser.add_argument("--steps", type=int, default=100, help="at most; 0: the first")
     parser.add_argument("--seconds", type=float, default=60.0, help="after which none begins")
     parser.add_argument("--traced", nargs="*", type=int, default=[384], help="lengths")
@@ -190,7 +216,7 @@ def measure_all(given: argparse.Namespace) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     for place, length in enumerate(given.lengths):
         crops = Crops(given.store, length, rows=given.rows)
-        arms = [(ARMS | LADDER)[name] for name in given.arms]
+        arms = [(ARMS | LADDER | IN_STEP)[name] for name in given.arms]
         for arm in arms if place % 2 == 0 else arms[::-1]:
             row = measured(arm, model, crops, options, given)
             print(row, flush=True)
@@ -217,7 +243,7 @@ def collect(folder: Path, results: Path, note: str = "") -> None:
     write("alphafold3/train_step", compared(rows), f"{first['notes']} {note}".strip(), seconds=each)
     traced = [{"N": N, "arm": arm, **one} for (N, arm), of in kernels.items() for one in of]
     if traced:
-        traced.sort(key=lambda row: (row["N"], [*ARMS, *LADDER].index(row["arm"])))
+        traced.sort(key=lambda row: (row["N"], [*ARMS, *IN_STEP, *LADDER].index(row["arm"])))
         write("alphafold3/kernel_time", traced, KERNEL_NOTES)
 
 

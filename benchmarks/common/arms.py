@@ -9,7 +9,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -57,6 +57,8 @@ class Arm:
     fused : whether Adam is one kernel; of a captured step it always is
     workers : of the loader; None = as many as the trainer takes
     plain : operators of plain PyTorch all the same
+    clipped : whether gradients are clipped
+    collected : whether Python collects garbage by itself
     """
 
     name: str
@@ -68,6 +70,12 @@ class Arm:
     fused: bool = True
     workers: int | None = None
     plain: tuple[str, ...] = ()
+    clipped: bool = True
+    collected: bool = True
+
+    def implementations(self) -> AbstractContextManager[None]:
+        """Return the context in which the arm's operators run."""
+        return kernels.use(self.kernels, **dict.fromkeys(self.plain, "reference"))
 
 
 @dataclass
@@ -106,10 +114,15 @@ class Training:
 
     def __init__(self, arm: Arm, run: Run, mesh: Mesh | None = None) -> None:
         self.arm, self.device = arm, next(run.model.parameters()).device
+        optim = run.settings.optim
         settings = replace(
             run.settings,
             loader=LoaderConfig(workers=arm.workers),
-            optim=replace(run.settings.optim, fused=None if arm.fused else False),
+            optim=replace(
+                optim,
+                fused=None if arm.fused else False,
+                clip=optim.clip if arm.clipped else None,
+            ),
             train=replace(run.settings.train, explode_factor=None, tf32=arm.precision == "tf32"),
         )
         self.run = replace(run, settings=settings)
@@ -131,9 +144,8 @@ class Training:
         run = self.run
         # As in the trainer: a captured step is read when the next is launched.
         ahead = self.arm.captured and self.device.type == "cuda"
-        with make_loader(
-            run.train, batches, run.task.collate, run.settings.loader, self.mesh
-        ) as loader:
+        loading = make_loader(run.train, batches, run.task.collate, run.settings.loader, self.mesh)
+        with nullcontext() if self.arm.collected else uncollected(), loading as loader:
             began = first = time.perf_counter()
 
             def settle() -> None:
@@ -164,10 +176,7 @@ class Training:
         """Launch the step of a number over a batch."""
         run, state = self.run, self.state
         _, choice = begin_step(run, state.progress, number)
-        implementations = kernels.use(
-            self.arm.kernels, **dict.fromkeys(self.arm.plain, "reference")
-        )
-        with implementations, arithmetic(run.settings.train, None):
+        with self.arm.implementations(), arithmetic(run.settings.train, None):
             if self._captured is not None:
                 return self._captured([batch], lr=self.lr, choice=choice)
             result = train_step(run, state, run.model, [batch], lr=self.lr, mesh=self.mesh)
@@ -181,6 +190,16 @@ class Training:
             weight.grad = None
         del self._captured, self.state
         free()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep Python from collecting garbage by itself for the length of a ``with`` block."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def drawn(module: torch.nn.Module) -> None:

@@ -8,12 +8,12 @@ A sample on g GPUs takes
 
 k(g) is the time of all blocks at the shapes of one of g GPUs over that of whole blocks
 (`parallel/shards`), so kernels that are too small to get faster are counted. c(g) are the exchanges
-of all blocks (`benchmarks.parallel.traffic`), each a message or a ring of g - 1 of them, at the
-times of `parallel/links`: the time of the least message of its kind, and its bytes at the rate
-between the two largest; h is the share of them that two GPUs hide. s and p follow from the step on
-one GPU, of the model's own page, and the fastest on two, of `parallel/axial_step`. A step of more
-GPUs than samples shares each among GPUs of a host, of fewer takes its samples one after another;
-then the gradients are summed over a network that is assumed, not measured,
+of all blocks (`benchmarks.parallel.traffic`), at the times of `parallel/links`: the time of the
+least message of its kind, and its bytes at the rate between the two largest; h is the share of them
+that two GPUs hide. s and p follow from the step on one GPU, of the model's own page, and the
+fastest on two, of `parallel/axial_step`. A step of more GPUs than samples shares each among GPUs of
+a host, of fewer takes its samples one after another; then the gradients are summed over a network
+that is assumed, not measured,
 
     t_sum = 2 (n - 1) / n * bytes / bandwidth,
 
@@ -133,8 +133,8 @@ def exchanged(system: System, size: int, sends: Sends) -> float:
         return 0.0
     total = 0.0
     for times, one in system.exchanges():
-        messages = size - 1 if one.kind == "ring" else 1
-        total += times * messages * sends(one.kind, WORD * one.sent(0, size) / messages)
+        kind = "gather" if one.kind == "ring" and size > 2 else one.kind
+        total += times * sends(kind, WORD * one.sent(0, size))
     return total
 
 

@@ -16,7 +16,7 @@ class Collective(NamedTuple):
     Attributes
     ----------
     kind
-        Own rows to all, at once (``gather``) or one process after the other (``ring``), a sum to
+        Own rows to all, at once (``gather``) or if only two by passing on (``ring``), a sum to
         own rows (``sum``), or own rows to own columns (``transpose``).
     """
 
@@ -36,10 +36,12 @@ class Collective(NamedTuple):
         """Count the numbers that process ``index`` of ``size`` sends."""
         each, own_columns = lengths(self.rows, size), lengths(self.columns, size)[index]
         width = self.batch * self.channels
-        if self.kind == "gather":  # shorter parts are filled up
+        if self.kind == "gather" or (
+            self.kind == "ring" and size > 2
+        ):  # shorter parts are filled up
             return (size - 1) * each[0] * self.columns * width
-        if self.kind == "ring":  # all but the rows of the process that sends to this one
-            return (self.rows - each[index - 1]) * self.columns * width
+        if self.kind == "ring":
+            return each[index] * self.columns * width
         if self.kind == "sum":
             return (self.rows - each[index]) * self.columns * width
         return each[index] * (self.columns - own_columns) * width

@@ -1,12 +1,19 @@
 """The benchmarks of AlphaFold2 at tiny sizes: they run, and what they compare is the same."""
 
+import gc
 import json
 import shutil
 
 import pytest
 import torch
-from benchmarks.alphafold2 import evoformer_block, learning, sample_times, train_step
-from benchmarks.common.arms import set_policy
+from benchmarks.alphafold2 import (
+    evoformer_block,
+    half_precision,
+    learning,
+    sample_times,
+    train_step,
+)
+from benchmarks.common.arms import set_policy, uncollected
 
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.evoformer import EvoformerBlock
@@ -33,7 +40,8 @@ def store(shared, tmp_path_factory):
 def test_steps_are_timed_and_compared(store, tmp_path, monkeypatch):
     monkeypatch.setattr(train_step, "CYCLES", 2)
     sizes = "--crop 12 --msa-rows 3 --extra-rows 4 --templates 1 --preset small --device cpu"
-    arms = ["--arms", "eager PyTorch", "--ladder", "no CUDA graphs"]
+    names = ["no CUDA graphs", "no CUDA graphs, no garbage collection"]
+    arms = ["--arms", "eager PyTorch", "--ladder", *names]
     given = [*sizes.split(), *arms, "--turns", "1", "--compared", "1", "--out", str(tmp_path)]
     given += ["--planned"]
     train_step.main([str(store), *given])
@@ -44,7 +52,7 @@ def test_steps_are_timed_and_compared(store, tmp_path, monkeypatch):
         assert all(row[f"s, {count} recyclings"] > 0 for count in range(2))
         assert 0 < row["loss off by"] < 0.05
     ladder = json.loads((tmp_path / "alphafold2/ladder.json").read_text())["rows"]
-    assert [row["without"] for row in ladder] == ["no CUDA graphs"]
+    assert [row["without"] for row in ladder] == names
     assert 0.06 < ladder[0]["planned GiB"] < 0.1  # most of it is for cuBLAS
     assert "planned GiB" not in rows[0]
 
@@ -95,6 +103,16 @@ def test_times_of_samples_are_sorted_and_drawn(store, tmp_path):
     assert (tmp_path / "alphafold2/sample_times.png").stat().st_size
 
 
+def test_the_collector_works_again_after_steps_that_fail():
+    def steps():
+        assert not gc.isenabled()
+        raise ValueError("a step")
+
+    with pytest.raises(ValueError, match="a step"), uncollected():
+        steps()
+    assert gc.isenabled()
+
+
 def test_the_policy_of_an_arm_reaches_the_blocks():
     config = AlphaFold2Config.preset("small")
     block = EvoformerBlock(
@@ -111,3 +129,46 @@ def test_the_policy_of_an_arm_reaches_the_blocks():
         return sum(sizes)
 
     assert kept("paper") < kept("pair") < kept("none")
+
+
+def test_precisions_of_a_step_are_compared_block_by_block(store, tmp_path):
+    sizes = "--crop 12 --msa-rows 3 --extra-rows 4 --templates 1 --preset small --device cpu"
+    half_precision.main([str(store), *sizes.split(), "--passes", "2", "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "alphafold2/half_precision.json").read_text())
+    exact, *others = result["rows"]
+    assert [row["activations"] for row in others] == ["bfloat16", *["float16"] * 3]
+    assert 10 < exact["triangle multiplication"] < half_precision.LARGEST
+    for row in others[:2]:
+        assert row["loss"] == pytest.approx(exact["loss"], rel=0.01)
+        assert 0 < row["gradient off by"] < 0.1
+    blocks = result["extra"]["profiles"]["bevatron, float16, 1024"]["gradients"]
+    unscaled = result["extra"]["profiles"]["bevatron, float16, 1"]["gradients"]
+    for name, (largest, *_) in unscaled.items():
+        assert blocks[name][0] == pytest.approx(1024 * largest, rel=0.05)
+
+
+class Blocks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_the_first_block_that_is_not_finite_is_named():
+    model, x = Blocks(), torch.randn(5, 4)
+
+    def looked_at(scale=1):
+        row, *_ = half_precision.looked_at(model, lambda: model(x).sum(), scale, {})
+        return row["not finite first"]
+
+    assert looked_at() == ""
+    with torch.no_grad():
+        model.blocks[2].weight.fill_(1e20)
+    assert looked_at(scale=10**19) == "gradient of blocks.1 m"
+    with torch.no_grad():
+        model.blocks[1].weight.fill_(torch.inf)
+    assert looked_at() == "blocks.1 m"

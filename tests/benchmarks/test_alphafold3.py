@@ -74,7 +74,7 @@ def options(store, out, **changes):
 
 def test_all_arms_take_the_same_steps_and_their_rows_are_joined(store, tmp_path):
     ours = ["bevatron, captured, all", "bevatron, captured, all, transitions of PyTorch"]
-    names = [ours[0], "eager, all", ours[1]]
+    names = [ours[0], "eager, all", "eager, all, samples made in the step", ours[1]]
     train_step.measure_all(options(store, tmp_path / "rows", arms=names))
     train_step.collect(tmp_path / "rows", tmp_path)
     written = json.loads((tmp_path / "alphafold3" / "train_step.json").read_text())
@@ -84,7 +84,8 @@ def test_all_arms_take_the_same_steps_and_their_rows_are_joined(store, tmp_path)
     assert all(row["loss off by"] < 1e-5 and row["gradient off by"] < 1e-3 for row in of_ours)
     assert min(row["x our best"] for row in of_ours) == 1
     assert all(row["N"] == N and row["s/step"] > 0 for row in rows)
-    assert len(read_all(tmp_path / "rows", "step-*.json")) == 3
+    assert len(read_all(tmp_path / "rows", "step-*.json")) == 4
+    assert rows[2]["loss off by"] == 0
 
 
 def test_an_arm_that_runs_out_of_memory_is_told_as_such(store, tmp_path, monkeypatch):
@@ -273,7 +274,7 @@ def test_kernels_are_told_apart_by_name():
             "copies, casts, concatenation"
         ),
         "void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add>": "elementwise",
-        "triton_poi_fused_add_kernel": "compiled by inductor",
+        "triton_poi_fused__to_copy_add_0": "compiled by inductor",
         "something": "other",
     }
     assert {name: kernel_time.class_of(name) for name in names} == names

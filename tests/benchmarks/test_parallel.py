@@ -80,7 +80,7 @@ def test_a_simulated_sample_takes_what_is_divided_and_what_is_not():
     rows = simulation.simulated(system, measured, share, lambda *_: 0.5, 1.0)
     found = {row["GPUs"]: row for row in rows}
     assert found[2]["s a sample"] == 5.0
-    assert found[4]["s a sample"] == 1 + 7 / 4 + (3 + 1) * 0.25
+    assert found[4]["s a sample"] == 1 + 7 / 4 + (1 + 1) * 0.25
     assert [found[size]["measured s"] for size in (1, 2, 4)] == [8.0, 5.0, ""]
     assert found[64]["GPUs a sample"] == 4
     assert found[64]["s/step"] == found[4]["s/step"]

@@ -235,6 +235,12 @@ def planned_bytes(index, size):
 
 
 def check(tmp_path, expected, size, types):
+    sent = compared(tmp_path, expected, size, types)
+    assert sent == [planned_bytes(index, size) for index in range(size)]
+
+
+def compared(tmp_path, expected, size, types):
+    """Compare several processes with one; return what each sends in blocks."""
     references = {case: found for case, found in expected[1].items() if case[1] in types}
     cases = {case: expected[0][case] for case in references}
 
@@ -248,10 +254,10 @@ def check(tmp_path, expected, size, types):
             return sent_by_blocks()
 
     sent = run_ranks(size, work, tmp_path)
-    assert sent == [planned_bytes(index, size) for index in range(size)]
     for number, ((_, dtype), reference) in enumerate(references.items()):
         found = torch.load(tmp_path / str(number))
         agree(reference, found, 1e-9 if dtype == torch.float64 else 1e-4)
+    return sent
 
 
 @pytest.mark.parametrize(
@@ -261,6 +267,17 @@ def test_loss_every_gradient_and_bytes_equal_those_of_one_process_and_the_plan(
     tmp_path, expected, size, types
 ):
     check(tmp_path, expected, size, types)
+
+
+def test_rings_of_three_processes_for_long_crops_equal_one(tmp_path, expected, monkeypatch):
+    """They fill up no rows: two of each block's exchanges send fewer of them."""
+    monkeypatch.setattr(windows, "WINDOW", 0)
+    sent = compared(tmp_path, expected, 3, (torch.float64,))
+    each = lengths(N, 3)
+    for index, found in enumerate(sent):
+        spared = 2 * each[0] - (N - each[index - 1])
+        fewer = 2 * 4 * spared * N * PAIR.hidden
+        assert found == [planned - fewer for planned in planned_bytes(index, 3)]
 
 
 class SharedFiles:

@@ -14,8 +14,8 @@ from bevatron.data.proteins.alignments import (
     prepare_alignments,
 )
 from bevatron.data.proteins.chain_samples import ChainSizes
-from bevatron.data.proteins.complexes import featurize
 from bevatron.data.proteins.crop import CropSizes
+from bevatron.data.proteins.featurize import featurize
 from bevatron.data.proteins.poses import collected
 from bevatron.data.proteins.sample import SampleSizes, Sources, sample
 from bevatron.data.readers.proteins import open_components, read_structure
@@ -109,7 +109,7 @@ def test_more_residues_and_atoms_than_16_bits_hold(components, tmp_path):
     np.testing.assert_array_equal(entry["frame_atoms"], first[:, None] + [0, 1, 2])
     np.testing.assert_array_equal(entry["entity_atom"], np.arange(len(entry["entity_atom"])))
     assert entry["bonds"].max() == len(entry["position"]) - 1 > 4 * 65_536
-    of_chain = chains.chains_of_file(tmp_path / "long.cif")
+    of_chain = chains.ChainFeaturizer().entry(str(tmp_path / "long.cif"))
     assert of_chain["residue_index"][-1] == number - 1
     assert of_chain["chain_length"].tolist() == [number]
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from bevatron.data.proteins.complexes import ENTRY_FIELDS, describe, featurize
+from bevatron.data.proteins.featurize import ENTRY_FIELDS, describe, featurize
 from bevatron.data.proteins.poses import make_pools
 from bevatron.data.proteins.predictions import featurize_inputs
 from bevatron.data.proteins.tokens import DNA, LIGAND, PROTEIN, RNA

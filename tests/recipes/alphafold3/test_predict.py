@@ -8,7 +8,7 @@ import torch
 
 import bevatron as bv
 from bevatron import cli
-from bevatron.data.proteins.complexes import featurize
+from bevatron.data.proteins.featurize import featurize
 from bevatron.data.proteins.mmcif import format_mmcif
 from bevatron.data.proteins.predicted import predicted_structure
 from bevatron.data.readers.proteins import (

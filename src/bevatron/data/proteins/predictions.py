@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bevatron.data.proteins.complexes import featurize
 from bevatron.data.proteins.conformers import component_of_file, component_of_smiles, heavy_atoms
+from bevatron.data.proteins.featurize import featurize
 from bevatron.data.proteins.tokens import component_of_letter
 from bevatron.data.readers.proteins.components import Component, Dictionary, open_components
 from bevatron.data.readers.proteins.inputs.complexes import AtomName, Complex, Entity
@@ -42,7 +42,7 @@ class Extended:
 def featurize_inputs(
     given: Complex, components: Dictionary, *, max_tokens: int | None = None
 ) -> tuple[Arrays, Dictionary]:
-    """Compute the features of molecules without coordinates; see `complexes.featurize`.
+    """Compute the features of molecules without coordinates; see `featurize.featurize`.
 
     An ambiguous letter is the residue of its class (B aspartate), U and O of a protein are
     selenocysteine and pyrrolysine. Atoms that leave on binding are absent at the bonds that the
@@ -59,7 +59,7 @@ def featurize_inputs(
     Returns
     -------
     entry
-        See `complexes.ENTRY_FIELDS`; ``resolved`` is False everywhere.
+        See `featurize.ENTRY_FIELDS`; ``resolved`` is False everywhere.
     components
         The dictionary with the input's own components and its SMILES, for `poses.make_pools`.
     """

@@ -102,14 +102,11 @@ class _End(torch.autograd.Function):
 
 
 def gather(part: Tensor, dim: int, total: int, group: Group) -> Coming:
-    """Concatenate the parts of all processes along an axis of ``total`` rows.
-
-    Gradients of 16-bit types are added up in float32 and in the order of ranks.
-    """
+    """Concatenate the parts of all processes along an axis of ``total`` rows."""
     if group.size == 1:
         return Coming(part)
     there = partial(group.gather, dim=dim, each=lengths(total, group.size))
-    return Coming(part, there, partial(_sum_to_own, dim, group))
+    return Coming(part, there, partial(sum_to_own, dim, group))
 
 
 def transpose(rows: Tensor, total: int, group: Group) -> Coming:
@@ -120,7 +117,11 @@ def transpose(rows: Tensor, total: int, group: Group) -> Coming:
     return Coming(rows, there, back)
 
 
-def _sum_to_own(dim: int, group: Group, whole: Tensor) -> Pending:
+def sum_to_own(dim: int, group: Group, whole: Tensor) -> Pending:
+    """Sum an axis of all rows over the processes; each gets its own rows, rounded once.
+
+    Sums of 16-bit types are added up in float32 and in the order of ranks.
+    """
     parts: list[Tensor] = list(whole.split(lengths(whole.shape[dim], group.size), dim))
     own, most = parts[group.index], parts[0].nbytes
     found = own.new_empty(group.size, *own.shape)

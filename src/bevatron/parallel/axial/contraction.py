@@ -1,12 +1,12 @@
-"""The contractions of triangle multiplications over own rows, in rings of processes.
+"""The contractions of triangle multiplications over own rows: at once, or in rings of processes.
 
-Matrices are planes [planes, R, N] of own rows. Blocks of rows pass from process to process, and
-while one is in flight the one before is multiplied. A circulating sum is rounded once at every
-process, which adds its own product.
+Matrices are planes [planes, R, N] of own rows. Outgoing, ``x_ij = sum_k a_ik b_jk``: all rows of b
+come to every process, and are saved for the gradient of a. Incoming, ``x_ij = sum_k a_ki b_kj``:
+sums go to the owner of row i. The gradient of either takes the path of the other.
 
-Outgoing, ``x_ij = sum_k a_ik b_jk``: blocks of b circulate, and are saved for the gradient of a.
-Incoming, ``x_ij = sum_k a_ki b_kj``: sums circulate and end at the owner of row i. The gradient of
-either takes the path of the other.
+In a ring blocks of rows pass from process to process, and while one is in flight the one before is
+multiplied; nothing but the saved blocks is whole. With more than two processes a ring of small
+blocks waits longer for its messages than for their bytes, so all is exchanged at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bevatron.parallel.axial.collectives import lengths
+from bevatron.kernels.pair.triangle_multiply.contraction import Contraction
+from bevatron.parallel import windows
+from bevatron.parallel.axial.collectives import lengths, sum_to_own
 from bevatron.parallel.groups import Group, Pending
 
 Product = Callable[[int], tuple[Tensor, Tensor]]
@@ -25,8 +27,68 @@ def _nothing() -> None:
     pass
 
 
+def contraction_of(group: Group, whole_bytes: int) -> Contraction | None:
+    """Choose how a group contracts factors of so many bytes, of which each process has its rows."""
+    if group.size == 1:
+        return None
+    at_once = group.size > 2 and whole_bytes <= windows.WINDOW
+    return AtOnce(group) if at_once else Rings(group)
+
+
+class AtOnce:
+    """The contraction of `bevatron.kernels.triangle_multiply` with one exchange of all rows.
+
+    A factor or the sums of all rows are whole for a moment. Sums are added up in float32.
+
+    Parameters
+    ----------
+    group : processes that have the rows
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def contract(self, a: Tensor, b: Tensor, x: Tensor, outgoing: bool) -> Sequence[Tensor]:
+        """Write own rows of x; return all rows of b."""
+        if not outgoing:
+            x.copy_(sum_to_own(-2, self.group.urgent, torch.bmm(a.mT, b)).wait())
+            return []
+        whole = self._all_rows(b, self.group.urgent).wait()
+        torch.bmm(a, whole.mT, out=x)
+        return [whole]
+
+    def contract_backward(
+        self,
+        dx: Tensor,
+        a: Tensor,
+        b: Tensor,
+        kept: Sequence[Tensor],
+        da: Tensor,
+        db: Tensor,
+        outgoing: bool,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        """Write the gradients of own rows of a and b."""
+        if outgoing:
+            coming = sum_to_own(-2, self.group, torch.bmm(dx.mT, a))
+            meanwhile()
+            torch.bmm(dx, kept[0], out=da)
+            db.copy_(coming.wait())
+            return
+        coming = self._all_rows(dx, self.group)
+        meanwhile()
+        whole = coming.wait()
+        torch.bmm(b, whole.mT, out=da)
+        torch.bmm(a, whole, out=db)
+
+    def _all_rows(self, own: Tensor, group: Group) -> Pending:
+        return group.gather(own, -2, lengths(own.shape[-1], group.size))
+
+
 class Rings:
-    """The contraction of `bevatron.kernels.triangle_multiply` over the rows of a group.
+    """The same contraction with blocks of rows that pass from process to process.
+
+    A circulating sum is rounded once at every process, which adds its own product.
 
     Parameters
     ----------

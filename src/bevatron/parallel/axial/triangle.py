@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bevatron import kernels
-from bevatron.parallel.axial.contraction import Rings
+from bevatron.parallel.axial.contraction import contraction_of
 from bevatron.parallel.axial.groups import sample_group
 from bevatron.parallel.axial.rows import own
 
@@ -37,7 +37,8 @@ def triangle_multiply(
     :math:`x_{ij} = \sum_k a_{ki} b_{kj}` is a sum over rows, so nothing is transposed; see
     `bevatron.parallel.axial.contraction`. The mask is that of the whole pair.
     """
-    group = sample_group()
+    N, hidden = z.shape[-2], a_weight.shape[0]
+    whole_bytes = z.shape[:-3].numel() * N * N * hidden * z.itemsize
     update: Tensor = kernels.triangle_multiply(
         z,
         None if mask is None else own(mask, -2),
@@ -58,6 +59,6 @@ def triangle_multiply(
         out_bias=out_bias,
         out_gate_bias=out_gate_bias,
         outgoing=outgoing,
-        contraction=None if group.size == 1 else Rings(group),
+        contraction=contraction_of(sample_group(), whole_bytes),
     )
     return update

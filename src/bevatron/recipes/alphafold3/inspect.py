@@ -6,7 +6,7 @@ import numpy as np
 
 from bevatron.data.dataset import column
 from bevatron.data.proteins.alignments import sequence_key
-from bevatron.data.proteins.complexes import describe as words_of
+from bevatron.data.proteins.featurize import describe as words_of
 from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Row, Table, overview, sizes_table
 from bevatron.recipes import protein_inspect as common

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bevatron.data.proteins.complexes import describe
+from bevatron.data.proteins.featurize import describe
 from bevatron.models.alphafold3.predict import Predicted
 from bevatron.models.common.folding.metrics import MAX_ERROR
 from bevatron.recipes.structure_figures import (

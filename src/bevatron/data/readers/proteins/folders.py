@@ -20,7 +20,7 @@ from bevatron.errors import DataError
 from bevatron.typing import Arrays
 
 _STRUCTURES = {".cif", ".mmcif", ".bcif", ".pdb", ".ent"}
-_ALIGNMENTS = {".a3m", ".sto", ".stk", ".stockholm"}
+_ALIGNMENTS = {".a3m", ".sto", ".stk", ".stockholm", ".afa"}
 _HITS, _TABLES = {".hhr", ".m8"}, {".tsv", ".tab"}
 _HITS_IN_NAME = "hmm_output", "hmmsearch"
 
@@ -36,7 +36,7 @@ class ProteinFiles:
     Attributes
     ----------
     structures : mmCIF and PDB files
-    alignments : a3m and Stockholm files
+    alignments : a3m, Stockholm and aligned FASTA (.afa) files
     hits : hhr, m8 and hmmsearch's output
     duplicates, obsolete
         OpenFold's groups of chains of equal sequence, and the archive's list of obsolete entries.
