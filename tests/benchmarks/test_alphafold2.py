@@ -141,8 +141,8 @@ def test_precisions_of_a_step_are_compared_block_by_block(store, tmp_path):
     for row in others[:2]:
         assert row["loss"] == pytest.approx(exact["loss"], rel=0.01)
         assert 0 < row["gradient off by"] < 0.1
-    blocks = result["extra"]["profiles"]["drawn, bevatron, float16, 1024"]["gradients"]
-    unscaled = result["extra"]["profiles"]["drawn, bevatron, float16, 1"]["gradients"]
+    blocks = result["extra"]["profiles"]["bevatron, float16, 1024"]["gradients"]
+    unscaled = result["extra"]["profiles"]["bevatron, float16, 1"]["gradients"]
     for name, (largest, *_) in unscaled.items():
         assert blocks[name][0] == pytest.approx(1024 * largest, rel=0.05)
 
