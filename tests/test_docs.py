@@ -23,7 +23,8 @@ PAGES = ("README.md", "docs/mace.md")
 def blocks(page, language=""):
     """Fenced blocks of a page."""
     text = (ROOT / page).read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [block for own, block in found if own == language]
 
 
 def commands():
@@ -43,7 +44,8 @@ def commands():
 def place(tmp_path, monkeypatch):
     """A folder to work in, with the files that the pages speak of."""
     monkeypatch.chdir(tmp_path)
-    kinds = {"water": "mace", "gap": "gpspp", "cora": "graph_attention", "complexes": "alphafold3"}
+    kinds = {"gap": "gpspp", "cora": "graph_attention", "complexes": "alphafold3"}
+    kinds |= dict.fromkeys(("water", "replay", "a", "../mp-small"), "mace")
     for run, kind in kinds.items():
         (tmp_path / "runs" / run).mkdir(parents=True)
         (tmp_path / "runs" / run / "model.json").write_text(f'{{"kind": "{kind}"}}')

@@ -17,26 +17,36 @@ launched steps of `benchmarks.alphafold3.train_step` if the folder holds some.
 import argparse
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from benchmarks.alphafold3.arms import Crops, built, peak_gib, training_of
+from benchmarks.alphafold3.train_step import RUNGS
 from benchmarks.common.arguments import add_out, read_all
 from benchmarks.common.arms import GIB, Arm, or_out_of_memory
 from benchmarks.common.report import write_result
 
 from bevatron.data.padding import BatchShape
 from bevatron.data.proteins.complex_batch import ComplexBatch, collate_complex
-from bevatron.kernels import use
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.task import StepOptions
 from bevatron.models.common.folding.checkpointing import Kind
 from bevatron.train.memory_plan import kept_by_module, plan_memory
 from bevatron.train.run import Run
 
-KERNELS = {"bevatron": "auto", "eager": "reference"}
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("bevatron", captured=False, workers=0),
+        Arm("eager", "reference", captured=False, workers=0),
+        *(Arm(title, captured=False, workers=0, plain=plain) for title, plain in RUNGS.items()),
+    )
+}
+WHOLE = ("bevatron", "eager")
+"""Those measured by default; the others are the paper's ladder."""
 PARTS_OF = {name: name for name in ("input_encoder", "diffusion", "confidence", "distogram")}
 """Modules of the model that are parts; those of the trunk are parts themselves."""
 LITTLE = 0.003
@@ -61,7 +71,7 @@ class Memory:
         """Take a step; add its row; return whether there was enough memory."""
         given, on_gpu = self.given, next(self.model.parameters()).is_cuda
         crops = Crops(given.store, tokens, rows=given.rows, different=1)
-        arm, trained = Arm(name, KERNELS[name], policy, captured=False, workers=0), []
+        arm, trained = replace(ARMS[name], policy=policy), []
         row: dict[str, Any] = {"arm": name, "policy": policy, "N": tokens}
 
         def step() -> bool:
@@ -112,7 +122,7 @@ class Plans(Memory):
         """Return a run, the batch that stands for all and the shape to which it is padded."""
         given = self.given
         crops = Crops(given.store, SMALL, rows=given.rows, different=1)
-        arm, options = Arm(name, KERNELS[name], policy, captured=False), StepOptions(given.copies)
+        arm, options = replace(ARMS[name], policy=policy), StepOptions(given.copies)
         run = training_of(arm, self.model, crops, options).run
         run.task.activations = torch.bfloat16
         batch = collate_complex([crops[0]], np.zeros(1, np.int64), [1.0])
@@ -122,9 +132,9 @@ class Plans(Memory):
     def kept(self, tokens: int) -> None:
         """Add a row for each kind of module: what autograd keeps of it, ours beside plain."""
         found: dict[str, Counter[str]] = {}
-        for name, kernels in KERNELS.items():
+        for name in WHOLE:
             run, batch, shape = self._step(name, "none", tokens)
-            with use(kernels):
+            with ARMS[name].implementations():
                 modules = kept_by_module(run, batch, shape)
             kinds = {path: type(module).__name__ for path, module in run.model.named_modules()}
             of = found.setdefault(name, Counter())
@@ -148,7 +158,7 @@ class Plans(Memory):
         for row in self.rows:
             if (row.get("arm"), row["policy"], row["N"]) == (name, policy, shape["tokens"]):
                 return row["in all GiB"] <= given.planned  # another length padded to the same
-        with use(KERNELS[name]):
+        with ARMS[name].implementations():
             plan = plan_memory(run, batch, shape=shape, captured=False)
         row = {
             "arm": name,
@@ -168,7 +178,7 @@ def main() -> None:
     parser.add_argument("store", type=Path, nargs="?", help="of complexes; the largest is cropped")
     parser.add_argument("--lengths", nargs="*", type=int, default=[64, 128, 256, 384, 512, 768])
     parser.add_argument("--policies", nargs="*", default=["none", "pair", "all", "paper"])
-    parser.add_argument("--arms", nargs="*", choices=[*KERNELS], default=[*KERNELS])
+    parser.add_argument("--arms", nargs="*", choices=[*ARMS], default=[*WHOLE])
     parser.add_argument("--planned", type=float, help="GiB of a GPU for which steps are planned")
     parser.add_argument("--kept", action="store_true", help="plan what autograd keeps, by module")
     parser.add_argument("--granule", type=int, default=GRANULE, help="of the lengths between")
@@ -205,7 +215,7 @@ def collect(folder: Path, results: Path) -> None:
     for found in read_all(folder, "step-*.json"):
         one, measured_on = found["row"], found["measured on"]
         arm, *captured, policy = one["arm"].split(", ")
-        if captured != ["captured"] and arm in KERNELS and "peak GiB" in one:
+        if captured != ["captured"] and arm in WHOLE and "peak GiB" in one:
             row(arm, policy, one["N"])["peak GiB"] = one["peak GiB"]
     write_result(
         "alphafold3/memory", [rows[key] for key in sorted(rows)], f"{COLLECTED} {listed(longest)}",

@@ -27,7 +27,6 @@ from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.common.trace import profiled
 from torch import nn
 
-from bevatron.kernels import use
 from bevatron.models.alphafold3.task import StepOptions
 from bevatron.recipes.bench_profile import memory_of, profile, short, write
 
@@ -105,7 +104,7 @@ def measure(given: argparse.Namespace) -> None:
     if not arm.captured:
         alone = dataclasses.replace(run.settings.train, cuda_graphs=False)
         run = dataclasses.replace(run, settings=dataclasses.replace(run.settings, train=alone))
-    with use(arm.kernels):
+    with arm.implementations():
         table = profile(run, given.steps, given.warm)
     assert table is not None
     write({**table, **found, "arm": arm.name, "versions": versions()}, given.out)

@@ -53,22 +53,39 @@ ARMS = {
         Arm(f"{COMPILED}, all", "reference", "all", captured=False, compiled=True),
     )
 }
+GROUPS = {
+    "attention": ("pair_attention",),
+    "norms and what follows them": ("layer_norm", "layer_norm_linear", "qkvg"),
+    "transitions": ("transition", "conditioned_transition", "swiglu"),
+    "triangle multiplication": ("triangle_multiply",),
+    "outer product mean": ("outer_product_mean",),
+    "residual updates": ("add_dropped",),
+    "smooth lDDT": ("smooth_lddt",),
+}
+"""Fused operators; the paper fuses those of the first three groups, in this order."""
+RUNGS = {
+    title: sum(list(GROUPS.values())[count:], ())
+    for count, title in (
+        (1, "fused attention alone"),
+        (2, "fused attention and norms"),
+        (3, "fused attention, norms and transitions"),
+    )
+}
+"""The paper's ladder: what is left to PyTorch on each rung."""
 LADDER = {
     arm.name: arm
     for arm in (
-        Arm(f"{OURS}, all, {title} of PyTorch", policy="all", plain=plain)
-        for title, plain in (
-            ("attention", ("pair_attention",)),
-            ("triangle multiplication", ("triangle_multiply",)),
-            ("norms and what follows them", ("layer_norm", "layer_norm_linear", "qkvg")),
-            ("transitions", ("transition", "conditioned_transition", "swiglu")),
-            ("outer product mean", ("outer_product_mean",)),
-            ("residual updates", ("add_dropped",)),
-            ("smooth lDDT", ("smooth_lddt",)),
-        )
+        *(
+            Arm(f"{OURS}, all, {title} of PyTorch", policy="all", plain=plain)
+            for title, plain in GROUPS.items()
+        ),
+        *(
+            Arm(f"{OURS}, all, {title}", policy="all", plain=plain)
+            for title, plain in RUNGS.items()
+        ),
     )
 }
-"""What each fused operator brings: a step without it."""
+"""What fused operators bring: a step without one group of them, and with the first groups alone."""
 IN_STEP = {
     arm.name: arm
     for arm in (

@@ -9,7 +9,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -72,6 +72,10 @@ class Arm:
     plain: tuple[str, ...] = ()
     clipped: bool = True
     collected: bool = True
+
+    def implementations(self) -> AbstractContextManager[None]:
+        """Return the context in which the arm's operators run."""
+        return kernels.use(self.kernels, **dict.fromkeys(self.plain, "reference"))
 
 
 @dataclass
@@ -172,10 +176,7 @@ class Training:
         """Launch the step of a number over a batch."""
         run, state = self.run, self.state
         _, choice = begin_step(run, state.progress, number)
-        implementations = kernels.use(
-            self.arm.kernels, **dict.fromkeys(self.arm.plain, "reference")
-        )
-        with implementations, arithmetic(run.settings.train, None):
+        with self.arm.implementations(), arithmetic(run.settings.train, None):
             if self._captured is not None:
                 return self._captured([batch], lr=self.lr, choice=choice)
             result = train_step(run, state, run.model, [batch], lr=self.lr, mesh=self.mesh)

@@ -23,7 +23,7 @@ from benchmarks.data.protein_peers import stem
 from bevatron.data.proteins.alignments import merge_alignment
 from bevatron.data.proteins.chains import chain_entry
 from bevatron.data.proteins.clusters_of_rows import GAP
-from bevatron.data.proteins.complexes import describe, featurize
+from bevatron.data.proteins.featurize import describe, featurize
 from bevatron.data.proteins.filters import filter_chains
 from bevatron.data.proteins.rigid_groups import group_frames
 from bevatron.data.proteins.sample import element_class

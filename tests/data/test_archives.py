@@ -1,8 +1,10 @@
 """Files in archives are read as if they lay in a folder, and none leads out of it."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import random
 import tarfile
 import time
@@ -59,6 +61,20 @@ def test_files_of_a_tar_are_read_in_any_order(tmp_path, suffix, compress):
     assert content_hash(path / "x.a3m") == content_hash(path / "x.a3m") != content_hash(plain)
     with pytest.raises(DataError, match=r"does not hold all of 'none\.cif'"):
         read_whole(path / "none.cif")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"),
+    [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress), (".zst", zstd)],
+)
+def test_compressed_files_of_a_tar_are_read(tmp_path, suffix, compress):
+    packed = compress(b"data_1ABC\n")
+    entry = tarfile.TarInfo(f"1abc.cif{suffix}")
+    entry.size = len(packed)
+    path = tmp_path / "all.tar"
+    with tarfile.open(path, "w") as tar:
+        tar.addfile(entry, io.BytesIO(packed))
+    assert read_whole(path / entry.name) == b"data_1ABC\n"
 
 
 def test_threads_read_a_compressed_tar_one_at_a_time(tmp_path, monkeypatch):
@@ -128,6 +144,7 @@ def test_a_database_of_alignments_is_read_by_chain(tmp_path):
     path.write_text(json.dumps(index))
     found = find_protein_files([tmp_path])
     assert found.alignments == (path / "1abc_A/x.a3m", path / "1abc_A/y.a3m")
+    assert found.others == 0
     assert read_whole(path / "1abc_A/y.a3m") == b">q\nC\n"
     path.write_text("{")
     assert [name for name, _ in find_protein_files([tmp_path]).refused] == [str(path)]

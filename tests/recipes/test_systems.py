@@ -50,7 +50,6 @@ TOY = System(
     recognises=":is_toy",
     api="api",
     demo=":demo",
-    renamed={"--number": "--times"},
 )  # fmt: skip
 SYSTEM = TOY
 
@@ -314,7 +313,7 @@ def test_runs_of_a_system_from_outside_are_compared(toy, capsys):
     assert main(["compare", "run", "b"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"train.seed +0 +1", said)
-    assert re.search(r"valid loss +\S+ +\S+", said)
+    assert re.search(r"validation loss +\S+ +\S+", said)
 
 
 def test_a_system_without_a_starter_configuration_or_a_result_says_so(toy, refused):
@@ -352,20 +351,6 @@ def test_a_graph_needs_no_preparation_and_says_so(refused):
 def test_a_file_that_two_systems_recognise_must_be_told_to_one(toy, refused, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "is_toy", lambda path: path.suffix == ".csv")
     assert "choose `bevatron prepare gpspp` (" in refused("prepare", "a.csv", "--out", "s")
-
-
-def test_former_options_are_accepted_with_a_notice(toy, capsys):
-    assert main(["prepare", "a.toy", "--out", "b.toy", "--number", "2"]) == 0
-    assert "--number is now --times" in capsys.readouterr().err
-    for option in (["--kind", "points"], ["--kind=points"], ["--kind", "toy"]):
-        assert main(["prepare", "a.toy", *option, "--out", "b.toy"]) == 0
-        assert "now `bevatron prepare toy`" in capsys.readouterr().err
-    function, rest, _ = system_command("prepare", ["a.csv", "--kind", "auto", "--out", "s"])
-    assert function.__module__ == "bevatron.recipes.gpspp.commands"
-    assert rest == ["a.csv", "--out", "s"]
-    function, rest, typed = system_command("prepare", ["x.csv", "--kind", "structures"])
-    assert function.__module__ == "bevatron.recipes.mace.commands"
-    assert typed == "bevatron prepare mace"
 
 
 def test_usage_and_errors_name_the_system(toy, refused):

@@ -29,8 +29,9 @@ _SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 def _open_zstd(source: Path | BytesIO) -> Any:
     import pyarrow as pa
 
-    whole = pa.OSFile(str(source)) if isinstance(source, Path) else pa.PythonFile(source)
-    return pa.CompressedInputStream(whole, "zstd")
+    if isinstance(source, Path):
+        return pa.CompressedInputStream(pa.OSFile(str(source)), "zstd")
+    return pa.CompressedInputStream(pa.BufferReader(source.getbuffer()), "zstd")
 
 
 _OPENERS: dict[bytes, Callable[[Any], Any]] = {

@@ -56,12 +56,6 @@ def compose(left: Rigid, right: Rigid) -> Rigid:
     return Rigid(compose_rotations(left.rotation, right.rotation), apply(left, right.translation))
 
 
-def invert(frame: Rigid) -> Rigid:
-    """Invert a motion: (R, t) becomes (R^T, -R^T t)."""
-    inverse = frame.rotation.mT
-    return Rigid(inverse, -rotate(inverse, frame.translation))
-
-
 def select(frame: Rigid, index: object) -> Rigid:
     """Index the leading axes; an index with ``None`` adds axes to broadcast over."""
     whole = index if isinstance(index, tuple) else (index,)

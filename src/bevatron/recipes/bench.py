@@ -23,6 +23,7 @@ from bevatron.models.mace import (
     load_model,
     statistics,
 )
+from bevatron.output import number
 from bevatron.parallel.mesh import choose_device
 from bevatron.recipes.mace.capacity import find_capacity
 from bevatron.recipes.mace.data import batch_sizes
@@ -76,9 +77,9 @@ def loader_rates(path: Path, capacity: int, workers: Sequence[int]) -> Rows:
     store = open_store(path)
     plan = _plan(store, capacity, 1, "balanced")
     rows = []
-    for number in workers:
+    for count in workers:
         atoms, graphs = 0, 0
-        with Loader(store, plan.flat(0), collate_structures, workers=number) as loader:
+        with Loader(store, plan.flat(0), collate_structures, workers=count) as loader:
             for _ in loader:
                 pass  # starts the workers and fills the page cache
             loader.set_batches(plan.flat(0))
@@ -89,7 +90,7 @@ def loader_rates(path: Path, capacity: int, workers: Sequence[int]) -> Rows:
         seconds = time.perf_counter() - began
         rows.append(
             {
-                "workers": number,
+                "workers": count,
                 "structures/s": f"{graphs / seconds:,.0f}",
                 "atoms/s": f"{atoms / seconds:,.0f}",
                 "batches/s": f"{plan.num_steps / seconds:,.0f}",
@@ -177,8 +178,9 @@ def cost_model(meter: StepMeter, most: int = 4096) -> tuple[Rows, list[str]]:
         rows.append(
             {**cost.sizes, "ms": f"{cost.seconds * 1e3:.2f}", "fitted ms": f"{fitted * 1e3:.2f}"}
         )
+    per = {"atoms": "an atom", "edges": "an edge", "graphs": "a structure", "constant": "a step"}
     lines = [
-        "microseconds: " + ", ".join(f"{v * 1e6:.3g} a {k}" for k, v in factors.items()),
+        "µs: " + ", ".join(f"{number(factors[key] * 1e6)} {one}" for key, one in per.items()),
         f"root mean square of the relative error: {error:.1%}",
         "use it: --batch.cost "
         + " ".join(

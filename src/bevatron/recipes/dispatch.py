@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bevatron.errors import ConfigError
-from bevatron.output import Outcome, note, say
+from bevatron.output import Outcome, say
 from bevatron.recipes import SYSTEMS, system, systems
 from bevatron.recipes.kinds import holds_model, kind_of_model
 from bevatron.recipes.system import System
@@ -29,7 +29,7 @@ def system_command(command: str, arguments: Sequence[str]) -> Call:
     arguments : what follows on the command line
     """
     providers = having(command)
-    named, rest = _named(command, list(arguments))
+    named, rest = _named(list(arguments))
     if named is not None:
         chosen = named
     elif len(providers) == 1:
@@ -41,7 +41,7 @@ def system_command(command: str, arguments: Sequence[str]) -> Call:
     if named is None and len(providers) > 1 and _asks_for_help(rest):
         _explain(command, providers, chosen)
     typed = command if len(providers) == 1 else f"{command} {chosen.name}"
-    return chosen.command(command), _renamed(chosen, rest), f"bevatron {typed}"
+    return chosen.command(command), rest, f"bevatron {typed}"
 
 
 def having(command: str) -> list[System]:
@@ -63,20 +63,10 @@ def of_samples(samples: str) -> System:
     raise ConfigError(f"there is no system for {samples} (known: {known})")
 
 
-def _named(command: str, arguments: list[str]) -> tuple[System | None, list[str]]:
-    """Remove the name of a system from the arguments, or the former option --kind of prepare."""
+def _named(arguments: list[str]) -> tuple[System | None, list[str]]:
+    """Remove the name of a system from the arguments."""
     if arguments and arguments[0] in SYSTEMS and not holds_model(Path(arguments[0])):
         return system(arguments[0]), arguments[1:]
-    for i, argument in enumerate(arguments if command == "prepare" else ()):
-        option, equals, value = argument.partition("=")
-        if option == "--kind":
-            rest = arguments[:i] + arguments[i + (1 if equals else 2) :]
-            samples = value if equals else "".join(arguments[i + 1 : i + 2])
-            if samples == "auto":
-                return None, rest
-            chosen = of_samples(samples)
-            note(f"note: --kind {samples} is now `bevatron prepare {chosen.name}`")
-            return chosen, rest
     return None, arguments
 
 
@@ -103,18 +93,6 @@ def _of_files(providers: Sequence[System], arguments: Sequence[str]) -> System:
 def _of_model(providers: Sequence[System], arguments: Sequence[str]) -> System:
     """Choose by the kind of model; the default system where there is none, for its own message."""
     return system_of_kind(kind_of_model(arguments)) or providers[0]
-
-
-def _renamed(chosen: System, arguments: Sequence[str]) -> list[str]:
-    """Accept former spellings of options, with a notice."""
-    done = []
-    for argument in arguments:
-        option, equals, value = argument.partition("=")
-        new = chosen.renamed.get(option)
-        if new is not None:
-            note(f"note: {option} is now {new}")
-        done.append(argument if new is None else new + equals + value)
-    return done
 
 
 def _asks_for_help(arguments: Sequence[str]) -> bool:

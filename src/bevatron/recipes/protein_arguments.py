@@ -20,14 +20,21 @@ ProteinFiles = Annotated[
     tyro.conf.Positional,
     positional(
         "FILE ...",
-        "Structures (.cif, .bcif, .pdb), alignments (.a3m, .sto) and template hits (.hhr, .m8), or "
-        "folders of them. Alignments may also be OpenFold's alignment_db.index, hits hmmsearch's "
-        ".sto; all may be .gz, .bz2, .xz or .zst, in tars, and in folders at any depth. An "
-        "alignment belongs to every chain of its first sequence; templates are taken from the "
-        "structures.",
+        "Structures (.cif, .bcif, .pdb), alignments (.a3m, .sto, .afa) and template hits (.hhr, "
+        ".m8), or folders of them. Alignments may also be OpenFold's alignment_db.index, hits "
+        "hmmsearch's .sto; all may be .gz, .bz2, .xz or .zst, in tars, and in folders at any "
+        "depth. An alignment belongs to every chain of its first sequence; templates are taken "
+        "from the structures.",
     ),
 ]
 Strict = Annotated[bool, option("Stop at the first file that cannot be used.")]
+LowestPlddt = Annotated[
+    float | None,
+    option(
+        "Of predicted structures: residues whose pLDDT, the B-factor, is not above it count as not "
+        "observed; 50 in AlphaFold2's self-distillation."
+    ),
+]
 Clusters = Annotated[
     Path | None,
     option(

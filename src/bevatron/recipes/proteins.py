@@ -1,22 +1,27 @@
 """Preparation common to stores of complexes and of chains: alignments, templates, clusters."""
 
+import math
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from xxhash import xxh3_128_hexdigest
 
 from bevatron.data.archives import archive_of
+from bevatron.data.compressed import read_whole
+from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
 from bevatron.data.proteins.alignments import Alignments, prepare_alignments
 from bevatron.data.proteins.clusters import cluster_proteins, read_clusters
+from bevatron.data.proteins.filters import certain
 from bevatron.data.proteins.hit_files import NamedChain, entry_code, template_queries
 from bevatron.data.proteins.places import ChainSequences
 from bevatron.data.proteins.template_store import StoredTemplates, prepare_templates
-from bevatron.data.readers.proteins import read_duplicate_chains
+from bevatron.data.readers.proteins import Structure, read_duplicate_chains, read_structure
 from bevatron.data.readers.proteins.folders import (
     ProteinFiles,
     StructureFiles,
@@ -26,6 +31,7 @@ from bevatron.data.readers.proteins.folders import (
 from bevatron.data.readers.proteins.openfold import read_obsolete
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare, rank_and_world
+from bevatron.data.store.progress import progress as show_progress
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.errors import ConfigError, DataError, StoreError, reason_of
 from bevatron.files import (
@@ -44,7 +50,7 @@ Chains = tuple[Sequence[NamedChain], Sequence[bytes]]
 ALIGNMENTS, TEMPLATES, CLUSTERS = "alignments", "templates", "clusters.txt"
 """Names inside the folder of a store; clusters are written last."""
 
-MOST_CLUSTERED = 4000
+MOST_CLUSTERED = 100_000
 """Distinct proteins that are clustered without mmseqs2; of more, each is a cluster of its own."""
 
 MOST_SHOWN = 10
@@ -58,7 +64,11 @@ class ProteinDataConfig:
     Attributes
     ----------
     train
-        Stores, or folders of structures and alignments, which are prepared into the run's folder.
+        Stores, or folders of structures and alignments, which are prepared into the run's folder,
+        all into one store.
+    shares
+        How often each store is drawn from, relative to the others, such as 1 3 for a set of
+        predicted structures beside the known ones; by default all chains or complexes are alike.
     valid : one more of them, for validation; by default a part of ``train``
     valid_fraction
         That part, drawn at random: of chains a fraction of the clusters of similar sequences, of
@@ -68,6 +78,7 @@ class ProteinDataConfig:
     """
 
     train: tuple[Path, ...] = ()
+    shares: tuple[float, ...] = ()
     valid: tuple[Path, ...] = ()
     valid_fraction: float = 0.05
     valid_most: int = 64
@@ -81,9 +92,16 @@ class ProteinDataConfig:
             )
 
     def check_given(self, what: str) -> None:
-        """Refuse nothing to train on, and several stores for validation."""
+        """Refuse nothing to train on, shares of other stores, and several stores for validation."""
         if not self.train:
             raise ConfigError(f"data.train: expected a store of {what} or a folder of structures")
+        if self.shares and len(self.shares) != len(self.train):
+            raise ConfigError(
+                f"data.shares: has {len(self.shares)} numbers for {len(self.train)} stores; "
+                "expected one for each (folders of structures become one store)"
+            )
+        if not all(0 < share < math.inf for share in self.shares):
+            raise ConfigError("data.shares: expected numbers above 0")
         if len(self.valid) > 1:
             raise ConfigError("data.valid: expected one store; prepare the folders together")
 
@@ -95,10 +113,14 @@ class Featurizer(ABC):
     Attributes
     ----------
     strict : an unusable file is an error
+    lowest_plddt
+        Of predicted structures: residues whose B-factors, the pLDDT, are not above it count as not
+        observed (OpenFold: 50). None for observed structures.
     """
 
     fields: ClassVar[Sequence[Field]]
     strict: bool = field(default=False, kw_only=True)
+    lowest_plddt: float | None = field(default=None, kw_only=True)
 
     def __call__(self, raw: Arrays) -> Arrays:
         """Read one file."""
@@ -110,6 +132,11 @@ class Featurizer(ABC):
                 raise
             entry = {**nothing(self.fields), "reason": text_bytes(reason_of(error, path))}
         return {**entry, "source": np.array([int(raw["number"]), 0], dtype=np.int64)}
+
+    def read(self, path: str) -> Structure:
+        """Read a structure, of a predicted one what is certain."""
+        structure = read_structure(path)
+        return structure if self.lowest_plddt is None else certain(structure, self.lowest_plddt)
 
     @abstractmethod
     def entry(self, path: str) -> Arrays:
@@ -194,9 +221,13 @@ class StoreKind:
         -------
         Lines for the user: what was found and what was left out.
         """
+        if clusters is not None:
+            read_clusters(clusters)  # refused before the work, not after it
         if overwrite:  # from now on what is there counts as unfinished
             (out / CLUSTERS).unlink(missing_ok=True)
         own = {name: value for name, value in asdict(featurize).items() if name != "strict"}
+        if featurize.lowest_plddt is None:
+            del own["lowest_plddt"]  # stores of observed structures have never had this setting
         options: dict[str, Any] = {"workers": workers, "overwrite": overwrite, "progress": progress}
         store = prepare(
             StructureFiles(found.structures),
@@ -226,7 +257,13 @@ class StoreKind:
         summary = store.manifest["summary"]
         train = f"train with: bevatron train {self.system} --data {store.path} --output RUN"
         return [
-            *write_clusters(self.sequences(store), store.path, clusters, named),
+            *write_clusters(
+                self.sequences(store),
+                store.path,
+                clusters,
+                named,
+                progress=rank_and_world()[0] == 0 if progress is None else progress,
+            ),
             f"{summary['usable']} of {summary['files']} structures are usable",
             *self.told(summary),
             *lines,
@@ -241,23 +278,68 @@ def stores_of(
 ) -> tuple[Path, ...]:
     """Return the stores among paths and one, in ``out``, of everything else that they hold.
 
-    ``prepare`` makes it and returns lines for the user, the last of which says how to train.
+    It is where the first of these was. ``prepare`` makes it and returns lines for the user, the
+    last of which says how to train.
     """
     stores = tuple(path for path in paths if (path / MANIFEST).is_file())
     others = [path for path in paths if path not in stores]
     if not others:
         return stores
     say(*(line for line in prepare(others, out)[:-1] if is_kept(out) or str(out) not in line))
-    return (*stores, out)
+    first = paths.index(others[0])
+    return (*stores[:first], out, *stores[first:])
+
+
+def mixture(sources: Sequence[Source], shares: Sequence[float], seed: int) -> Draws:
+    """Return the draws from stores, with the shares of the configuration if it has any.
+
+    Stores in folders of one name are told apart by their numbers.
+    """
+    names = [source.name for source in sources]
+    named = [
+        name if names.count(name) == 1 else f"{name} ({number})"
+        for number, name in enumerate(names, start=1)
+    ]
+    given = shares or [source.share for source in sources]
+    parts = zip(sources, named, given, strict=True)
+    return Draws([replace(each, name=name, share=share) for each, name, share in parts], seed)
 
 
 def find_structures(files: Sequence[str | Path]) -> ProteinFiles:
-    """List the files of proteins among paths and in folders; DataError if there is no structure."""
+    """List the files of proteins among paths and in folders, without copies of structures.
+
+    Raises DataError if there is no structure.
+    """
+    if not files:
+        raise DataError("no file or folder is given; name those of the structures")
     found = find_protein_files(files)
     if not found.structures:
-        given = ", ".join(map(str, files)) or "nothing"
+        given = ", ".join(map(str, files))
         raise DataError(f"{given}: holds no structure; expected files that end in .cif or .pdb")
-    return found
+    return _without_copies(found)
+
+
+def _without_copies(found: ProteinFiles) -> ProteinFiles:
+    """Refuse a structure of the name and content of an earlier one, however it is compressed."""
+    named: dict[str, list[Path]] = {}
+    for path in found.structures:
+        named.setdefault(entry_code(path), []).append(path)
+    copies: dict[Path, str] = {}
+    for paths in named.values():
+        known: dict[str, Path] = {}
+        for path in paths if len(paths) > 1 else ():
+            try:
+                content = xxh3_128_hexdigest(read_whole(path))
+            except DataError:
+                continue  # whoever reads it says why
+            first = known.setdefault(content, path)
+            if first != path:
+                copies[path] = f"is a copy of {first}, which is used"
+    return replace(
+        found,
+        structures=tuple(path for path in found.structures if path not in copies),
+        refused=(*found.refused, *((str(path), reason) for path, reason in copies.items())),
+    )
 
 
 def nothing(fields: Sequence[Field]) -> Arrays:
@@ -273,6 +355,8 @@ def write_clusters(
     folder: Path,
     given: Path | None = None,
     named: Mapping[str, int] | None = None,
+    *,
+    progress: bool = False,
 ) -> list[str]:
     """Cluster proteins by key, a line of keys for each cluster; return warnings.
 
@@ -282,6 +366,7 @@ def write_clusters(
     folder : folder of the store
     given : a file of clusters, see `read_clusters`, for the proteins that it names
     named : key by ``code_chain``, the code in lower case
+    progress : whether to show progress
     """
     warning = []
     members: dict[object, list[str]] = {}
@@ -302,7 +387,9 @@ def write_clusters(
             "mmseqs2; only equal sequences are a cluster until it is installed"
         )
         sequences = {}
-    for key, number in cluster_proteins(sequences).items():
+    with show_progress("clusters", len(sequences), unit="proteins", enabled=progress) as advance:
+        clusters = cluster_proteins(sequences, advance=advance)
+    for key, number in clusters.items():
         members.setdefault(number, []).append(str(key))
     text = "".join(" ".join(each) + "\n" for each in members.values())
     write_text_atomically(folder / CLUSTERS, text, StoreError)

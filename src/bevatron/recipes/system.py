@@ -43,7 +43,6 @@ class System:
         ``predict(model, source, out, ...)`` for `bevatron.load` and so on, where a model is a path,
         several, or what ``load`` returned; None = the system is used by commands only.
     demo : (folder) -> exit code: its part of ``bevatron demo``
-    renamed : former option -> option
     """
 
     name: str
@@ -60,7 +59,6 @@ class System:
     starter: str | None = None
     api: str | None = None
     demo: str | None = None
-    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def module(self, name: str) -> Any:
         """Import a module of the system's package, or with a leading dot one of its parent."""

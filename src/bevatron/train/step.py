@@ -101,7 +101,9 @@ def train_step(
                 loss = task.loss(model, moved, normalisers)
             if loss.total.requires_grad:
                 last = len(parts) == len(batches) - 1
-                with sums_of_gradients.overlapping() if last else nullcontext():
+                overlapping = sums_of_gradients.overlapping() if last else nullcontext()
+                # Python of operators takes less time here than on a thread of autograd's own.
+                with overlapping, torch.autograd.set_multithreading_enabled(False):
                     (loss.total if scale is None else loss.total * scale.factor).backward()
             names = sorted(loss.terms)
             scalars = [loss.total.detach(), *(loss.terms[name].detach() for name in names)]

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from bevatron.data.proteins.chain_index import INDEX_FIELDS, index_of
-from bevatron.data.proteins.complexes import ENTRY_FIELDS
+from bevatron.data.proteins.featurize import ENTRY_FIELDS
 from bevatron.data.proteins.poses import collected
 
 ATOMS = 8  # of a residue

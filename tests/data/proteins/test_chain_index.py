@@ -21,7 +21,7 @@ from bevatron.data.proteins.chain_index import (
     index_of,
     protein_sequences,
 )
-from bevatron.data.proteins.complexes import describe, featurize
+from bevatron.data.proteins.featurize import describe, featurize
 from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.readers.proteins.structures import read_structure
 from bevatron.data.store.prepare import write_store

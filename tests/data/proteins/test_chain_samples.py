@@ -82,6 +82,45 @@ def test_every_row_is_in_one_cluster_or_a_centre():
     assert (deletions == rows.deletions[:, start : start + 30].sum(0, dtype=int)).all()
 
 
+def test_deleted_blocks_are_in_no_part_of_a_sample(monkeypatch):
+    rows = alignment(num_rows=100)
+    drawn = []
+
+    def kept_rows(*given):
+        drawn.append(kept_rows_(*given))
+        return drawn[-1]
+
+    kept_rows_ = chain_samples.kept_rows
+    monkeypatch.setattr(chain_samples, "kept_rows", kept_rows)
+    sizes = dataclasses.replace(SIZES, residues=50, deleted_blocks=2)
+    sample = sample_chain(chain(), rows, 11, sizes)
+    (kept,) = drawn
+    assert 40 <= len(kept) <= 70
+    used = {row.tobytes() for row in np.concatenate([*sample["true_msa"], *sample["extra_msa"]])}
+    classes = np.minimum(rows.rows, 21)
+    assert used <= {row.tobytes() for row in classes[kept]}
+    assert not used & {row.tobytes() for row in np.delete(classes, kept, axis=0)}
+    clustered = sample["cluster_counts"][..., 0, :].sum(axis=(1, 2))
+    assert (clustered == len(kept) - sizes.msa_rows).all()
+
+
+def test_blocks_are_three_tenths_of_the_rows_and_leave_the_query():
+    missing = [
+        np.setdiff1d(np.arange(100), chain_samples.kept_rows(100, 1, np.random.default_rng(seed)))
+        for seed in range(400)
+    ]
+    starts = np.array([rows[0] for rows in missing if len(rows)])
+    assert 0 not in starts
+    for rows in missing:
+        assert len(rows) == min(30, 100 - rows[0]) or (rows[0] == 1 and len(rows) == 29)
+        assert (np.diff(rows) == 1).all()
+    assert np.histogram(starts, bins=4, range=(0, 100))[0].min() > 60
+    five = chain_samples.kept_rows(10, 5, np.random.default_rng(0))
+    assert five[0] == 0
+    assert chain_samples.kept_rows(1, 5, np.random.default_rng(0)).tolist() == [0]
+    assert np.array_equal(chain_samples.kept_rows(9, 0, np.random.default_rng(0)), np.arange(9))
+
+
 def test_the_query_is_the_first_centre_and_unmasked_in_true_rows():
     rows = alignment()
     sample = sample_chain(chain(), rows, 5, SIZES)

@@ -5,7 +5,7 @@ import pytest
 
 from bevatron.data.proteins.clusters import (
     IDENTITY,
-    alignment_identity,
+    alignment_identities,
     cluster_proteins,
     read_clusters,
     similar_to_earlier,
@@ -46,10 +46,12 @@ def codes(sequence):
     return np.array([np.flatnonzero(x == LETTERS)[0] for x in sequence], dtype=np.int64)
 
 
-def test_identity_is_that_of_the_alignment_by_hand():
-    def identity(a, b):
-        return alignment_identity(codes(a), codes(b))
+def identity(first, second):
+    longer, shorter = sorted((codes(first), codes(second)), key=len, reverse=True)
+    return float(alignment_identities([longer], shorter)[0])
 
+
+def test_identity_is_that_of_the_alignment_by_hand():
     assert identity("ARNDCQEG", "ARNDCQEG") == 1.0
     assert identity("ARNDCQEG", "ARNCQEG") == 7 / 8  # a gap
     assert identity("ARNDCQEG", "ARNWCQEG") == 7 / 8
@@ -64,9 +66,19 @@ def test_no_alignment_scores_better():
         first = random_protein(rng, int(rng.integers(5, 30)))
         second = relative(rng, first, 0.5)
         longer = max(len(first), len(second))
-        found = alignment_identity(codes(first), codes(second)) * longer
+        found = identity(first, second) * longer
         # The score is at most the number of equal pairs.
         assert found >= exact_identity(first, second) - 1e-9
+
+
+def test_sequences_compared_at_once_have_the_identities_of_each_alone():
+    rng = np.random.default_rng(2)
+    shorter = random_protein(rng, 40)
+    others = [relative(rng, shorter, kept) + "AR" * 4 for kept in (0.9, 0.6, 0.3)]
+    others += [random_protein(rng, int(length)) for length in (40, 47, 90)]
+    found = alignment_identities([codes(other) for other in others], codes(shorter))
+    assert found.tolist() == [identity(other, shorter) for other in others]
+    assert len(set(found.tolist())) > 3
 
 
 def test_relatives_are_together_and_strangers_apart():

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bevatron.data.proteins.complexes import featurize
 from bevatron.data.proteins.conformers import (
     component_key,
     component_of_smiles,
     heavy_atoms,
     make_poses,
 )
+from bevatron.data.proteins.featurize import featurize
 from bevatron.data.proteins.poses import (
     collected,
     make_pools,

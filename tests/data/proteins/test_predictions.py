@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from bevatron.data.proteins.complexes import ENTRY_FIELDS, describe, featurize
+from bevatron.data.proteins.featurize import ENTRY_FIELDS, describe, featurize
 from bevatron.data.proteins.poses import make_pools
 from bevatron.data.proteins.predictions import featurize_inputs
 from bevatron.data.proteins.tokens import DNA, LIGAND, PROTEIN, RNA
@@ -178,7 +178,10 @@ def test_a_ligand_of_a_file_has_its_atoms(dictionary, tmp_path):
         (
             Entity("protein", ("L",), sequence="GG"),
             ((AtomName("L", 1, "SG"), AtomName("L", 2, "N")),),
-            "c: a bond names the atom 'SG' of residue 1 in chain L, which is a GLY of N, CA, C, O",
+            (
+                "c: a bond names the atom 'SG' of residue 1 in chain L, which is GLY with the "
+                "atoms N, CA, C, O"
+            ),
         ),
     ],
 )

@@ -10,8 +10,8 @@ import torch
 from bevatron.data.proteins.alignment_files import AlignmentReader
 from bevatron.data.proteins.alignments import prepare_alignments, sequence_key
 from bevatron.data.proteins.complex_batch import collate_complex
-from bevatron.data.proteins.complexes import describe, featurize
 from bevatron.data.proteins.crop import CropSizes
+from bevatron.data.proteins.featurize import describe, featurize
 from bevatron.data.proteins.poses import make_pools
 from bevatron.data.proteins.sample import SampleSizes, Sources, sample, sequence_classes
 from bevatron.data.proteins.template_store import TemplatesInMemory

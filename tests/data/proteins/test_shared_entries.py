@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bevatron.data.proteins.complexes import ENTRY_FIELDS, featurize
+from bevatron.data.proteins.featurize import ENTRY_FIELDS, featurize
 from bevatron.data.proteins.layout import lay_out
 from bevatron.data.readers.proteins.components import Components
 from bevatron.data.readers.proteins.structures import read_structure

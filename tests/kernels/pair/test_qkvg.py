@@ -49,6 +49,61 @@ def test_results_and_gradients_are_right(names, norm, dtype):
     )
 
 
+@pytest.mark.parametrize("norm", [(None, None), None])
+def test_results_by_heads_are_those_of_rows(norm):
+    inputs = make((3, 7), 12)
+    inputs |= {"k_weight": inputs["q_weight"] - 1.0, "v_weight": inputs["q_weight"] + 1.0}
+    results = []
+    for choice in ("reference", "triton"):
+        for head_width in (4, None):
+            leaves = {name: value.clone().requires_grad_() for name, value in inputs.items()}
+            with use(choice):
+                parts = qkvg(**leaves, norm=norm, head_width=head_width)
+            if head_width:
+                assert parts[0].shape == (3, 7, 2, 4)
+                parts = [part.flatten(-2) for part in parts]
+            total = sum((i + 1.0) * part.sin().sum() for i, part in enumerate(parts))
+            results.append((*parts, *torch.autograd.grad(total, list(leaves.values()))))
+    for other in results[1:]:
+        for got, want in zip(other, results[0], strict=True):
+            assert_close(got, want, 2e-5)
+
+
+def test_a_weight_that_heads_do_not_divide_is_named():
+    with pytest.raises(ValueError, match=r"k_weight has shape \(5, 8\).* head_width 4"):
+        qkvg(**make((3,), 8), head_width=4)
+
+
+def test_weights_of_several_types_have_gradients_of_theirs():
+    inputs = make((3, 7), 12)
+    inputs["k_weight"] = inputs["k_weight"].to(HALF)
+    results = []
+    for choice in ("triton", "reference"):
+        wide = {name: value.double() for name, value in inputs.items()}
+        leaves = {
+            name: value.clone().requires_grad_()
+            for name, value in (inputs if choice == "triton" else wide).items()
+        }
+        with use(choice):
+            total = sum(part.sin().sum() for part in qkvg(**leaves, norm=(None, None)))
+        results.append(torch.autograd.grad(total, list(leaves.values())))
+    for got, want, given in zip(*results, inputs.values(), strict=True):
+        assert got.dtype == given.dtype
+        assert_close(got, want, 2e-5 if got.dtype == torch.float32 else 4e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_the_operator_is_well_formed(dtype):
+    from bevatron.kernels.pair.qkvg.triton import project
+
+    inputs = make((3, 7), 12, "q_bias", "gate_bias", "norm_weight", "norm_bias")
+    given = {name: value.requires_grad_() for name, value in inputs.items()}
+    given["x"] = given["x"].detach().to(dtype).requires_grad_()
+    for without in (set(), {"q_bias"}, {"gate_bias", "norm_bias"}, {"q_bias", "gate_bias"}):
+        arguments = [None if name in without else given.get(name) for name in project.parameters]
+        torch.library.opcheck(project.op, (*arguments[:-1], 1e-5))
+
+
 def test_no_rows():
     with use(qkvg="triton"):
         assert joined(**make((0, 3), 8)).shape == (0, 3, sum(PARTS.values()))

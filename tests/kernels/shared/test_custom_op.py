@@ -90,6 +90,28 @@ def test_only_gradients_that_the_backward_pass_uses_are_requested(watched):
     assert calls[-1] == [True, False]
 
 
+@custom_op("test_scaled", fake="x", outputs="y")
+def scaled(x: Tensor, by: Tensor, needs: list[bool]) -> Tensor:
+    """Return x by; the last argument has the name of what formulas receive."""
+    return x * by
+
+
+def scaled_gradients(
+    dy: Tensor, x: Tensor, by: Tensor, needs: list[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    return dy * by if needs[0] else None, dy * x if needs[1] else None
+
+
+scaled.gradients("x by", scaled_gradients)
+
+
+def test_a_formula_receives_the_needs_of_the_backward_pass_not_an_argument_of_that_name(watched):
+    x, w, _ = leaves()
+    found = torch.autograd.grad(scaled(x, w, [False, False]).sum(), (x, w))
+    assert found[0].equal(w)
+    assert found[1].equal(x)
+
+
 def test_second_derivatives_are_refused_in_one_sentence(monkeypatch):
     x, _, _ = leaves()
     (dx,) = torch.autograd.grad(cube(x).sum(), x, create_graph=True)

@@ -41,6 +41,7 @@ def sample(golden, chain):
                 order[12:][golden[f"cycle{cycle}__draw_extra_select"]],
                 golden[f"cycle{cycle}__draw_masked_msa"],
                 golden[f"cycle{cycle}__draw_bert_mask"].astype(bool),
+                np.arange(len(rows)),
             )
         )
     entry = {

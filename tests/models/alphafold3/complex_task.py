@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from bevatron.data.proteins.complex_batch import collate_complex
-from bevatron.data.proteins.complexes import describe, featurize
 from bevatron.data.proteins.crop import CropSizes
+from bevatron.data.proteins.featurize import describe, featurize
 from bevatron.data.proteins.poses import make_pools
 from bevatron.data.proteins.sample import SampleSizes, Sources, sample
 from bevatron.data.readers.proteins import open_components, read_structure

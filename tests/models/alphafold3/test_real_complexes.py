@@ -9,8 +9,8 @@ import torch
 from bevatron.data.padding.shape import BatchShape
 from bevatron.data.padding.static_batch import pad
 from bevatron.data.proteins.complex_batch import ComplexBatch, collate_complex
-from bevatron.data.proteins.complexes import describe, featurize
 from bevatron.data.proteins.crop import CropSizes
+from bevatron.data.proteins.featurize import describe, featurize
 from bevatron.data.proteins.poses import make_pools
 from bevatron.data.proteins.sample import SampleSizes, Sources, sample
 from bevatron.data.readers.proteins.components import open_components

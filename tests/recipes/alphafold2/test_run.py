@@ -116,17 +116,21 @@ def tuning(tm):
     """Of table 4 of the supplement, 1.5 million samples at half the rate, without warm-up."""
     return ChainStage(
         11_719, 128, lr=5e-4, schedule=CONSTANT, crop=384, rows=508, extra_rows=5120,
-        loss=replace(TUNED, tm=tm),
+        deleted_blocks=5, loss=replace(TUNED, tm=tm),
     )  # fmt: skip
 
 
 SMALL = ChainStage(2000, 4, 200, crop=64, rows=16, extra_rows=32, loss=INITIAL)
 PRESETS = {
     "alphafold2": (
-        PUBLISHED, FROM_NOTHING, {"initial": initial(78_125, 128), "fine-tuning": tuning(0.0)},
+        PUBLISHED,
+        FROM_NOTHING,
+        {"initial": initial(78_125, 128, deleted_blocks=5), "fine-tuning": tuning(0.0)},
     ),
     "alphafold2-ptm": (
-        PUBLISHED, FROM_NOTHING, {"initial": initial(78_125, 128), "fine-tuning": tuning(0.1)},
+        PUBLISHED,
+        FROM_NOTHING,
+        {"initial": initial(78_125, 128, deleted_blocks=5), "fine-tuning": tuning(0.1)},
     ),
     "scalefold": (
         replace(PUBLISHED, eps=1e-5),

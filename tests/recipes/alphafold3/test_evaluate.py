@@ -8,7 +8,7 @@ import torch
 
 import bevatron as bv
 from bevatron import cli
-from bevatron.data.proteins.complexes import featurize
+from bevatron.data.proteins.featurize import featurize
 from bevatron.data.proteins.poses import make_pools
 from bevatron.data.proteins.sample import Sources, sample
 from bevatron.data.readers.proteins import open_components, read_structure
@@ -36,7 +36,7 @@ def entry(shared, components):
 
 
 def codes_of(entry):
-    from bevatron.data.proteins.complexes import describe
+    from bevatron.data.proteins.featurize import describe
 
     return describe(entry)["components"]
 

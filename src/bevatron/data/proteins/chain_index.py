@@ -14,7 +14,7 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from bevatron.data.dataset import column
-from bevatron.data.proteins.complexes import describe
+from bevatron.data.proteins.featurize import describe
 from bevatron.data.proteins.tokens import LIGAND, TYPES
 from bevatron.data.proteins.weights import complex_weights, find_interfaces
 from bevatron.data.samples import Field
@@ -45,7 +45,7 @@ def day_number(date: dt.date | None) -> int:
 
 
 def released_day(words: Mapping[str, Any]) -> int:
-    """Return `day_number` of the release date in a description of `complexes.describe`."""
+    """Return `day_number` of the release date in a description of `featurize.describe`."""
     released = words["released"]
     return day_number(dt.date.fromisoformat(released) if released else None)
 

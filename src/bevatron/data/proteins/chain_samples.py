@@ -1,6 +1,6 @@
 """A training sample of AlphaFold2 from a chain: the random draws of a step.
 
-Supplement, sections 1.2.3 to 1.2.8, without block deletion. A sample is a function of chain,
+Supplement, sections 1.2.3 to 1.2.8. A sample is a function of chain,
 alignment and seed alone, whatever process makes it. It holds integers and positions; the model's
 features are computed from them on the device.
 """
@@ -30,6 +30,8 @@ REPLACED = 0.15
 """Share of the positions of cluster centres that are drawn for prediction."""
 _TO_MASK, _TO_UNIFORM, _TO_PROFILE = 0.7, 0.8, 0.9
 """Of these, 0.7 become the mask, 0.1 any of 20 residues, 0.1 one of the column; 0.1 stay."""
+DELETED = 0.3
+"""Share of the rows in a block that is deleted."""
 _ROWS_AT_ONCE = 2048
 
 
@@ -44,6 +46,7 @@ class ChainSizes:
     templates : maximum number of templates
     best_templates : take the best templates, as in predictions, not a random number of random ones
     clamped : share of the samples whose errors are clamped
+    deleted_blocks : blocks of rows deleted from the alignment of a sample
     """
 
     residues: int = 256
@@ -52,6 +55,7 @@ class ChainSizes:
     templates: int = 4
     best_templates: bool = False
     clamped: float = 0.9
+    deleted_blocks: int = 0
 
 
 def fitted(sizes: ChainSizes, rows: AlignmentRows, templates: object | None = None) -> ChainSizes:
@@ -80,12 +84,15 @@ class CycleDraw(NamedTuple):
         Centres after masking, 22 = mask.
     chosen : bool [S, L]
         Positions that are to be predicted.
+    kept : int64 [K]
+        Rows that were not deleted; clusters have no others.
     """
 
     centres: IntArray
     extra: IntArray
     masked: Rows
     chosen: BoolArray
+    kept: IntArray
 
 
 def sample_chain(
@@ -132,7 +139,8 @@ def sample_chain(
     sample = residues_of_sample(entry, crop, sizes.residues)
     sample["use_clamped_fape"] = np.array(clamped, dtype=np.float32)
     sample |= draw_templates(entry, crop, of_chain, sizes)
-    draws = [draw_cycle(alignment, rng, sizes) for rng in of_cycles]
+    kept = kept_rows(alignment.num_rows, sizes.deleted_blocks, of_chain)
+    draws = [draw_cycle(alignment, kept, rng, sizes) for rng in of_cycles]
     return sample | rows_of_sample(alignment, draws, crop, sizes)
 
 
@@ -147,18 +155,44 @@ def residues_of_sample(entry: Arrays, crop: slice, size: int) -> dict[str, Array
     return found
 
 
-def draw_cycle(alignment: AlignmentRows, rng: np.random.Generator, sizes: ChainSizes) -> CycleDraw:
+def kept_rows(num_rows: int, blocks: int, rng: np.random.Generator) -> IntArray:
+    """Delete blocks of neighbouring rows, but not the query (section 1.2.6, algorithm 1).
+
+    Neighbours are similar, so a sample sees fewer families. Blocks have a share of `DELETED` of
+    all rows, begin anywhere and may overlap. All cycles of a sample have the same ones, so that
+    these have equally many rows.
+
+    Returns
+    -------
+    int64 [K]
+        The other rows, ascending.
+    """
+    kept = np.ones(num_rows, dtype=np.bool_)
+    for start in rng.integers(0, num_rows, blocks).tolist():
+        kept[start : start + int(num_rows * DELETED)] = False
+    kept[0] = True
+    return np.flatnonzero(kept)
+
+
+def draw_cycle(
+    alignment: AlignmentRows, kept: IntArray, rng: np.random.Generator, sizes: ChainSizes
+) -> CycleDraw:
     """Draw centres, extra rows and masked positions of one iteration.
 
     The query is the first centre; the other rows are in random order, first centres, then extra
     ones.
+
+    Parameters
+    ----------
+    kept : int64 [K]
+        Rows that are drawn from, the query first.
     """
-    order = np.concatenate([[0], 1 + rng.permutation(alignment.num_rows - 1)])
+    order = kept[np.concatenate([[0], 1 + rng.permutation(len(kept) - 1)])]
     centres = order[: sizes.msa_rows]
     extra = order[len(centres) : len(centres) + sizes.extra_rows]
     rows, _ = alignment.read(centres, np.arange(alignment.num_columns))
     masked, chosen = mask_rows(alphafold2_classes(rows), alignment.profile, rng)
-    return CycleDraw(centres, extra, masked, chosen)
+    return CycleDraw(centres, extra, masked, chosen, kept)
 
 
 def mask_rows(
@@ -202,7 +236,7 @@ def rows_of_sample(
     Nearness counts all columns, also those outside the crop.
     """
     centres = [draw.masked for draw in draws]
-    outside = len(draws[0].centres) < alignment.num_rows
+    outside = len(draws[0].centres) < len(draws[0].kept)
     parts, nearest = [], []
     for rows, deletions in alignment.stream(_ROWS_AT_ONCE):
         classes = alphafold2_classes(rows)
@@ -233,7 +267,7 @@ def _rows_of_cycle(
     counts = np.zeros((sizes.msa_rows, sizes.residues, NUM_COUNTED), dtype=np.int16)
     sums = np.zeros((sizes.msa_rows, sizes.residues), dtype=np.int32)
     if cluster is not None:
-        members = np.setdiff1d(np.arange(len(rows)), draw.centres, assume_unique=True)
+        members = np.setdiff1d(draw.kept, draw.centres, assume_unique=True)
         here = (slice(len(draw.centres)), slice(rows.shape[1]))
         counts[here], sums[here] = cluster_sums(
             rows[members], deletions[members], cluster[members], len(draw.centres)

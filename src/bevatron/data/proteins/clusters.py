@@ -3,7 +3,8 @@
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from bevatron.data.compressed import read_whole
 from bevatron.data.readers.proteins.alphabet import LETTERS, UNKNOWN
 from bevatron.errors import DataError
-from bevatron.typing import IntArray
+from bevatron.typing import FloatArray, IntArray
 
 IDENTITY = 0.4
 """Sequence identity above which two proteins share a cluster."""
@@ -22,11 +23,19 @@ COVERAGE = 0.8
 
 _WORD = 3
 _BAND = 8
-_MISMATCH, _GAP_COST = 0.25, 0.5
+_SHIFT = 32
+_PLACES, _MIDDLE = (1 << _SHIFT) - 1, 1 << (_SHIFT - 1)
+_AT_ONCE = 16
+_SCORE = 1 << 20
+_NO_CLASS = 21
 
 
 def cluster_proteins(
-    sequences: Mapping[int, str], identity: float = IDENTITY, *, mmseqs: str = "mmseqs"
+    sequences: Mapping[int, str],
+    identity: float = IDENTITY,
+    *,
+    mmseqs: str = "mmseqs",
+    advance: Callable[[int], None] = lambda _count: None,
 ) -> dict[int, int]:
     """Cluster proteins by mmseqs2 where it is installed, else by `similar_to_earlier`.
 
@@ -37,6 +46,7 @@ def cluster_proteins(
     sequences : by key
     identity : share of equal residues of the alignment
     mmseqs : the program
+    advance : called with the number of sequences that are done
 
     Returns
     -------
@@ -46,8 +56,10 @@ def cluster_proteins(
     keys = list(sequences)
     program = shutil.which(mmseqs)
     if program is not None and keys:
-        return _by_mmseqs(program, sequences, identity)
-    found = similar_to_earlier([sequences[key] for key in keys], identity)
+        found_there = _by_mmseqs(program, sequences, identity)
+        advance(len(keys))
+        return found_there
+    found = similar_to_earlier([sequences[key] for key in keys], identity, advance=advance)
     number = _in_order(found.tolist())
     return dict(zip(keys, number, strict=True))
 
@@ -98,12 +110,22 @@ def _by_mmseqs(program: str, sequences: Mapping[int, str], identity: float) -> d
     return dict(zip(keys, _in_order([named[str(key)] for key in keys]), strict=True))
 
 
-def similar_to_earlier(sequences: Sequence[str], identity: float = IDENTITY) -> IntArray:
+def similar_to_earlier(
+    sequences: Sequence[str],
+    identity: float = IDENTITY,
+    *,
+    advance: Callable[[int], None] = lambda _count: None,
+) -> IntArray:
     """Cluster proteins greedily: the longest first, each to the first similar representative.
 
     Two are compared if one is no shorter than `COVERAGE` of the other and they share some words of
-    three residues on a band of diagonals; they are similar by `alignment_identity`. For thousands
-    of sequences; mmseqs2 is for millions.
+    three residues on a band of diagonals; they are similar by `alignment_identities`. For tens of
+    thousands of sequences; mmseqs2 is for millions.
+
+    Parameters
+    ----------
+    identity : share of equal residues of the alignment
+    advance : called with 1 after each sequence
 
     Returns
     -------
@@ -115,13 +137,33 @@ def similar_to_earlier(sequences: Sequence[str], identity: float = IDENTITY) -> 
     representative = np.arange(len(codes))
     index = _WordIndex()
     for place in order.tolist():
-        for other in index.candidates(codes[place]):
-            if alignment_identity(codes[other], codes[place]) >= identity:
-                representative[place] = other
-                break
-        else:
+        found = _first_similar(index.candidates(codes[place]), codes, place, identity)
+        if found is None:
             index.add(place, codes[place])
+        else:
+            representative[place] = found
+        advance(1)
     return representative
+
+
+def _first_similar(
+    candidates: Sequence[int],
+    codes: Sequence[npt.NDArray[np.int64]],
+    place: int,
+    identity: float,
+) -> int | None:
+    """Return the first similar one; mostly the first of all is, so the others wait."""
+    for start, stop in (
+        (0, 1),
+        *((at, at + _AT_ONCE) for at in range(1, len(candidates), _AT_ONCE)),
+    ):
+        some = candidates[start:stop]
+        if some:
+            shares = alignment_identities([codes[other] for other in some], codes[place])
+            similar = np.flatnonzero(shares >= identity)
+            if len(similar):
+                return some[int(similar[0])]
+    return None
 
 
 def _codes(sequence: str) -> npt.NDArray[np.int64]:
@@ -142,66 +184,77 @@ class _WordIndex:
     """Index of the k-mers of the representatives."""
 
     def __init__(self) -> None:
-        self._of_word: dict[int, list[tuple[int, int]]] = {}
+        # Number of the representative and place of the word in it, as one integer each.
+        self._of_word: dict[int, array[int]] = {}
         self._length: dict[int, int] = {}
 
     def add(self, number: int, codes: npt.NDArray[np.int64]) -> None:
         """Index a representative."""
         self._length[number] = len(codes)
         for word, place in zip(*(part.tolist() for part in _words(codes)), strict=True):
-            self._of_word.setdefault(word, []).append((number, place))
+            self._of_word.setdefault(word, array("q")).append(number << _SHIFT | place)
 
     def candidates(self, codes: npt.NDArray[np.int64]) -> list[int]:
         """Find representatives that share words on a band of diagonals, most of them first."""
-        bands: dict[tuple[int, int], int] = {}
-        for word, place in zip(*(part.tolist() for part in _words(codes)), strict=True):
-            for number, other in self._of_word.get(word, ()):
-                for band in ((other - place) // _BAND, (other - place) // _BAND + 1):
-                    bands[number, band] = bands.get((number, band), 0) + 1
-        best: dict[int, int] = {}
-        for (number, _), count in bands.items():
-            best[number] = max(best.get(number, 0), count)
+        words, places = _words(codes)
+        parts = [np.frombuffer(self._of_word.get(word, b""), np.int64) for word in words.tolist()]
+        if not sum(map(len, parts)):
+            return []
+        joined = np.concatenate(parts)
+        diagonal = (joined & _PLACES) - np.repeat(places, [len(part) for part in parts])
+        # Bands overlap by half; one is a number that no other representative's band has.
+        band = (joined & ~_PLACES) + _MIDDLE + diagonal // _BAND
+        bands, counts = np.unique(np.concatenate([band, band + 1]), return_counts=True)
+        numbers, first = np.unique(bands >> _SHIFT, return_index=True)
+        most = np.maximum.reduceat(counts, first)
         # Unrelated sequences share that many in one of some hundred pairs.
         enough = [
-            number
-            for number, count in best.items()
+            (-count, number)
+            for number, count in zip(numbers.tolist(), most.tolist(), strict=True)
             if count >= 2 + len(codes) // 100 and len(codes) >= COVERAGE * self._length[number]
         ]
-        return sorted(enough, key=lambda number: (-best[number], number))
+        return [number for _, number in sorted(enough)]
 
 
-def alignment_identity(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> float:
-    """Return the share of equal residues in a global alignment of two sequences.
+def alignment_identities(
+    longer: Sequence[npt.NDArray[np.int64]], shorter: npt.NDArray[np.int64]
+) -> FloatArray:
+    """Return the share of equal residues in the global alignment of each sequence with another.
 
     Equal pairs over the length of the longer sequence, in the alignment of most equal pairs less a
     quarter of the unequal ones and half of the residues beside gaps; gaps at ends are free.
+
+    Parameters
+    ----------
+    longer : codes of k sequences, none shorter than the other
+    shorter : codes of the other
+
+    Returns
+    -------
+    float64 [k]
     """
-    if len(first) < len(second):
-        first, second = second, first
-    columns = np.arange(len(second) + 1)
-    best = np.zeros(len(second) + 1)
-    equal = np.zeros(len(second) + 1, dtype=np.int64)
-    top, equal_at_top = 0.0, 0
-    for residue in first.tolist():
-        same = second == residue
-        moved = best[:-1] + np.where(same, 1.0, -_MISMATCH)
-        down = best[1:] - _GAP_COST
-        step = np.concatenate([[0.0], np.maximum(moved, down)])
-        count = np.concatenate([[0], np.where(moved >= down, equal[:-1] + same, equal[1:])])
-        # A gap in the first sequence: the best to the left, less its length.
-        lifted = step + _GAP_COST * columns
-        source = _running_argmax(lifted)
-        best, equal = lifted[source] - _GAP_COST * columns, count[source]
-        if best[-1] > top:
-            top, equal_at_top = float(best[-1]), int(equal[-1])
-    place = int(best.argmax())
-    if best[place] > top:
-        equal_at_top = int(equal[place])
-    return equal_at_top / len(first)
-
-
-def _running_argmax(values: npt.NDArray[np.float64]) -> IntArray:
-    """Return the index of the largest value up to each index."""
-    largest = np.maximum.accumulate(values)
-    places = np.where(values == largest, np.arange(len(values)), 0)
-    return np.maximum.accumulate(places)
+    lengths = np.array([len(codes) for codes in longer])
+    residues = np.full((len(longer), int(lengths.max())), _NO_CLASS)
+    for row, codes in enumerate(longer):
+        residues[row, : len(codes)] = codes
+    # One integer has the score in quarters and, below it, the equal pairs on the way to it: the
+    # largest is the best score, of equal ones that of most pairs.
+    pairs = np.where(np.arange(_NO_CLASS + 1)[:, None] == shorter, 4 * _SCORE + 1, -_SCORE)
+    gap = 2 * _SCORE
+    lift = gap * np.arange(len(shorter) + 1)
+    best = np.zeros((len(longer), len(lift)), dtype=np.int64)
+    top = np.zeros(len(longer), dtype=np.int64)
+    for row in range(residues.shape[1]):
+        moved = best[:, :-1] + pairs[residues[:, row]]
+        best -= gap
+        best[:, 0] = 0
+        np.maximum(best[:, 1:], moved, out=best[:, 1:])
+        # A gap in the longer sequence: the best to the left, less its length.
+        best += lift
+        np.maximum.accumulate(best, axis=1, out=best)
+        best -= lift
+        np.maximum(top, best[:, -1], out=top, where=row < lengths)
+        for ended in np.flatnonzero(lengths == row + 1).tolist():
+            top[ended] = max(top[ended], best[ended].max())
+    shares: FloatArray = (top & (_SCORE - 1)) / lengths
+    return shares

@@ -65,6 +65,26 @@ def filter_chains(structure: Structure) -> tuple[Structure, npt.NDArray[np.int32
     return rest, np.array(counts, dtype=np.int32)
 
 
+def certain(structure: Structure, lowest_plddt: float) -> Structure:
+    """Return a predicted structure without the atoms of uncertain residues, which stay unobserved.
+
+    Raises DataError if its B-factors are no pLDDT of 0 to 100.
+
+    Parameters
+    ----------
+    lowest_plddt : a residue is certain if the B-factor of any of its atoms is above it
+    """
+    atoms, number = structure.atoms, len(structure.residues.number)
+    low, high = float(atoms.b_factor.min()), float(atoms.b_factor.max())
+    if not (low >= 0 and 1 < high <= 100):
+        raise DataError(
+            f"{structure.name}: its B-factors are {low:g} to {high:g}; expected the pLDDT of a "
+            "prediction, 0 to 100"
+        )
+    above = np.bincount(atoms.residue, weights=atoms.b_factor > lowest_plddt, minlength=number) > 0
+    return structure.take_atoms(above[atoms.residue])
+
+
 def check_structure(structure: Structure) -> None:
     """Refuse an assembly that AlphaFold3 is not trained on.
 

@@ -144,7 +144,7 @@ def prepare_poses(
     path
         The file; it need not exist. One that is damaged or of another version is rebuilt.
     components : the dictionary; picklable if there are workers
-    codes : components, as `complexes.describe` lists them for each entry
+    codes : components, as `featurize.describe` lists them for each entry
     workers : number of processes; 0 works in this one
     progress : whether to show progress; None shows it on rank 0 only
     """

@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from bevatron.data.proteins.complexes import describe
 from bevatron.data.proteins.conformers import component_key
+from bevatron.data.proteins.featurize import describe
 from bevatron.data.readers.proteins.components import Dictionary
 from bevatron.data.readers.proteins.structure import Links, Structure, structure_of_columns
 from bevatron.typing import Array, Arrays
@@ -24,7 +24,7 @@ def predicted_structure(
 
     Parameters
     ----------
-    entry : with `complexes.ENTRY_FIELDS`
+    entry : with `featurize.ENTRY_FIELDS`
     components : the dictionary that it was made with
     position : float32 [A, 3]
         Å, of all atoms of the entry.

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bevatron.data.proteins.complexes import featurize
 from bevatron.data.proteins.conformers import component_of_file, component_of_smiles, heavy_atoms
+from bevatron.data.proteins.featurize import featurize
 from bevatron.data.proteins.tokens import component_of_letter
 from bevatron.data.readers.proteins.components import Component, Dictionary, open_components
 from bevatron.data.readers.proteins.inputs.complexes import AtomName, Complex, Entity
@@ -42,7 +42,7 @@ class Extended:
 def featurize_inputs(
     given: Complex, components: Dictionary, *, max_tokens: int | None = None
 ) -> tuple[Arrays, Dictionary]:
-    """Compute the features of molecules without coordinates; see `complexes.featurize`.
+    """Compute the features of molecules without coordinates; see `featurize.featurize`.
 
     An ambiguous letter is the residue of its class (B aspartate), U and O of a protein are
     selenocysteine and pyrrolysine. Atoms that leave on binding are absent at the bonds that the
@@ -59,7 +59,7 @@ def featurize_inputs(
     Returns
     -------
     entry
-        See `complexes.ENTRY_FIELDS`; ``resolved`` is False everywhere.
+        See `featurize.ENTRY_FIELDS`; ``resolved`` is False everywhere.
     components
         The dictionary with the input's own components and its SMILES, for `poses.make_pools`.
     """
@@ -85,7 +85,11 @@ def _own_components(given: Complex) -> dict[str, Component]:
                 text, source = source, Path(folder) / "components.cif"
                 source.write_text(text)
             # The mapped file outlives its name.
-            listed = open_components(source, Path(folder) / "components.arrow")
+            try:
+                listed = open_components(source, Path(folder) / "components.arrow")
+            except DataError as error:
+                own_text = f"{given.where}, userCCD"
+                raise DataError(str(error).replace(f"{folder}/components.cif", own_text)) from None
             own |= {code: listed[code] for code in listed}
     for entity in given.entities:
         code = _own_code(entity)
@@ -100,7 +104,7 @@ def _own_components(given: Complex) -> dict[str, Component]:
 
 
 def _chain_of(given: Complex, entity: Entity) -> str:
-    return f"{given.file or given.name}, chain {entity.chains[0]}"
+    return f"{given.where}, chain {entity.chains[0]}"
 
 
 def _own_code(entity: Entity) -> str:
@@ -191,8 +195,8 @@ def _located(
         return residue, names[int(atom.atom)]
     listed = ", ".join(names[:_LISTED]) + (" ..." if len(names) > _LISTED else "")
     raise DataError(
-        f"{given.file or given.name}: a bond names the atom '{atom.atom}' of residue "
-        f"{atom.position} in chain {atom.chain}, which is a {component.code} of {listed}"
+        f"{given.where}: a bond names the atom '{atom.atom}' of residue {atom.position} in chain "
+        f"{atom.chain}, which is {component.code} with the atoms {listed}"
     )
 
 

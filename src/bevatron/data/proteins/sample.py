@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from bevatron.data.proteins.alignments import Alignments, sequence_key
 from bevatron.data.proteins.chain_index import released_day
-from bevatron.data.proteins.complexes import describe
 from bevatron.data.proteins.crop import CropSizes, crop_entry
 from bevatron.data.proteins.cropped import Crop, copies_of, crop_of, indices_of, permutations_of
+from bevatron.data.proteins.featurize import describe
 from bevatron.data.proteins.poses import Poses
 from bevatron.data.proteins.rows import RowStack, sample_rows, stack_rows
 from bevatron.data.proteins.templates import Templates, sample_templates

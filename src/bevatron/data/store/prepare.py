@@ -95,6 +95,8 @@ def prepare(
     Store
         The finished store; every rank waits for it.
     """
+    if workers is not None and workers < 0:
+        raise ConfigError(f"workers: expected at least 0, got {workers}")
     rank, world = rank_and_world(rank, world)
     writer = _begin(reader, out, fields, settings, samples_per_shard, overwrite)
     if writer.is_complete():

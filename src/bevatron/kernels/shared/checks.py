@@ -51,7 +51,7 @@ def check_shapes(
     source : what determines the shapes, for the message
     """
     for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
+        if tensor is not None and tensor.shape != shape:
             raise ValueError(
                 f"{op}: {name} has shape {tuple(tensor.shape)}, expected {shape} to go with "
                 f"{source}"

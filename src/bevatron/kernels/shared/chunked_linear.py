@@ -160,59 +160,45 @@ class Linear:
     ) -> None:
         self._weights = weights
         self._biases = (*biases, *[None] * (len(weights) - len(biases)))
-        self._sizes = [len(weight) for weight in weights]
+        self._has_bias = any(bias is not None for bias in biases)
+        self._sizes = [weight.shape[0] for weight in weights]
         self._whole: list[Tensor] = []
-        self._matrix = once(
-            lambda: _joined([weight.to(dtype) for weight in weights]), *weights, to=dtype
-        )
-
-    @cached_property
-    def _dweight(self) -> WeightGradient:
-        return WeightGradient(self._matrix)
-
-    @cached_property
-    def _dbiases(self) -> list[BiasGradient]:
-        return [BiasGradient(bias, self._matrix) for bias in self._biases]
-
-    @property
-    def matrix(self) -> Tensor:
+        self.matrix = once(lambda: _joined(weights, dtype), *weights, to=dtype)
         """The concatenated weights [sum of K, C], in the type of the matmuls."""
-        return self._matrix
+        self._dweight = WeightGradient(self.matrix)
+        self._dbiases = [BiasGradient(bias, self.matrix) for bias in self._biases]
 
     @cached_property
     def bias(self) -> Tensor | None:
         """The concatenated biases, if there is one, in the type of the matmuls."""
-        if all(bias is None for bias in self._biases):
+        if not self._has_bias:
             return None
 
         def join() -> Tensor:
-            return _joined(
-                [
-                    self._matrix.new_zeros(size) if bias is None else bias.to(self._matrix.dtype)
-                    for bias, size in zip(self._biases, self._sizes, strict=True)
-                ]
-            )
+            pairs = zip(self._biases, self._sizes, strict=True)
+            given = [self.matrix.new_zeros(n) if bias is None else bias for bias, n in pairs]
+            return _joined(given, self.matrix.dtype)
 
-        return once(join, *self._biases, to=(self._matrix.dtype, *self._sizes))
+        return once(join, *self._biases, to=(self.matrix.dtype, *self._sizes))
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Multiply rows [n, C] to [n, sum of K]."""
-        return linear(x, self._matrix, self.bias, out)
+        return linear(x, self.matrix, self.bias, out)
 
     def rectified(self, x: Tensor) -> Tensor:
         """Return ``relu`` of the product; with a bias, cuBLAS computes it before it rounds."""
         if self.bias is None:
             return self(x).relu_()
         x = indexable_by_32_bits(x)
-        found: Tensor = torch._addmm_activation(self.bias, x, self._matrix.t())  # noqa: SLF001
+        found: Tensor = torch._addmm_activation(self.bias, x, self.matrix.t())  # noqa: SLF001
         return found
 
     def backward(self, dy: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
         """Return the gradient of the rows; ``add`` adds it to what ``out`` holds."""
         dy = indexable_by_32_bits(dy)
         if out is not None and add:
-            return torch.addmm(out, dy, self._matrix, out=out)
-        return torch.mm(dy, self._matrix, out=out)
+            return torch.addmm(out, dy, self.matrix, out=out)
+        return torch.mm(dy, self.matrix, out=out)
 
     def keep(
         self, dy: Tensor, x: Tensor, first_sum: Tensor | None = None, *, only: bool = False
@@ -222,17 +208,17 @@ class Linear:
         ``first_sum`` is the sum over rows of the first layer's part of ``dy``, if already known.
         Gradients of an ``only`` chunk are not accumulated, so the matmul rounds them.
         """
-        parts = torch.split(dy, self._sizes, dim=1)
-        if only and len(dy) >= MANY_ROWS and len(parts) > 1 and self._is_rounded_once(x):
+        parts = [dy] if len(self._sizes) == 1 else dy.split_with_sizes(self._sizes, dim=1)
+        if only and len(parts) > 1 and dy.shape[0] >= MANY_ROWS and self._is_rounded_once(x):
             whole = weight_gradient(dy, x, self._weights[0])
             # Copies: what an operator returns must not lie in one piece of memory.
-            self._whole = [part.clone() for part in torch.split(whole, self._sizes)]
+            self._whole = [part.clone() for part in whole.split_with_sizes(self._sizes)]
         elif only:
             both = zip(parts, self._weights, strict=True)
             self._whole = [weight_gradient(part, x, weight) for part, weight in both]
         else:
             self._dweight.add(dy, x)
-        if all(bias is None for bias in self._biases):
+        if not self._has_bias:
             return
         if first_sum is not None:
             self._dbiases[0].add_part(first_sum)
@@ -251,7 +237,7 @@ class Linear:
             return self._whole, biases
         if len(self._weights) == 1:
             return [self._dweight.total().to(self._weights[0].dtype)], biases
-        parts = torch.split(self._dweight.total(), self._sizes)
+        parts = self._dweight.total().split_with_sizes(self._sizes)
         # Copies, because the results of a custom operator must not share memory.
         weights = [
             part.to(weight.dtype, copy=True)
@@ -269,5 +255,15 @@ def _sum_of_rows(rows: Tensor) -> Tensor:
     return rows.sum(0, dtype=torch.float32)
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0].contiguous()
+def _joined(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Concatenate tensors in a type."""
+    first, *others = tensors
+    if not others:
+        return first.to(dtype).contiguous()
+    if all(each.dtype == dtype for each in tensors):
+        return torch.cat(list(tensors))
+    sizes = [each.shape[0] for each in tensors]
+    joint = first.new_empty((sum(sizes), *first.shape[1:]), dtype=dtype)
+    # One launch rounds and places them all.
+    torch._foreach_copy_(list(joint.split_with_sizes(sizes)), list(tensors))
+    return joint

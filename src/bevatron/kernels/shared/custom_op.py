@@ -21,10 +21,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from bevatron.kernels.shared.launch import on_device
+from bevatron.kernels.shared.launch import AS_IT_IS, on_device
 
 PLAIN = {Tensor, torch.nn.Parameter, list, float, int, bool, str, type(None)}
 """Argument types that do not intercept operators."""
+KINDS = ("tensor", "value", "list")
+"""Of arguments."""
 NEEDS = "needs"
 """Parameter of a formula that receives whether each gradient is needed."""
 bodies: dict[str, Callable[..., Any]] = {}
@@ -177,7 +179,8 @@ class CustomOp:
 
 def is_watched(arguments: tuple[Any, ...]) -> bool:
     """Whether something intercepts operators: a compiler, a mode or a tensor subclass."""
-    if torch.compiler.is_compiling():
+    # What `is_compiling` knows beyond this has a mode.
+    if torch.compiler.is_dynamo_compiling():
         return True
     for argument in arguments:
         if type(argument) not in PLAIN and isinstance(argument, Tensor):
@@ -235,41 +238,39 @@ class _Wiring:
         # Places in `of` of the gradients that the formula can skip.
         asked = range(len(of)) if NEEDS in wanted else map(of.index, asks.values())
         self._asked = sorted(set(asked))
-        # The source of each parameter after the gradients: a kind, and an index in that kind.
-        self._results = [op.outputs.index(n) for n in known if n in op.outputs]
-        self._inputs: dict[str, list[int]] = {"tensor": [], "list": [], "value": []}
-        self._sources: list[tuple[str, int]] = []
-        for name in known:
-            if name == NEEDS:
-                self._sources.append((NEEDS, 0))
-            elif name in asks:
-                self._sources.append(("asked", of.index(asks[name])))
-            elif name in op.outputs:
-                self._sources.append(("result", self._results.index(op.outputs.index(name))))
-            else:
-                self._inputs[kinds[name]].append(places[name])
-                self._sources.append((kinds[name], len(self._inputs[kinds[name]]) - 1))
+        # What the formula takes is picked from tensors and results, values, lists, and needs.
+        given = [n for n in known if n in places and n not in {NEEDS, *asks, *op.outputs}]
+        of_kind = {kind: [n for n in given if kinds[n] == kind] for kind in KINDS}
+        results = [name for name in known if name in op.outputs]
+        self._tensors = [places[name] for name in of_kind["tensor"]]
+        self._results = [op.outputs.index(name) for name in results]
+        self._values = [places[name] for name in of_kind["value"]]
+        self._kept_lists = [places[name] for name in of_kind["list"]]
+        sources = [*of_kind["tensor"], *results, *of_kind["value"], *of_kind["list"], NEEDS]
+        first = len(sources)
+        self._sources = [
+            first + of.index(asks[name]) if name in asks else sources.index(name) for name in known
+        ]
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Save what the formula needs."""
         several = isinstance(output, tuple)
-        kept = [inputs[place] for place in self._inputs["tensor"]]
+        kept = [inputs[place] for place in self._tensors]
         kept += [output[place] if several else output for place in self._results]
-        for place in self._inputs["list"]:
+        for place in self._kept_lists:
             kept += inputs[place]
         ctx.save_for_backward(*kept)
         # Attributes that are set and never read cost every call host time.
-        if self._inputs["value"]:
-            ctx.values = [inputs[place] for place in self._inputs["value"]]
+        if self._values:
+            ctx.values = [inputs[place] for place in self._values]
         if self._lists:
-            ctx.lengths = [len(inputs[place]) for place in self._inputs["list"]]
+            ctx.lengths = [len(inputs[place]) for place in self._kept_lists]
             ctx.of_lists = [(place, len(inputs[place])) for place in self._lists]
         if self._asked:
             ctx.tensors = [
                 sum(isinstance(each, Tensor) for each in inputs[: self._of[asked]])
                 for asked in self._asked
             ]
-        ctx.is_given = [inputs[place] is not None for place in self._of]
         ctx.set_materialize_grads(False)
         if several and len(output) > self._num_gradients:
             ctx.mark_non_differentiable(*output[self._num_gradients :])
@@ -281,12 +282,12 @@ class _Wiring:
             for place, length in ctx.of_lists:
                 placed[place] = [None] * length
         grads = grads[: self._num_gradients]
-        needs = list(ctx.is_given)
+        required = ctx.needs_input_grad
+        needs = [required[place] for place in self._of]
         if self._asked:
             for asked, tensor in zip(self._asked, ctx.tensors, strict=True):
-                required = needs[asked] and ctx.needs_input_grad[self._of[asked]]
-                needs[asked] = required and _is_used(ctx, tensor)
-        if not any(needs) or all(grad is None for grad in grads):
+                needs[asked] = needs[asked] and _is_used(ctx, tensor)
+        if True not in needs or (grads[0] is None and all(grad is None for grad in grads)):
             return tuple(placed)
         found = self._formula(*grads, *self._take(ctx, needs))
         if found is None:
@@ -296,27 +297,25 @@ class _Wiring:
         if self._unpack is not None:
             found = self._unpack(*found)
         for place, gradient, needed in zip(self._of, found, needs, strict=True):
-            placed[place] = gradient if needed else None
+            if needed:
+                placed[place] = gradient
         return tuple(placed)
 
     def _take(self, ctx: Any, needs: list[bool]) -> list[Any]:
-        saved = ctx.saved_tensors  # only once: checkpointing hands out a recomputed tensor once
-        results = len(self._inputs["tensor"])
-        first = results + len(self._results)
-        lists = []
-        if self._lists:
+        given = list(ctx.saved_tensors)  # only once: checkpointing hands out a tensor once
+        if self._kept_lists:
+            first = len(self._tensors) + len(self._results)
+            given, tensors = given[:first], given[first:]
+        if self._values:
+            given += ctx.values
+        if self._kept_lists:
+            first = 0
             for length in ctx.lengths:
-                lists.append(list(saved[first : first + length]))
+                given.append(tensors[first : first + length])
                 first += length
-        sources = {
-            "tensor": saved,
-            "result": saved[results:],
-            "list": lists,
-            "value": ctx.values if self._inputs["value"] else (),
-            "asked": needs,
-            NEEDS: [needs],
-        }
-        return [sources[kind][place] for kind, place in self._sources]
+        given.append(needs)
+        given += needs
+        return [given[place] for place in self._sources]
 
 
 def _fake(parameters: list[str], fake: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -345,7 +344,10 @@ def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
         first = arguments[0]
         if not isinstance(first, Tensor):
             first = next(each for each in arguments if isinstance(each, Tensor))
-        with on_device(first):
+        device = on_device(first)
+        if device is AS_IT_IS:
+            return function(*arguments)
+        with device:
             return function(*arguments)
 
     return run
@@ -369,7 +371,14 @@ def _recorded(
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     kind = type(f"bevatron::{name}", (torch.autograd.Function,), methods)
-    # Function.apply would only check each argument for transforms, as `is_watched` has.
+    return unwatched(kind)
+
+
+def unwatched(kind: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return what applies a function of autograd to arguments that `is_watched` has checked.
+
+    Its own ``apply`` would only look for transforms again.
+    """
     apply: Callable[..., Any] = super(torch.autograd.Function, kind).apply  # type: ignore[misc]
     return apply
 

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_AS_IT_IS = contextlib.nullcontext()
+AS_IT_IS = contextlib.nullcontext()
+"""What `on_device` returns if nothing must change."""
 
 
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Make a tensor's device the current one, where Triton launches."""
-    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
-        return _AS_IT_IS
+    # Without the check that CUDA is initialised, which a tensor on it implies.
+    if not tensor.is_cuda or tensor.get_device() == torch._C._cuda_getDevice():  # noqa: SLF001
+        return AS_IT_IS
     return torch.cuda.device(tensor.device)
 
 
@@ -52,6 +54,14 @@ def num_sms(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return _multiprocessors(device)
+
+
+@functools.cache
+def cache_bytes(device: torch.device) -> int:
+    """Return the size of a GPU's L2 cache; 0 for a CPU."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.get_device_properties(device).L2_cache_size
 
 
 @functools.cache

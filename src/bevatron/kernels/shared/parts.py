@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.shared.custom_op import is_watched
+from bevatron.kernels.shared.custom_op import is_watched, unwatched
 from bevatron.kernels.shared.rows import indexable_by_32_bits
-from bevatron.kernels.shared.standing_weights import storage_of
 
 
 def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
@@ -44,20 +43,33 @@ def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
             return None
         steps.insert(0, step)
         step *= size
-    for place, part in enumerate(parts):
-        if (
-            part.shape != first.shape
-            or part.stride() != first.stride()
-            or part.dtype != first.dtype
-            or storage_of(part) != storage_of(first)
-            or part.storage_offset() != first.storage_offset() + place * width
-        ):
+    shape, strides, dtype = first.shape, first.stride(), first.dtype
+    place, size = first.data_ptr(), width * first.element_size()
+    for part in parts:
+        if part.data_ptr() != place or part.dtype != dtype:
             return None
-    return first.as_strided((*rows, width * count), steps)
+        if part.shape != shape or part.stride() != strides:
+            return None
+        place += size
+    return _within_storage(first, (*rows, width * count), steps)
 
 
-def split(joint: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+def _within_storage(first: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor | None:
+    """View what lies from a tensor on; None if that exceeds the storage of the tensor.
+
+    Addresses within one storage are of that storage alone, so nothing else must be compared.
+    """
+    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
+    end = (first.storage_offset() + reach) * first.element_size()
+    if end > first.untyped_storage().nbytes():
+        return None
+    return first.as_strided(shape, strides)
+
+
+def split(joint: Tensor, sizes: Sequence[int], head_width: int | None = None) -> tuple[Tensor, ...]:
     """Split the last axis; gradients that already are slices of one tensor are not copied.
+
+    With ``head_width`` D each part is [..., heads, D].
 
     Examples
     --------
@@ -67,24 +79,39 @@ def split(joint: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     tensor([1., 2., 2., 2.])
     """
     if is_watched((joint,)) or not (torch.is_grad_enabled() and joint.requires_grad):
-        return torch.split(joint, list(sizes), dim=-1)
-    found: tuple[Tensor, ...] = _Split.apply(joint, *sizes)
+        return _parts(joint, sizes, head_width)
+    found: tuple[Tensor, ...] = unwatched(_Split)(joint, sizes, head_width)
     return found
+
+
+def _parts(joint: Tensor, sizes: Sequence[int], head_width: int | None) -> tuple[Tensor, ...]:
+    if head_width is None:
+        return joint.split_with_sizes(list(sizes), dim=-1)
+    heads = joint.view(*joint.shape[:-1], joint.shape[-1] // head_width, head_width)
+    return heads.split_with_sizes([size // head_width for size in sizes], dim=-2)
 
 
 class _Split(torch.autograd.Function):
     """`torch.split` along the last axis, whose gradient may be a view."""
 
     @staticmethod
-    def forward(ctx: Any, joint: Tensor, *sizes: int) -> tuple[Tensor, ...]:
-        ctx.count = len(sizes)
-        return torch.split(joint, list(sizes), dim=-1)
+    def forward(
+        ctx: Any, joint: Tensor, sizes: Sequence[int], head_width: int | None
+    ) -> tuple[Tensor, ...]:
+        ctx.axes = 1 if head_width is None else 2
+        return _parts(joint, sizes, head_width)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.axes == 2:
+            grads = tuple(_flat(grad) for grad in grads)
         joint = None if torch.is_grad_enabled() else _joined(grads)
-        joint = torch.cat(grads, -1) if joint is None else joint
-        return joint, *[None] * ctx.count
+        return torch.cat(grads, -1) if joint is None else joint, None, None
+
+
+def _flat(part: Tensor) -> Tensor:
+    """Fold heads into channels."""
+    return part.reshape(*part.shape[:-2], -1)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor | None:
@@ -93,14 +120,16 @@ def _joined(parts: Sequence[Tensor]) -> Tensor | None:
     Rows too far apart for cuBLAS, which reads them next, are copied.
     """
     first = parts[0]
-    place = first.storage_offset()
+    rows, strides, dtype = first.shape[:-1], first.stride(), first.dtype
+    place, size, width = first.data_ptr(), first.element_size(), 0
     for part in parts:
-        alike = part.shape[:-1] == first.shape[:-1] and part.stride()[:-1] == first.stride()[:-1]
-        in_one = storage_of(part) == storage_of(first) and part.dtype == first.dtype
-        if not (alike and in_one and part.storage_offset() == place and part.stride(-1) == 1):
+        if part.data_ptr() != place + width * size or part.dtype != dtype:
             return None
-        place += part.shape[-1]
-    width = place - first.storage_offset()
-    if first.numel() == 0 or any(step < width for step in first.stride()[:-1]):
+        *others, last = part.shape
+        if part.stride() != strides or tuple(others) != rows:
+            return None
+        width += last
+    if first.numel() == 0 or strides[-1] != 1 or any(step < width for step in strides[:-1]):
         return None  # rows are expanded or overlap
-    return indexable_by_32_bits(first.as_strided((*first.shape[:-1], width), first.stride()))
+    joint = _within_storage(first, (*rows, width), strides)
+    return None if joint is None else indexable_by_32_bits(joint)

@@ -10,6 +10,8 @@ and may change: types, the device, and which addresses are multiples of 16.
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import attrgetter, or_
 from typing import Any
 
 import torch
@@ -28,7 +30,11 @@ INT32 = 32
 MOST_PREPARED = 4096
 """Launches that `launch` caches."""
 
-Direct = Callable[[Sequence[int], Sequence[float], list[int]], object]
+Direct = tuple[Callable[..., object], Callable[[int], int], int, tuple[Any, ...], tuple[Any, ...]]
+"""What launches a compiled kernel: its launcher, the stream of a device, what precedes and what
+follows the arguments."""
+_address, _type = Tensor.data_ptr, attrgetter("dtype")
+_runtime = triton.knobs.runtime
 _triton_run = JITFunction.run
 _prepared: dict[Any, "Launch"] = {}
 _num_free: dict[int, tuple[Any, int]] = {}
@@ -57,36 +63,36 @@ class Launch:
         self._is_interpreted = not isinstance(kernel, JITFunction)
         self._ready: dict[Any, Direct | None] = {}
 
-    def __call__(self, *tensors: Tensor) -> None:
-        """Launch it on the current device, which must be that of the tensors."""
-        self.launch(self._grid, self._numbers, tensors)
-
-    def launch(
-        self, grid: Sequence[int], numbers: Sequence[float], tensors: Sequence[Tensor]
+    def __call__(
+        self,
+        *tensors: Tensor,
+        grid: tuple[int, ...] | None = None,
+        numbers: Sequence[float] | None = None,
     ) -> None:
-        """Launch it with another grid, and other numbers that Triton does not specialise on."""
+        """Launch it on the current device, which must be that of the tensors.
+
+        ``grid`` and ``numbers`` replace its own; Triton must not specialise on what differs.
+        """
+        grid = self._grid if grid is None else grid
+        numbers = self._numbers if numbers is None else numbers
         if 0 in grid:
             return
         if self._is_interpreted:
             self._through_triton(grid, numbers, tensors)
             return
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        together = 0
-        for address in addresses:
-            together |= address
-        seen: list[Any] = [tensor.dtype for tensor in tensors]
-        seen.append(tensors[0].device)
-        if together % ALIGNED:
-            seen += [address % ALIGNED == 0 for address in addresses]
-        key = tuple(seen)
+        addresses = [*map(_address, tensors)]
+        key = (tensors[0].device, *map(_type, tensors))
+        if reduce(or_, addresses) % ALIGNED:
+            key += tuple(address % ALIGNED == 0 for address in addresses)
         direct = self._ready.get(key)
         if direct is None or _is_observed():
             compiled = self._through_triton(grid, numbers, tensors)
             if compiled is not None and key not in self._ready and not _is_observed():
                 self._ready[key] = self._prepare(compiled, len(tensors))
             return
+        run, stream_of, device, before, after = direct
         try:
-            direct(grid, numbers, addresses)
+            run(*grid, stream_of(device), *before, *addresses, *numbers, *after)
         except TypeError as error:  # before anything is launched
             _give_up(error)
             self._ready[key] = None
@@ -105,26 +111,24 @@ class Launch:
         return self._kernel[grid](*tensors, *numbers, **self._constants)
 
     def _prepare(self, compiled: Any, num_tensors: int) -> Direct | None:
-        """Return a direct launcher of the compiled kernel, or None if only Triton can launch it."""
+        """Return what launches the compiled kernel, or None if only Triton can."""
         if _gave_up:
             return None
         parameters = list(self._kernel.signature.parameters.values())
         constants = parameters[num_tensors + len(self._numbers) :]
-        rest = [self._constants.get(each.name, each.default) for each in constants]
+        after = tuple(self._constants.get(each.name, each.default) for each in constants)
         try:
             # AMD kernels are also specialised on the sizes of tensors.
             if compiled.metadata.target.backend != "cuda":
                 return None
             driver = triton.runtime.driver.active
             device, stream_of = driver.get_current_device(), driver.get_current_stream
-            run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+            # No metadata of the launch, no hooks.
+            run, before = compiled.run, (compiled.function, compiled.packed_metadata, *[None] * 3)
         except AttributeError as error:
             _give_up(error)
             return None
-        return lambda grid, numbers, addresses: run(
-            *(*grid, stream_of(device), function, packed, None, None, None),
-            *(*addresses, *numbers, *rest),
-        )
+        return run, stream_of, device, before, after
 
 
 def launch(
@@ -145,21 +149,21 @@ def launch(
         # Keep the kernel too, so that no other can reuse its id.
         known = _num_free[id(kernel)] = kernel, len(list(unspecialised))
     free = known[1]
-    sizes = [each.bit_length() < INT32 if type(each) is int else None for each in numbers[:free]]
     # By id, because hashing a Triton function hashes its source.
-    key = (id(kernel), *sizes, numbers[free:], *constants.items())
+    key: tuple[Any, ...] = (id(kernel), numbers[free:], *constants.items())
+    for each in numbers[:free]:
+        key += (each.bit_length() < INT32 if type(each) is int else None,)
     found = _prepared.get(key)
     if found is None:
         if len(_prepared) >= MOST_PREPARED:
             _prepared.clear()
         found = _prepared[key] = Launch(kernel, grid, numbers, **constants)
-    found.launch((*grid, 1, 1)[:3], numbers, tensors)
+    found(*tensors, grid=(*grid, 1, 1)[:3], numbers=numbers)
 
 
 def _is_observed() -> bool:
     """Whether a rehearsal or a profiler hooks into Triton's own launches."""
-    runtime = triton.knobs.runtime
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
     hooked = getattr(enter, "calls", enter) or getattr(leave, "calls", leave)
     return bool(hooked) or JITFunction.run is not _triton_run
 

@@ -159,6 +159,30 @@ def split_columns(both, BLOCK: tl.constexpr, HALF: tl.constexpr):
     return tl.split(tl.permute(tl.reshape(both, [BLOCK, 2, HALF]), [0, 2, 1]))
 
 
+CACHE_LINE = tl.constexpr(128)
+"""Bytes."""
+PREFETCHES = tl.constexpr(not triton.knobs.runtime.interpret and torch.version.hip is None)
+"""Whether a kernel's instructions are those of NVIDIA's GPUs."""
+
+
+@triton.jit
+def prefetch(base, row, column, C: tl.constexpr, COLUMNS: tl.constexpr):
+    """Bring columns ``column .. column + COLUMNS`` of rows [BLOCK] of [.., C] to the L2 cache.
+
+    It takes no registers, so all that a program will read can be under way from its start.
+    """
+    if PREFETCHES:
+        IN_LINE: tl.constexpr = CACHE_LINE * 8 // base.dtype.element_ty.primitive_bitwidth
+        LINES: tl.constexpr = (COLUMNS + IN_LINE - 1) // IN_LINE
+        first = tl.minimum(column + tl.arange(0, LINES) * IN_LINE, C - 1)  # [LINES]
+        at = base + row.to(tl.int64)[:, None] * C + first[None, :]  # [BLOCK, LINES]
+        # An instruction without a result: the zeros are not used.
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
 GROUPED_ROWS = 8
 """Blocks of rows that `place` groups, so that they read weights from L2."""
 

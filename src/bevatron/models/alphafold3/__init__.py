@@ -2,7 +2,7 @@
 
 import torch
 
-from bevatron.data.proteins.complexes import featurize
+from bevatron.data.proteins.featurize import featurize
 from bevatron.models.alphafold3.config import PRESETS, AlphaFold3Config
 from bevatron.models.alphafold3.convert import from_protenix, to_protenix
 from bevatron.models.alphafold3.model import AlphaFold3

@@ -16,13 +16,20 @@ from bevatron.recipes.arguments import (
     Source,
     TableFile,
 )
-from bevatron.recipes.protein_arguments import Clusters, ProteinFiles, Searches, Strict
+from bevatron.recipes.protein_arguments import (
+    Clusters,
+    LowestPlddt,
+    ProteinFiles,
+    Searches,
+    Strict,
+)
 
 
 def prepare(
     files: ProteinFiles,
     out: NewStore,
     strict: Strict = False,
+    lowest_plddt: LowestPlddt = None,
     clusters: Clusters = None,
     options: Preparing = PrepareOptions(),  # noqa: B008  frozen
 ) -> None:
@@ -37,7 +44,9 @@ def prepare(
     """
     from bevatron.recipes.alphafold2.stores import prepare_chains
 
-    say(*prepare_chains(files, out, strict=strict, clusters=clusters, **vars(options)))
+    say(*prepare_chains(
+        files, out, strict=strict, lowest_plddt=lowest_plddt, clusters=clusters, **vars(options)
+    ))  # fmt: skip
 
 
 def evaluate(

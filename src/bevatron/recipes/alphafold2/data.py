@@ -25,6 +25,7 @@ from bevatron.recipes.alphafold2.stores import RESIDUE_FIELDS, labels_of, open_c
 from bevatron.recipes.proteins import (
     CLUSTERS,
     ProteinDataConfig,
+    mixture,
     opened_searches,
 )
 from bevatron.typing import Array, Arrays, IntArray
@@ -192,6 +193,7 @@ class ChainData:
     valid : whole chains for validation; None without any
     fingerprints : fingerprints of the stores
     report : lines about what was found
+    shares : how often each store is drawn from; nothing for as often as it has samples
     cycles : recycling iterations of a sample
     """
 
@@ -200,15 +202,16 @@ class ChainData:
     fingerprints: Sequence[str]
     report: Sequence[str]
     cycles: int
+    shares: Sequence[float] = ()
 
     def draws(self, sizes: ChainSizes, seed: int) -> Draws:
-        """Return the mixture of all training stores, each weighted by the sum of its weights."""
+        """Return the mixture of all training stores, by shares or their sums of weights."""
         sources = []
         for path, table in self.train:
             weights = chain_weights(table.length, table.cluster)
             dataset = ChainDataset(path, table.units, table.length, sizes, self.cycles)
             sources.append(Source(path.name, dataset, weights, float(weights.sum())))
-        return Draws(sources, seed)
+        return mixture(sources, self.shares, seed)
 
 
 def load_chains(config: ChainDataConfig, valid_sizes: ChainSizes, cycles: int) -> ChainData:
@@ -247,7 +250,7 @@ def load_chains(config: ChainDataConfig, valid_sizes: ChainSizes, cycles: int) -
     valid = None if held is None else _validated(*held, config, valid_sizes, cycles)
     if valid is not None:
         report.append(f"chains for validation: {len(valid)}, whole")
-    return ChainData(train, valid, fingerprints, report, cycles)
+    return ChainData(train, valid, fingerprints, report, cycles, config.shares)
 
 
 def _divided(
@@ -270,5 +273,5 @@ def _validated(
     table = table.take(np.arange(min(len(table.length), config.valid_most)))
     if not len(table.length):
         return None
-    whole = replace(sizes, residues=config.valid_longest, best_templates=True)
+    whole = replace(sizes, residues=config.valid_longest, best_templates=True, deleted_blocks=0)
     return ChainDataset(path, table.units, table.length, whole, cycles)

@@ -14,11 +14,12 @@ from bevatron.data.proteins.chain_index import SHORTEST_CLUSTERED, chain_key, da
 from bevatron.data.proteins.chains import CHAIN_FIELDS, chain_entry
 from bevatron.data.proteins.constants import CA
 from bevatron.data.proteins.hit_files import NamedChain, entry_code
-from bevatron.data.readers.proteins import read_structure
+from bevatron.data.readers.proteins import Structure
 from bevatron.data.readers.proteins.alphabet import CLASSES
 from bevatron.data.samples import Field
 from bevatron.data.store.store import Store
 from bevatron.errors import DataError
+from bevatron.output import counted
 from bevatron.recipes.proteins import (
     Featurizer,
     StoreKind,
@@ -54,15 +55,14 @@ class ChainFeaturizer(Featurizer):
 
     def entry(self, path: str) -> Arrays:
         """Read one file."""
-        return chains_of_file(path)
+        return chains_of(self.read(path), path)
 
 
-def chains_of_file(path: str | Path) -> Arrays:
+def chains_of(structure: Structure, path: str | Path) -> Arrays:
     """Return the protein chains of a structure, with all `FIELDS` but ``source``.
 
-    Raises DataError if the file cannot be read, or no CA of any protein chain is resolved.
+    Raises DataError naming ``path`` if no CA of any protein chain is resolved.
     """
-    structure = read_structure(path)
     chains, labels, reasons = [], [], []
     for chain in np.flatnonzero(structure.chains.kind == "protein").tolist():
         try:
@@ -154,7 +154,7 @@ def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
 
 def _told(summary: Mapping[str, Any]) -> list[str]:
     return [
-        f"{summary['chains']:,} chains of {summary['residues']:,} residues",
+        f"{counted(summary['chains'], 'chain')} of {summary['residues']:,} residues",
         f"{summary['resolved']:,} residues are resolved",
     ]
 
@@ -174,11 +174,22 @@ open_chains = CHAINS.open
 
 
 def prepare_chains(
-    files: Sequence[str | Path], out: Path, *, strict: bool = False, **options: Any
+    files: Sequence[str | Path],
+    out: Path,
+    *,
+    strict: bool = False,
+    lowest_plddt: float | None = None,
+    **options: Any,
 ) -> list[str]:
-    """Turn folders of structures and alignments into a store; options as of `StoreKind.prepare`."""
+    """Turn folders of structures and alignments into a store; options as of `StoreKind.prepare`.
+
+    Parameters
+    ----------
+    strict, lowest_plddt : see `Featurizer`
+    """
     found = find_structures(files)
-    return CHAINS.prepare(found, out, ChainFeaturizer(strict=strict), **options)
+    featurize = ChainFeaturizer(strict=strict, lowest_plddt=lowest_plddt)
+    return CHAINS.prepare(found, out, featurize, **options)
 
 
 def prepared(paths: Sequence[Path], out: Path) -> tuple[Path, ...]:

@@ -15,7 +15,7 @@ from bevatron.recipes.arguments import (
     TableFile,
     option,
 )
-from bevatron.recipes.protein_arguments import Clusters, ProteinFiles, Searches, Strict
+from bevatron.recipes.protein_arguments import Clusters, LowestPlddt, ProteinFiles, Searches, Strict
 
 Components = Annotated[
     str,
@@ -35,6 +35,7 @@ def prepare(
     max_tokens: int | None = None,
     keep_all: bool = False,
     strict: Strict = False,
+    lowest_plddt: LowestPlddt = None,
     clusters: Clusters = None,
     options: Preparing = PrepareOptions(),  # noqa: B008  frozen
 ) -> None:
@@ -59,7 +60,8 @@ def prepare(
 
     say(*prepare_complexes(
         *(files, out), components=components, assembly=assembly, max_tokens=max_tokens,
-        keep_all=keep_all, strict=strict, clusters=clusters, **vars(options),
+        keep_all=keep_all, strict=strict, lowest_plddt=lowest_plddt, clusters=clusters,
+        **vars(options),
     ))  # fmt: skip
 
 

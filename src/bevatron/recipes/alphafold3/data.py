@@ -20,6 +20,7 @@ from bevatron.recipes.alphafold3.stores import POSES, open_complexes
 from bevatron.recipes.proteins import (
     CLUSTERS,
     ProteinDataConfig,
+    mixture,
     opened_searches,
 )
 from bevatron.typing import Arrays, FloatArray, IntArray
@@ -110,21 +111,23 @@ class ComplexData:
     valid : entries for validation, in crops that are always the same; None without any
     fingerprints : fingerprints of the stores
     report : lines about what was found
+    shares : how often each store is drawn from; nothing for as often as it has samples
     """
 
     train: Sequence[tuple[Path, IntArray]]
     valid: ComplexDataset | None
     fingerprints: Sequence[str]
     report: Sequence[str]
+    shares: Sequence[float] = ()
 
     def draws(self, sizes: SampleSizes, seed: int) -> Draws:
-        """Return the mixture of all training stores, each weighted by its number of entries."""
+        """Return the mixture of all training stores, by shares or their numbers of entries."""
         sources = []
         for path, entries in self.train:
             units, weights = units_of(open_complexes(path), entries)
             dataset = ComplexDataset(path, units, sizes)
             sources.append(Source(path.name, dataset, weights, float(len(entries))))
-        return Draws(sources, seed)
+        return mixture(sources, self.shares, seed)
 
 
 def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> ComplexData:
@@ -161,7 +164,7 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
         units = np.stack([entries, 0 * entries, 0 * entries], axis=1)
         dataset = ComplexDataset(path, units, valid_sizes)
         report.append(f"complexes for validation: {len(entries)} of {path}, in fixed crops")
-    return ComplexData(train, dataset, fingerprints, report)
+    return ComplexData(train, dataset, fingerprints, report, config.shares)
 
 
 def _unsure(store: Store, entries: IntArray) -> int:

@@ -1,4 +1,4 @@
-"""The part of ``bevatron demo`` on proteins: AlphaFold3 memorises a small protein."""
+"""The part of ``bevatron demo`` on proteins: AlphaFold3 begins to memorise a small protein."""
 
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,7 @@ def run_demo(out: Path) -> Part:
     text.write_text(f">{NAME}|protein\n{read_structure(source).sequence(0)}\n")
     predict_files(folder, text, folder, samples=1, steps=STEPS, device="cpu", components=components)
     return Part(
-        f"one protein, memorised: lDDT {before:.2f} untrained, {_lddt(folder, store):.2f} now "
-        "(the best is 1)",
+        f"lDDT of its protein {before:.2f} untrained, {_lddt(folder, store):.2f} now (best: 1)",
         (
             ("proteins/report.html", "learning curves"),
             (f"proteins/{NAME}/{PAGE}", "the predicted structure, to turn in a browser"),

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bevatron.data.proteins.complexes import describe
 from bevatron.data.proteins.crop import CropSizes
+from bevatron.data.proteins.featurize import describe
 from bevatron.data.proteins.poses import make_pools
 from bevatron.data.proteins.predictions import featurize_inputs
 from bevatron.data.proteins.sample import SampleSizes, Sources, sample
@@ -28,7 +28,7 @@ class Prepared:
 
     Attributes
     ----------
-    entry : see `bevatron.data.proteins.complexes.ENTRY_FIELDS`
+    entry : see `bevatron.data.proteins.featurize.ENTRY_FIELDS`
     components : the dictionary with the complex's own components
     sources : poses, alignments and templates
     """

@@ -14,15 +14,16 @@ import numpy as np
 
 from bevatron.data.processes import own_cpus
 from bevatron.data.proteins.chain_index import INDEX_FIELDS, index_of, protein_sequences
-from bevatron.data.proteins.complexes import ENTRY_FIELDS, describe, featurize
+from bevatron.data.proteins.featurize import ENTRY_FIELDS, describe, featurize
 from bevatron.data.proteins.filters import FILTERS, check_structure, filter_chains
 from bevatron.data.proteins.hit_files import NamedChain, entry_code
 from bevatron.data.proteins.poses import prepare_poses
 from bevatron.data.proteins.sample import sequence_classes
-from bevatron.data.readers.proteins import open_components, read_structure
+from bevatron.data.readers.proteins import open_components
 from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.samples import Field
 from bevatron.data.store.store import Store
+from bevatron.errors import ConfigError
 from bevatron.recipes.proteins import (
     Featurizer,
     StoreKind,
@@ -71,7 +72,7 @@ class ComplexFeaturizer(Featurizer):
 
     def entry(self, path: str) -> Arrays:
         """Read and featurize one file."""
-        structure = read_structure(path)
+        structure = self.read(path)
         if structure.assemblies:
             structure = structure.assembly(self.assembly)
         removed = np.zeros(len(FILTERS), dtype=np.int32)
@@ -167,17 +168,22 @@ def prepare_complexes(
     max_tokens: int | None = None,
     keep_all: bool = False,
     strict: bool = False,
+    lowest_plddt: float | None = None,
     **options: Any,
 ) -> list[str]:
     """Turn folders of structures and alignments into a store; options as of `StoreKind.prepare`.
 
     Parameters
     ----------
-    components, assembly, max_tokens, keep_all, strict : see `ComplexFeaturizer`
+    components, assembly, max_tokens, keep_all, strict, lowest_plddt : see `ComplexFeaturizer`
     """
+    if max_tokens is not None and max_tokens < 1:
+        raise ConfigError(f"max_tokens: expected at least 1, got {max_tokens}")
     found = find_structures(files)
     dictionary = open_components(components)  # indexed once, before the workers ask for it
-    featurize = ComplexFeaturizer(str(components), assembly, max_tokens, keep_all, strict=strict)
+    featurize = ComplexFeaturizer(
+        *(str(components), assembly, max_tokens, keep_all), strict=strict, lowest_plddt=lowest_plddt
+    )
 
     def make_poses(store: Store) -> None:
         codes = {code for entry in store if len(entry["restype"]) for code in _codes(entry)}

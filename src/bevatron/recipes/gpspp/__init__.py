@@ -34,7 +34,6 @@ SYSTEM = System(
     starter="starter.yaml",
     api="api",
     demo="demo:run_demo",
-    renamed={"--precision": "--dtype"},
 )
 
 __getattr__ = SYSTEM.exported

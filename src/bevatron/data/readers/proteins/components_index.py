@@ -56,7 +56,7 @@ Columns: TypeAlias = dict[str, dict[str, list[str]]]
 def read_columns(path: Path, *, binary: bool) -> Columns:
     """Read the texts of all components by category and column.
 
-    Raises DataError if it is damaged or holds no component.
+    Raises DataError if it is damaged or holds no component, or no atoms of any.
 
     Parameters
     ----------
@@ -74,6 +74,11 @@ def read_columns(path: Path, *, binary: bool) -> Columns:
     if not columns["_chem_comp"]["code"]:
         raise DataError(
             f"{path}: holds no component (_chem_comp.id); give components.cif of the wwPDB"
+        )
+    if not columns["_chem_comp_atom"]["name"]:
+        raise DataError(
+            f"{path}: names components but not their atoms (_chem_comp_atom), as files of "
+            "structures do; give components.cif of the wwPDB"
         )
     return columns
 

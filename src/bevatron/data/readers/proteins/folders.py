@@ -20,7 +20,7 @@ from bevatron.errors import DataError
 from bevatron.typing import Arrays
 
 _STRUCTURES = {".cif", ".mmcif", ".bcif", ".pdb", ".ent"}
-_ALIGNMENTS = {".a3m", ".sto", ".stk", ".stockholm"}
+_ALIGNMENTS = {".a3m", ".sto", ".stk", ".stockholm", ".afa"}
 _HITS, _TABLES = {".hhr", ".m8"}, {".tsv", ".tab"}
 _HITS_IN_NAME = "hmm_output", "hmmsearch"
 
@@ -36,7 +36,7 @@ class ProteinFiles:
     Attributes
     ----------
     structures : mmCIF and PDB files
-    alignments : a3m and Stockholm files
+    alignments : a3m, Stockholm and aligned FASTA (.afa) files
     hits : hhr, m8 and hmmsearch's output
     duplicates, obsolete
         OpenFold's groups of chains of equal sequence, and the archive's list of obsolete entries.
@@ -79,7 +79,7 @@ def find_protein_files(paths: Sequence[str | Path]) -> ProteinFiles:
             for number, each in enumerate(inside):
                 kind = _kind(each)
                 if kind is None:
-                    others += 1
+                    others += not _is_database(each)
                 else:
                     found[kind].setdefault(each, (str(whole), number))
     # Files of an archive stay in its order, in which they are read fastest.
@@ -109,6 +109,11 @@ def _files(root: Path) -> Iterator[Path]:
         lost = path.is_symlink() and not path.exists()
         if (path.is_file() or lost) and not any(part.startswith(".") for part in inside):
             yield path
+
+
+def _is_database(path: Path) -> bool:
+    """Whether a file is one of OpenFold's databases, which is read by the index beside it."""
+    return path.suffix == ".db" and any(path.parent.glob("*.index"))
 
 
 def _kind(path: Path) -> str | None:

@@ -12,8 +12,10 @@ _operator = registry.operator("linear", __name__)
 
 
 def linear(
-    x: Float[Tensor, "M K"], weight: Float[Tensor, "O K"], bias: Float[Tensor, " O"] | None = None
-) -> Float[Tensor, "M O"]:
+    x: Float[Tensor, "*rows K"],
+    weight: Float[Tensor, "O K"],
+    bias: Float[Tensor, " O"] | None = None,
+) -> Float[Tensor, "*rows O"]:
     r"""Compute :math:`y = x W^\top + b`, in autocast's type under autocast.
 
     This is `torch.nn.functional.linear` for many rows. The forward matmul is cuBLAS. In the
@@ -23,13 +25,13 @@ def linear(
 
     Parameters
     ----------
-    x : rows
+    x : [..., K]
     weight, bias : rounded to the type of the matmul: that of ``x``, or autocast's
 
     Returns
     -------
     Tensor
-        [M, O].
+        [..., O].
 
     Examples
     --------
@@ -43,8 +45,10 @@ def linear(
 
 
 def linear_with_input(
-    x: Float[Tensor, "M K"], weight: Float[Tensor, "O K"], bias: Float[Tensor, " O"] | None = None
-) -> tuple[Float[Tensor, "M O"], Float[Tensor, "M K"]]:
+    x: Float[Tensor, "*rows K"],
+    weight: Float[Tensor, "O K"],
+    bias: Float[Tensor, " O"] | None = None,
+) -> tuple[Float[Tensor, "*rows O"], Float[Tensor, "*rows K"]]:
     """Compute `linear` and return its input for one other consumer.
 
     The gradient of the second result is accumulated by the matmul that computes the gradient of x;
@@ -71,7 +75,8 @@ def linear_with_input(
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
-    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
+    if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
-            f"linear: x {tuple(x.shape)} and weight {tuple(weight.shape)}, expected [M, K], [O, K]"
+            f"linear: x {tuple(x.shape)} and weight {tuple(weight.shape)}, "
+            "expected [..., K], [O, K]"
         )

@@ -27,11 +27,16 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        narrow_x, narrow_weight = indexable_by_32_bits(x.to(dtype)), rounded(weight, dtype)
+        rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+        narrow_x, narrow_weight = indexable_by_32_bits(rows.to(dtype)), rounded(weight, dtype)
         ctx.save_for_backward(narrow_x, narrow_weight)
         ctx.set_materialize_grads(False)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
-        y = product(narrow_x, narrow_weight, None if bias is None else rounded(bias, dtype))
+        ctx.shape = x.shape
+        # Not a view, which nothing may modify in place.
+        y = x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=dtype)
+        given = narrow_x, narrow_weight, None if bias is None else rounded(bias, dtype)
+        product(*given, out=y if y.ndim == 2 else y.view(-1, y.shape[-1]))
         return y, x
 
     @staticmethod
@@ -39,12 +44,13 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, more: Tensor | None) -> tuple[Tensor | None, ...]:
         if dy is None:
             return more, None, None, None
-        dy = indexable_by_32_bits(dy)
+        dy = indexable_by_32_bits(dy.reshape(-1, dy.shape[-1]))
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.dtypes
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
-            dx = _row_gradient(dy, weight, more, of_x)
+            more = None if more is None else more.reshape(x.shape)
+            dx = _row_gradient(dy, weight, more, of_x).view(ctx.shape)
         if ctx.needs_input_grad[1]:
             dweight = _weight_gradient(dy, x, of_weight)
         if of_bias is not None and ctx.needs_input_grad[2]:

@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.triton_launch import launch
+from bevatron.kernels.shared.layouts import per_layout
+from bevatron.kernels.shared.triton_launch import Launch
 
 ELEMENTS, LARGEST_BLOCK_C = 4096, 1024
 """Elements of a block, and the most channels it spans."""
@@ -59,28 +60,44 @@ added.gradients("x update", _gradients)
 def _launch(
     x: Tensor | None, update: Tensor, mask: Tensor | None, y: Tensor, columns: bool
 ) -> None:
-    if y.numel() == 0:
-        return
+    launch, readable = _prepare(y, update, mask is not None, x is not None, columns)
+    update = update if readable else update.contiguous()
+    launch(y if x is None else x, update, y if mask is None else mask.contiguous(), y)
+
+
+@per_layout
+def _prepare(
+    y: Tensor, update: Tensor, masked: bool, adds: bool, columns: bool
+) -> tuple[Launch, bool]:
+    """Prepare the launch; return whether the kernel reads the update in place."""
     R, N, C = y.shape[-3:]
-    update, y = update.reshape(-1, R, N, C), y.view(-1, R, N, C)
-    update = update if update.stride(-1) == 1 else update.contiguous()
+    B, strides = y.shape[:-3].numel(), _strides(update)
     block_c = min(1 << (C - 1).bit_length(), LARGEST_BLOCK_C)
     rows = (ELEMENTS // block_c).bit_length() - 1
     block_r, block_n = 1 << rows // 2, 1 << (rows + 1) // 2
-    grid = (-(-N // block_n) * -(-R // block_r), -(-C // block_c), len(y))
-    launch(
+    made = Launch(
         kernel,
-        grid,
-        (y if x is None else x, update, y if mask is None else mask.contiguous(), y),
-        (R, N, *update.stride()[:3], *y.stride()[:3]),
+        (-(-N // block_n) * -(-R // block_r), -(-C // block_c), B),
+        (R, N, *(strides or (R * N * C, N * C, C)), *(_strides(y) or ())),
         C=C,
         BLOCK_R=block_r,
         BLOCK_N=block_n,
         BLOCK_C=block_c,
         COLUMNS=columns,
-        MASKED=mask is not None,
-        ADDS=x is not None,
+        MASKED=masked,
+        ADDS=adds,
     )
+    return made, strides is not None
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return the strides of batch, R and N; None if the batch does not fold into one axis."""
+    if tensor.stride(-1) != 1 or tensor.numel() == 0:
+        return None
+    try:
+        return tensor.view(-1, *tensor.shape[-3:]).stride()[:3]
+    except RuntimeError:
+        return None
 
 
 @triton.jit

@@ -60,7 +60,11 @@ def condition(
         chunk = rows.part(part)
         condition = chunk.conditions.make()
         narrow = layers.narrow(hidden_rows(chunk.adapt(layers, condition), layers.wide.matrix))
-        gate_forward(layers.out(chunk.s), narrow, y_rows[part], silu=False)
+        out, to = layers.out, y_rows[part]
+        if out.bias is not None and launch.fits("output", narrow, to, chunk.s, out.matrix):
+            launch.output(chunk.s, out.matrix, out.bias, narrow, to)
+        else:
+            gate_forward(out(chunk.s), narrow, to, silu=False)
     return y, statistics
 
 

@@ -16,6 +16,7 @@ from bevatron.kernels.shared.triton_math import (
     norm_gradient,
     normalise,
     place,
+    prefetch,
     split_columns,
 )
 
@@ -51,16 +52,21 @@ def store_adapted(
 
 @triton.jit
 def adapt_kernel(
-    Condition, Weight, X, Normed, Scale, Bias, Mean, Rstd, count,
+    Condition, Weight, X, Normed, Scale, Bias, Mean, Rstd, Rows, count,
     D: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
     BLOCK_K: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Compute scales and shifts of blocks and apply them to x normalised; Weight is [2, C, D]."""
+    """Compute scales and shifts of blocks and apply them to x normalised; Weight is [2, C, D].
+
+    Rows is the memory of X, from which a block is brought to the L2 during its matmul.
+    """
     columns: tl.constexpr = C // BLOCK_C
     blocks = tl.cdiv(count, BLOCK) * columns
     for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), flatten=True):
         row, column = place(block, count, columns, BLOCK, ROWS)
         row, column = row * BLOCK, column * BLOCK_C
+        rows = tl.minimum(row + tl.arange(0, BLOCK), count - 1)  # [BLOCK]
+        prefetch(Rows, rows, column, C, BLOCK_C)
         both = tl.zeros([BLOCK, 2 * BLOCK_C], tl.float32)
         for k in tl.range(0, D, BLOCK_K, num_stages=STAGES):
             condition = Condition.load([row, k])  # [BLOCK, BLOCK_K]
@@ -81,6 +87,14 @@ def adapt_kernel(
 
 
 @triton.jit
+def store_output(Y, Narrow, Bias, out, row, column, HALF: tl.constexpr):
+    """Store ``sigmoid(out) narrow``, of ``out`` [BLOCK, HALF] without its bias."""
+    bias = tl.load(Bias + column + tl.arange(0, HALF)).to(tl.float32)  # [HALF]
+    narrow = Narrow.load([row, column]).to(tl.float32)  # [BLOCK, HALF]
+    Y.store([row, column], (logistic(out + bias[None, :]) * narrow).to(Y.dtype))
+
+
+@triton.jit
 def store_output_gradients(
     DNarrow, DOut, DY, Y, Bias, Parts, out, row, column, part, C: tl.constexpr, HALF: tl.constexpr
 ):
@@ -97,13 +111,14 @@ def store_output_gradients(
 
 @triton.jit
 def output_product_kernel(
-    S, Weight, DY, Y, DNarrow, DOut, Bias, Parts, count,
+    S, Weight, Narrow, Y, DY, DOut, Bias, Parts, count,
     D: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_K: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_K: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Compute the output's gate of blocks again, and what `output_gradients_kernel` does from it.
+    """Compute the output's gate of blocks, and y from it and narrow.
 
-    Every block of rows has a partial sum.
+    If BACKWARD, y is read, and what `output_gradients_kernel` computes is written: d narrow to
+    Narrow, d out, and a partial sum for every block of rows.
     """
     columns: tl.constexpr = C // BLOCK_C
     blocks = tl.cdiv(count, BLOCK) * columns
@@ -117,10 +132,16 @@ def output_product_kernel(
             out = tl.dot(s, tl.trans(weight), out)  # [BLOCK, BLOCK_C]
         HALF: tl.constexpr = BLOCK_C // 2
         out_0, out_1 = split_columns(out, BLOCK, HALF)  # [BLOCK, HALF]
-        store_output_gradients(DNarrow, DOut, DY, Y, Bias, Parts, out_0, row, column, part, C, HALF)
-        store_output_gradients(
-            DNarrow, DOut, DY, Y, Bias, Parts, out_1, row, column + HALF, part, C, HALF
-        )
+        if BACKWARD:
+            store_output_gradients(
+                Narrow, DOut, DY, Y, Bias, Parts, out_0, row, column, part, C, HALF
+            )
+            store_output_gradients(
+                Narrow, DOut, DY, Y, Bias, Parts, out_1, row, column + HALF, part, C, HALF
+            )
+        else:
+            store_output(Y, Narrow, Bias, out_0, row, column, HALF)
+            store_output(Y, Narrow, Bias, out_1, row, column + HALF, HALF)
 
 
 @triton.jit

@@ -49,6 +49,7 @@ def statistics(x: Tensor, mean: Tensor, rstd: Tensor, eps: float) -> None:
         C=width,
         C_PAD=width_pad,
         BLOCK=block,
+        num_warps=1,
     )
 
 
@@ -78,10 +79,18 @@ def adapt(
         tiles,
         (condition, weight.view(2, *x.shape[1:], -1)),
         (x, normed, kept),
-        (bias, mean, rstd),
+        (bias, mean, rstd, x),
         KEEP=scale is not None,
     )
     return normed
+
+
+def output(s: Tensor, weight: Tensor, bias: Tensor, narrow: Tensor, y: Tensor) -> None:
+    """Write ``sigmoid(s weight^T + bias) narrow`` to ``y``."""
+    halves = narrow, y, y, y
+    _product(
+        *(output_product_kernel, TILES["output"], (s, weight), halves, (bias, bias)), BACKWARD=False
+    )
 
 
 def output_product(
@@ -91,7 +100,8 @@ def output_product(
     tiles = TILES["output"]
     dnarrow, dout = torch.empty_like(dy), torch.empty_like(dy)
     parts = dy.new_empty((-(-len(dy) // tiles.rows), dy.shape[1]), dtype=torch.float32)
-    _product(output_product_kernel, tiles, (s, weight), (dy, y, dnarrow, dout), (bias, parts))
+    halves = dnarrow, y, dy, dout
+    _product(*(output_product_kernel, tiles, (s, weight), halves, (bias, parts)), BACKWARD=True)
     total = parts.new_empty(dy.shape[1])
     sum_partials(parts, total)
     return dnarrow, dout, total

@@ -67,14 +67,15 @@ def layer_norm(
                 f"layer_norm: {name} has shape {tuple(vector.shape)}, expected "
                 f"{tuple(width)} to go with x {tuple(x.shape)}"
             )
-    scale, shift = _like("scale", scale, x), _like("shift", shift, x)
+    scale = None if scale is None else _like("scale", scale, x)
+    shift = None if shift is None else _like("shift", shift, x)
     run = _operator.dispatch(x)
     result: Tensor = run(x, weight, bias, scale, shift, eps, sigmoid)
     return result
 
 
-def _like(name: str, tensor: Tensor | None, x: Tensor) -> Tensor | None:
-    if tensor is None or tensor.shape == x.shape:
+def _like(name: str, tensor: Tensor, x: Tensor) -> Tensor:
+    if tensor.shape == x.shape:
         return tensor
     try:
         return tensor.expand(x.shape)

@@ -217,7 +217,7 @@ class NormedRows(NamedTuple):
     ----------
     rows : [n, C]
     weight, bias : [C]
-    mean, rstd : [n], every row's mean and 1/sigma in float32
+    mean, rstd : every row's mean and 1/sigma in float32, contiguous, of n elements
     """
 
     rows: Tensor
@@ -239,12 +239,14 @@ class NormedRows(NamedTuple):
     ) -> "NormedRows":
         """Take a tensor of any shape [..., C] with statistics [...]."""
         rows = x.reshape(-1, x.shape[-1])
-        return cls(rows, weight, bias, mean.view(-1), rstd.view(-1), eps)
+        return cls(rows, weight, bias, mean, rstd, eps)
 
     def make(self, part: slice = slice(None)) -> Tensor:
         """Return the normalised rows of a chunk; write their statistics."""
-        rows, mean, rstd = (chunk_of(each, part) for each in (self.rows, self.mean, self.rstd))
-        normed = rows.new_empty(rows.shape)
+        rows, mean, rstd = chunk_of(self.rows, part), self.mean, self.rstd
+        if rows is not self.rows:
+            mean, rstd = mean.view(-1)[part], rstd.view(-1)[part]
+        normed = torch.empty_like(rows, memory_format=torch.contiguous_format)
         launch_forward(rows, self.weight, self.bias, None, None, normed, mean, rstd, self.eps)
         return normed
 
@@ -258,9 +260,9 @@ class NormedRows(NamedTuple):
 
 def new_outputs(x: Tensor, channels: int) -> tuple[Tensor, Tensor, Tensor]:
     """Allocate a result with ``channels`` channels, and the statistics of the rows of ``x``."""
-    y = x.new_empty((*x.shape[:-1], channels))
-    mean = x.new_empty(x.shape[:-1], dtype=torch.float32)
-    return y, mean, torch.empty_like(mean)
+    *rows, _ = x.shape
+    mean = x.new_empty(rows, dtype=torch.float32)
+    return x.new_empty((*rows, channels)), mean, torch.empty_like(mean)
 
 
 def _block(x: Tensor, elements: int) -> tuple[int, int, int]:

@@ -7,13 +7,24 @@ the backward pass recomputes them.
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bevatron.kernels.pair.layer_norm.triton import NormedRows, new_outputs
 from bevatron.kernels.pair.layer_norm_linear import triton_narrow
 from bevatron.kernels.shared.autograd import empty_gradients
-from bevatron.kernels.shared.chunked_linear import Linear, chunk_of, chunks
+from bevatron.kernels.shared.chunked_linear import (
+    BiasGradient,
+    Linear,
+    WeightGradient,
+    chunk_of,
+    chunks,
+    weight_gradient,
+)
 from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.rows import indexable_by_32_bits
+
+Norm = tuple[Tensor | None, Tensor | None]
 
 
 def layer_norm_linear(x: Tensor, *weights_and_eps: Any) -> Tensor:
@@ -36,16 +47,12 @@ def project(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the result and every row's mean and 1/sigma in float32."""
-    y, mean, rstd = new_outputs(x, weight.shape[0])
     if triton_narrow.is_narrow(x, weight):
+        y, mean, rstd = new_outputs(x, weight.shape[0])
         given = x, norm_weight, norm_bias, weight, bias
         triton_narrow.project(*given, y, mean, rstd, eps)
         return y, mean, rstd
-    rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
-    layer, y_rows = Linear(x.dtype, [weight], [bias]), y.view(-1, weight.shape[0])
-    for part in chunks(len(rows.rows), x.shape[-1] * x.element_size()):
-        layer(rows.make(part), out=chunk_of(y_rows, part))
-    return y, mean, rstd
+    return in_chunks(x, (norm_weight, norm_bias), Linear(x.dtype, [weight], [bias]), eps)
 
 
 @project.backward()
@@ -68,15 +75,51 @@ def project_backward(
         found = dx, dnorm_weight, dnorm_bias, dweight, dbias
         triton_narrow.project_backward(*given, found)
         return found
-    dx, dnorm_weight, dnorm_bias = empty_gradients(x, x, norm_weight, norm_bias)
-    rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
+    matrix, norm = Linear(x.dtype, [weight]).matrix, (norm_weight, norm_bias)
+    return in_chunks_backward(dy, x, norm, matrix, weight, bias, mean, rstd, eps)
+
+
+def in_chunks(x: Tensor, norm: Norm, layer: Linear, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the layer of normalised rows, and every row's mean and 1/sigma in float32."""
+    channels = layer.matrix.shape[0]
+    y, mean, rstd = new_outputs(x, channels)
+    rows, y_rows = NormedRows.of(x, *norm, mean, rstd, eps), y.view(-1, channels)
+    for part in chunks(rows.rows.shape[0], x.shape[-1] * x.element_size()):
+        layer(rows.make(part), out=chunk_of(y_rows, part))
+    return y, mean, rstd
+
+
+def in_chunks_backward(
+    dy: Tensor,
+    x: Tensor,
+    norm: Norm,
+    matrix: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return gradients of x, the norm's weight and bias, the matrix and the bias.
+
+    ``matrix`` is in the type of the products; the last two gradients have the types of ``weight``
+    and ``bias``, and the last has no elements without a bias.
+    """
+    dx, dnorm_weight, dnorm_bias = empty_gradients(x, x, *norm)
+    rows = NormedRows.of(x, *norm, mean, rstd, eps)
     dy, dx_rows = dy.reshape(-1, dy.shape[-1]).contiguous(), dx.view(rows.rows.shape)
-    layer = Linear(x.dtype, [weight], [bias])
-    for part in chunks(len(dy), x.shape[-1] * x.element_size()):
-        dy_part = chunk_of(dy, part)
-        layer.keep(dy_part, rows.make(part))
-        layer.backward(dy_part, out=chunk_of(dx_rows, part))
+    parts = list(chunks(dy.shape[0], x.shape[-1] * x.element_size()))
+    total, dbias = WeightGradient(matrix), BiasGradient(bias, dy)
+    for part in parts:
+        normed, dy_part = rows.make(part), chunk_of(dy, part)
+        if len(parts) == 1:
+            dweight = weight_gradient(dy_part, normed, weight)
+        else:
+            total.add(dy_part, normed)
+        dbias.add(dy_part)
+        torch.mm(indexable_by_32_bits(dy_part), matrix, out=chunk_of(dx_rows, part))
     # In place of the gradient of the normalised rows.
     rows.backward(dx_rows, dx_rows, dnorm_weight, dnorm_bias)
-    (dweight,), (dbias,) = layer.gradients()
-    return dx, dnorm_weight, dnorm_bias, dweight, dbias
+    if len(parts) != 1:
+        dweight = total.total().to(weight.dtype)
+    return dx, dnorm_weight, dnorm_bias, dweight, dbias.result()

@@ -49,7 +49,7 @@ PROGRAMS_PER_SM = 2
 
 def is_narrow(x: Tensor, weight: Tensor) -> bool:
     """Whether these kernels support a layer."""
-    return len(weight) <= MOST_CHANNELS and 0 < x.shape[-1] <= LARGEST_WIDTH and x.numel() > 0
+    return weight.shape[0] <= MOST_CHANNELS and 0 < x.shape[-1] <= LARGEST_WIDTH and x.numel() > 0
 
 
 def project(
@@ -112,7 +112,7 @@ def project_backward(
     norm, weight = (contiguous(norm_weight), contiguous(norm_bias)), weight.contiguous()
     parts = x.new_empty(shape, dtype=torch.float32)
     launch(dy, x, *pointers(x, norm[0]), weight, mean, rstd, dx, parts)
-    shares = parts.new_empty(len(weight), 2, x.shape[-1])
+    shares = parts.new_empty((weight.shape[0], 2, x.shape[-1]))
     finish_normed_layer(parts, weight, *norm, dweight, dbias, shares)
     sum_weight_and_bias_partials(shares, *norm, dnorm_weight, dnorm_bias)
 

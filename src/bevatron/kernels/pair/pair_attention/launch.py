@@ -30,6 +30,13 @@ def rows_contiguous(tensor: Tensor, heads_first: bool) -> Tensor:
     return tensor if good else tensor.contiguous()
 
 
+def padding(bias: Tensor) -> tuple[int, int]:
+    """Return how many rows and columns complete the blocks of a bias."""
+    Nq, Nk = bias.shape[-2:]
+    unit = WIDE if bias.shape[1] > 1 else BIAS_UNIT
+    return -Nq % unit if unit > WIDE else 0, -Nk % unit
+
+
 def rows_aligned(bias: Tensor) -> Tensor:
     """Pad a bias that rows share to whole blocks, because every row reads it again.
 
@@ -37,8 +44,7 @@ def rows_aligned(bias: Tensor) -> Tensor:
     is copied only to align its rows.
     """
     Nq, Nk = bias.shape[-2:]
-    unit = WIDE if bias.shape[1] > 1 else BIAS_UNIT
-    rows, columns = (-Nq % unit if unit > WIDE else 0), -Nk % unit
+    rows, columns = padding(bias)
     if not (rows or columns):
         good = bias.stride(-1) == 1 and alignment(bias) == WIDE
         return bias if good else bias.clone(memory_format=torch.contiguous_format)

@@ -11,6 +11,7 @@ from torch import Tensor
 from bevatron.errors import KernelError
 from bevatron.kernels.pair.pair_attention import LARGEST_HEAD
 from bevatron.kernels.pair.pair_attention.launch import (
+    padding,
     rounds_to_tf32,
     rows_aligned,
     rows_contiguous,
@@ -22,7 +23,7 @@ from bevatron.kernels.pair.pair_attention.triton_launches import (
 from bevatron.kernels.pair.pair_attention.triton_mask import keys_of
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op, is_watched
-from bevatron.kernels.shared.launch import pointers
+from bevatron.kernels.shared.launch import contiguous, pointers
 from bevatron.kernels.shared.parts import parts_of_one
 from bevatron.kernels.shared.standing_weights import storage_of
 
@@ -46,6 +47,10 @@ def pair_attention(
         )
     if scale <= 0:  # minus infinity, which hides keys, is scaled with the logits
         q, scale = q * scale, 1.0
+    # Copied here for both passes, if at all.
+    if bias is not None and padding(bias) == (0, 0):
+        bias = rows_aligned(bias)
+    mask = contiguous(mask)
     out: Tensor = attention(q, k, v, bias, mask, gate, scale, layout == "BSHND")[0]
     return out
 

@@ -9,6 +9,8 @@ from bevatron.kernels.shared.checks import check_shapes
 
 __all__ = ["qkvg"]
 
+WEIGHTS = ("q_weight", "k_weight", "v_weight", "gate_weight")
+
 _operator = registry.operator("qkvg", __name__, takes=support.up_to_float32)
 
 
@@ -22,13 +24,9 @@ def qkvg(
     q_bias: Float[Tensor, "Q"] | None = None,
     norm: tuple[Float[Tensor, "C"] | None, Float[Tensor, "C"] | None] | None = None,
     *,
+    head_width: int | None = None,
     eps: float = 1e-5,
-) -> tuple[
-    Float[Tensor, "*rows Q"],
-    Float[Tensor, "*rows K"],
-    Float[Tensor, "*rows V"],
-    Float[Tensor, "*rows G"],
-]:
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
     r"""Project rows to queries, keys, values and gate.
 
     .. math:: (q, k, v, g) = (W_q n + b_q, W_k n, W_v n, W_g n + b_g), \qquad
@@ -37,9 +35,9 @@ def qkvg(
     A module keeps the four layers of published state dicts (``linear_q``, ``linear_k``,
     ``linear_v``, ``linear_g``); their weights are concatenated in each call, a copy of a few
     hundred kilobytes. The four results are views of one tensor, which `pair_attention` reads in
-    place. The backward pass saves x and, with a norm, two float32 numbers per row. Raises
-    ValueError if a shape does not match, naming the argument; KernelError if Triton is
-    requested and cannot run. The kernel supports bfloat16, float16 and float32 and has first
+    place. The backward pass saves x, the joint weight and, with a norm, two float32 numbers per
+    row. Raises ValueError if a shape does not match, naming the argument; KernelError if Triton
+    is requested and cannot run. The kernel supports bfloat16, float16 and float32 and has first
     derivatives; the reference is differentiable to any order.
 
     Parameters
@@ -49,12 +47,14 @@ def qkvg(
         [Q, C], [K, C], [V, C] and [G, C], in the layout of `torch.nn.Linear`.
     gate_bias, q_bias : [G] (AlphaFold2) and [Q] (AlphaFold3's single attention)
     norm : weight and bias (each may be None) of a LayerNorm in front; None for no norm at all
+    head_width : D, which divides Q, K, V and G, for results by heads
     eps : added to the variance of the norm
 
     Returns
     -------
     tuple
-        q, k, v and the gate before its sigmoid, of the type of ``x``.
+        q, k, v and the gate before its sigmoid, of the type of ``x``: [..., Q] and so on, or
+        [..., Q / D, D] with ``head_width``.
 
     Examples
     --------
@@ -67,17 +67,24 @@ def qkvg(
     C = x.shape[-1]
     norm_weight, norm_bias = (None, None) if norm is None else norm
     wanted = {
-        "q_weight": (q_weight, (len(q_weight), C)),
-        "k_weight": (k_weight, (len(k_weight), C)),
-        "v_weight": (v_weight, (len(v_weight), C)),
-        "gate_weight": (gate_weight, (len(gate_weight), C)),
-        "gate_bias": (gate_bias, (len(gate_weight),)),
-        "q_bias": (q_bias, (len(q_weight),)),
+        "q_weight": (q_weight, (q_weight.shape[0], C)),
+        "k_weight": (k_weight, (k_weight.shape[0], C)),
+        "v_weight": (v_weight, (v_weight.shape[0], C)),
+        "gate_weight": (gate_weight, (gate_weight.shape[0], C)),
+        "gate_bias": (gate_bias, (gate_weight.shape[0],)),
+        "q_bias": (q_bias, (q_weight.shape[0],)),
         "norm weight": (norm_weight, (C,)),
         "norm bias": (norm_bias, (C,)),
     }
     check_shapes("qkvg", wanted, f"x {tuple(x.shape)}")
+    for name in WEIGHTS:
+        _, (channels, _) = wanted[name]
+        if head_width is not None and channels % head_width:
+            raise ValueError(
+                f"qkvg: {name} has shape {(channels, C)}, whose first axis is not a multiple of "
+                f"head_width {head_width}"
+            )
     run = _operator.dispatch(x)
     given = (q_weight, k_weight, v_weight, gate_weight, gate_bias, q_bias)
-    q, k, v, gate = run(x, *given, norm is not None, norm_weight, norm_bias, eps)
+    q, k, v, gate = run(x, *given, norm is not None, norm_weight, norm_bias, eps, head_width)
     return q, k, v, gate

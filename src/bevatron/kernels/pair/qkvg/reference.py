@@ -18,11 +18,15 @@ def qkvg(
     norm_weight: Tensor | None,
     norm_bias: Tensor | None,
     eps: float,
+    head_width: int | None,
 ) -> tuple[Tensor, ...]:
     """Apply four linear layers to the rows, after the norm if there is one."""
     n = layer_norm(x, norm_weight, norm_bias, None, None, eps, False) if has_norm else x
     layers = ((q_weight, q_bias), (k_weight, None), (v_weight, None), (gate_weight, gate_bias))
-    return tuple(
+    parts = (
         F.linear(n, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
         for weight, bias in layers
+    )
+    return tuple(
+        part if head_width is None else part.unflatten(-1, (-1, head_width)) for part in parts
     )

@@ -4,10 +4,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bevatron.kernels.pair.layer_norm_linear.triton import layer_norm_linear
+from bevatron.kernels.pair.layer_norm.triton import new_outputs
+from bevatron.kernels.pair.layer_norm_linear.triton import in_chunks, in_chunks_backward
+from bevatron.kernels.shared.autograd import empty_gradients
+from bevatron.kernels.shared.chunked_linear import Linear
+from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.parts import split
 from bevatron.kernels.shared.rows import indexable_by_32_bits
 from bevatron.kernels.shared.standing_weights import once
+
+Four = tuple[Tensor, Tensor, Tensor, Tensor]
+Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def qkvg(
@@ -22,37 +29,136 @@ def qkvg(
     norm_weight: Tensor | None,
     norm_bias: Tensor | None,
     eps: float,
+    head_width: int | None,
 ) -> tuple[Tensor, ...]:
     """Compute the same as the reference; see `bevatron.kernels.pair.qkvg`."""
-    weights = (q_weight, k_weight, v_weight, gate_weight)
-    # `layer_norm_linear` rounds weights itself and returns their gradients in their own type.
-    dtype = q_weight.dtype if has_norm else x.dtype
-    joint = once(lambda: torch.cat(weights).to(dtype), *weights, to=dtype)
-    bias = _joint_bias(weights, gate_bias, q_bias, dtype)
+    weights = [q_weight, k_weight, v_weight, gate_weight]
     if has_norm:
-        made = layer_norm_linear(x, norm_weight, norm_bias, joint, bias, eps)
+        if len({weight.dtype for weight in weights}) > 1:  # their gradients lie in one tensor
+            weights = [weight.float() for weight in weights]
+        made = project(x, norm_weight, norm_bias, *weights, q_bias, gate_bias, eps)[0]
     else:
-        made = F.linear(indexable_by_32_bits(x), joint, bias)
-    return split(made, [len(weight) for weight in weights])
+        joint = once(lambda: torch.cat(weights).to(x.dtype), *weights, to=x.dtype)
+        made = F.linear(indexable_by_32_bits(x), joint, _joint_bias(weights, gate_bias, q_bias, x))
+    return split(made, [weight.shape[0] for weight in weights], head_width)
+
+
+def _new_outputs(
+    x: Tensor, q_weight: Tensor, k_weight: Tensor, v_weight: Tensor, gate_weight: Tensor
+) -> Four:
+    weights = q_weight, k_weight, v_weight, gate_weight
+    channels = sum(weight.shape[0] for weight in weights)
+    return *new_outputs(x, channels), x.new_empty((channels, x.shape[-1]))
+
+
+@custom_op("qkvg", outputs="y mean rstd rounded", fake=_new_outputs)
+def project(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    v_weight: Tensor,
+    gate_weight: Tensor,
+    q_bias: Tensor | None,
+    gate_bias: Tensor | None,
+    eps: float,
+) -> Four:
+    """Return all results side by side, and what the backward pass reads.
+
+    That is every row's mean and 1/sigma in float32, and the joint weight in the type of ``x``.
+    """
+    weights = [q_weight, k_weight, v_weight, gate_weight]
+    layer = Linear(x.dtype, weights, [q_bias, None, None, gate_bias])
+    return *in_chunks(x, (norm_weight, norm_bias), layer, eps), layer.matrix
+
+
+def _new_gradients(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    q_weight: Tensor,
+    q_bias: Tensor | None,
+    gate_bias: Tensor | None,
+    rounded: Tensor,
+) -> Six:
+    dx, dnorm_weight, dnorm_bias, *dbiases = empty_gradients(
+        x, x, norm_weight, norm_bias, q_bias, gate_bias
+    )
+    dweight = q_weight.new_empty(rounded.shape)
+    return dx, dnorm_weight, dnorm_bias, dweight, dbiases[0], dbiases[1]
+
+
+@custom_op("qkvg_backward", fake=_new_gradients)
+def project_backward(
+    dy: Tensor,
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    q_weight: Tensor,
+    q_bias: Tensor | None,
+    gate_bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    rounded: Tensor,
+    eps: float,
+) -> Six:
+    """Return gradients of x, the norm, the joint weight, the bias of queries and of the gate."""
+    norm, some = (norm_weight, norm_bias), gate_bias if q_bias is None else q_bias
+    dx, dnorm_weight, dnorm_bias, dweight, dbias = in_chunks_backward(
+        dy, x, norm, rounded, q_weight, some, mean, rstd, eps
+    )
+    dq_bias, dgate_bias = x.new_empty(0), x.new_empty(0)
+    if q_bias is not None:
+        dq_bias = dbias[: q_bias.shape[0]].to(q_bias.dtype, copy=True)
+    if gate_bias is not None:
+        dgate_bias = dbias[-gate_bias.shape[0] :].to(gate_bias.dtype, copy=True)
+    return dx, dnorm_weight, dnorm_bias, dweight, dq_bias, dgate_bias
+
+
+def _gradients(
+    dy: Tensor,
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    v_weight: Tensor,
+    gate_weight: Tensor,
+    q_bias: Tensor | None,
+    gate_bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    rounded: Tensor,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    biases = q_bias, gate_bias
+    *of_rows, dweight, dq_bias, dgate_bias = project_backward(
+        dy, x, norm_weight, norm_bias, q_weight, *biases, mean, rstd, rounded, eps
+    )
+    sizes = [weight.shape[0] for weight in (q_weight, k_weight, v_weight, gate_weight)]
+    return *of_rows, *dweight.split_with_sizes(sizes), dq_bias, dgate_bias
+
+
+project.gradients(
+    "x norm_weight norm_bias q_weight k_weight v_weight gate_weight q_bias gate_bias", _gradients
+)
 
 
 def _joint_bias(
-    weights: tuple[Tensor, ...],
-    gate_bias: Tensor | None,
-    q_bias: Tensor | None,
-    dtype: torch.dtype,
+    weights: list[Tensor], gate_bias: Tensor | None, q_bias: Tensor | None, x: Tensor
 ) -> Tensor | None:
     if gate_bias is None and q_bias is None:
         return None
 
-    lengths = [len(weight) for weight in weights]
+    lengths = [weight.shape[0] for weight in weights]
 
     def among_all(bias: Tensor, place: int) -> Tensor:
-        return F.pad(bias.to(dtype), (sum(lengths[:place]), sum(lengths[place + 1 :])))
+        return F.pad(bias.to(x.dtype), (sum(lengths[:place]), sum(lengths[place + 1 :])))
 
     def join() -> Tensor:
         biases = ((q_bias, 0), (gate_bias, 3))
         placed = [among_all(bias, place) for bias, place in biases if bias is not None]
         return placed[0] if len(placed) == 1 else placed[0] + placed[1]
 
-    return once(join, q_bias, gate_bias, to=(dtype, *lengths))
+    return once(join, q_bias, gate_bias, to=(x.dtype, *lengths))

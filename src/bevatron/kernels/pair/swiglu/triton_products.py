@@ -14,7 +14,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.tiles import Tiles, TileTable
-from bevatron.kernels.shared.triton_math import GROUPED_ROWS, logistic, place, split_columns
+from bevatron.kernels.shared.triton_math import (
+    GROUPED_ROWS,
+    logistic,
+    place,
+    prefetch,
+    split_columns,
+)
 
 TILES = TileTable(
     forward=Tiles(128, 64, 4, 3, depth=64, per_sm=2, shared_memory=113 * 1024),
@@ -54,6 +60,7 @@ def _launch(which: str, x: Tensor, wide: Tensor, hidden: Tensor, dwide: Tensor) 
         TensorDescriptor.from_tensor(wide.view(2, -1, x.shape[1]), [2, tiles.columns, tiles.depth]),
         TensorDescriptor.from_tensor(hidden, [tiles.rows, tiles.columns // 2]),
         TensorDescriptor.from_tensor(dwide, [tiles.rows, tiles.columns // 2]),
+        hidden,
         len(x),
         C=x.shape[1],
         H=hidden.shape[1],
@@ -84,20 +91,24 @@ def store_hidden(Hidden, DWide, gate, value, row, column, H: tl.constexpr, BACKW
 
 @triton.jit
 def hidden_kernel(
-    X, Weights, Hidden, DWide, count, C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
-    BACKWARD: tl.constexpr,
+    X, Weights, Hidden, DWide, Gradient, count, C: tl.constexpr, H: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """Compute blocks of hidden rows; the flattened loop loads the next during the epilogue.
 
     If BACKWARD, they overwrite their gradient, and the gradients of gates, then values, are written
-    to DWide [count, 2 H].
+    to DWide [count, 2 H]. Gradient is the memory of Hidden, from which a block of the gradient is
+    brought to the L2 during its matmul.
     """
     columns: tl.constexpr = H // BLOCK_H
     blocks = tl.cdiv(count, BLOCK) * columns
     for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), flatten=True):
         row, column = place(block, count, columns, BLOCK, ROWS)
         row, column = row * BLOCK, column * BLOCK_H
+        if BACKWARD:
+            rows = tl.minimum(row + tl.arange(0, BLOCK), count - 1)  # [BLOCK]
+            prefetch(Gradient, rows, column, H, BLOCK_H)
         both = tl.zeros([BLOCK, 2 * BLOCK_H], tl.float32)  # gates, then values
         for c in tl.range(0, C, BLOCK_C, num_stages=STAGES):
             x = X.load([row, c])  # [BLOCK, BLOCK_C]

@@ -43,8 +43,8 @@ def _new_outputs(
     x: Tensor, up_weight: Tensor, down_weight: Tensor, gate_weight: Tensor | None, keeps: bool
 ) -> Five:
     rows = x.shape[:-1].numel() if keeps else 0
-    width = len(up_weight) * (1 if gate_weight is None else 2)
-    y, mean, rstd = new_outputs(x, len(down_weight))
+    width = up_weight.shape[0] * (1 if gate_weight is None else 2)
+    y, mean, rstd = new_outputs(x, down_weight.shape[0])
     return y, mean, rstd, x.new_empty((rows, x.shape[-1])), x.new_empty((rows, width))
 
 

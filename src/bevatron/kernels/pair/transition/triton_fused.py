@@ -1,12 +1,11 @@
 """Launches of the fused kernels, for narrow rows of 16-bit types."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bevatron.kernels.pair.gated import interleaved
 from bevatron.kernels.pair.layer_norm.triton import NormedRows
 from bevatron.kernels.pair.transition.tiles import TILES
 from bevatron.kernels.pair.transition.triton_kernels import (
@@ -32,19 +31,19 @@ NORM_SHARES, NORM_CHANNELS = 1024, 8
 """The same for the norm's vectors."""
 
 
-@dataclass(frozen=True)
-class Ordered:
-    """Weights as the backward pass reads them.
+class Ordered(NamedTuple):
+    """Weights as the kernels read them, in the type of the rows.
 
     Attributes
     ----------
-    of_input, of_weight
-        [2 H, C] or [H, C], as `input_kernel` and `weight_kernel` read them: gates before values in
-        each of their blocks of hidden channels.
-    down_t : [H, C]
+    up, down
+        [2 H, C] or [H, C], as `forward_kernel` and `input_kernel` read it: gates before values in
+        each of their blocks of hidden channels; [C, H].
+    of_weight, down_t : as `weight_kernel` reads them: the first in its blocks, and [H, C]
     """
 
-    of_input: Tensor
+    up: Tensor
+    down: Tensor
     of_weight: Tensor
     down_t: Tensor
 
@@ -55,8 +54,8 @@ def fits(x: Tensor, weights: Weights) -> bool:
     return (
         x.element_size() == 2
         and width in WIDTHS
-        and len(weights.down) == width
-        and len(weights.up) % HIDDEN_MULTIPLE == 0
+        and weights.down.shape[0] == width
+        and weights.up.shape[0] % HIDDEN_MULTIPLE == 0
         and 0 < x.numel() // width < 2**31 - 1024
     )
 
@@ -73,6 +72,7 @@ class Launches:
     bias_shares : of the bias's partial gradients, [parts, H]; empty without a bias
     """
 
+    order_forward: Launch
     forward: Launch
     order: Launch
     input: Launch
@@ -85,14 +85,17 @@ class Launches:
 
 def forward(rows: NormedRows, given: Weights, y: Tensor) -> None:
     """Write the result and the rows' statistics."""
-    x, weights = rows.rows.contiguous(), given.cast(y.dtype)
-    up = weights.up
-    if weights.gate is not None:
-        up = interleaved(weights.gate, up, TILES["forward"].columns)
-    biases = pointers(x, weights.up_bias, weights.down_bias)
+    x = rows.rows.contiguous()
+    run = _prepare(x, rows, given)
+    up, down = given.up, given.down
+    if given.gate is not None or not up.dtype == down.dtype == x.dtype:
+        up, down = _new_up(x, given), x.new_empty(down.shape)
+        # Nothing is written in place of the last two.
+        run.order_forward(*_matrices(given), up, down, up, down)
+    biases = pointers(x, *_biases(x, given))
     norm = pointers(x, contiguous(rows.weight), contiguous(rows.bias))
-    run = _prepare(x, rows, weights).forward
-    run(x, *norm, up, weights.down, *biases, y, rows.mean, rows.rstd)
+    read = up.contiguous(), down.contiguous()
+    run.forward(x, *norm, *read, *biases, y, rows.mean, rows.rstd)
 
 
 def backward(
@@ -104,14 +107,14 @@ def backward(
     dnorm_bias: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Write gradients of x and of the norm; return those of the weights and biases."""
-    x, weights = rows.rows.contiguous(), given.cast(rows.rows.dtype)
-    run = _prepare(x, rows, weights)
-    ordered = _ordered(run, weights)
+    x = rows.rows.contiguous()
+    run = _prepare(x, rows, given)
+    ordered = _ordered(x, run.order, given)
     normed, norm_shares = torch.empty_like(x), _shares(x, run.norm_shares)
     norm = pointers(x, contiguous(rows.weight), contiguous(rows.bias))
-    (up_bias,) = pointers(x, weights.up_bias)
+    (up_bias,) = pointers(x, _biases(x, given)[0])
     run.input(
-        *(dy, x, *norm, ordered.of_input, weights.down, up_bias),
+        *(dy, x, *norm, ordered.up, ordered.down, up_bias),
         *(rows.mean, rows.rstd, dx, normed, norm_shares),
     )
     shares, bias_shares = _shares(x, run.weight_shares), _shares(x, run.bias_shares)
@@ -164,6 +167,19 @@ def _launches(
             **tiles.register_limit(x.device),
         }
 
+    def ordering(kernel: str, *, backward: bool) -> Launch:
+        columns = TILES[kernel].columns
+        return Launch(
+            order_kernel,
+            (H // columns,),
+            C=C,
+            H=H,
+            NARROWER_H=columns,
+            WIDER_H=TILES["weight"].columns,
+            GATED=gate is not None,
+            BACKWARD=backward,
+        )
+
     blocks_of_rows, norm_parts = (-(-count // TILES[k].rows) for k in ("forward", "input"))
     tiles = TILES["weight"]
     blocks = H // tiles.columns
@@ -173,6 +189,7 @@ def _launches(
     parts = -(-count // rows_of_part)
     wants_vectors = norm_weight is not None or norm_bias is not None
     return Launches(
+        order_forward=ordering("forward", backward=False),
         forward=Launch(
             forward_kernel,
             (blocks_of_rows,),
@@ -181,15 +198,7 @@ def _launches(
             **has_norm,
             **constants("forward"),
         ),
-        order=Launch(
-            order_kernel,
-            (H // TILES["input"].columns,),
-            C=C,
-            H=H,
-            NARROWER_H=TILES["input"].columns,
-            WIDER_H=tiles.columns,
-            GATED=gate is not None,
-        ),
+        order=ordering("input", backward=True),
         input=Launch(input_kernel, (norm_parts,), (count,), **has_norm, **constants("input")),
         weight=Launch(weight_kernel, (blocks, parts), (count, rows_of_part), **constants("weight")),
         add=sum_of_shares(C, H * C, matrices, parts, norm_parts if wants_vectors else 0, has_norm),
@@ -219,14 +228,27 @@ def sum_of_shares(
     )
 
 
-def _ordered(run: Launches, weights: Weights) -> Ordered:
-    """Reorder the weights for the backward pass."""
-    up, gate = weights.up, weights.gate
-    H, C = up.shape
-    both = (up, up) if gate is None else (up.new_empty((2 * H, C)), up.new_empty((2 * H, C)))
-    ordered = Ordered(*both, up.new_empty((H, C)))
-    run.order(up, *pointers(up, gate), weights.down, *both, ordered.down_t)
+def _ordered(x: Tensor, order: Launch, given: Weights) -> Ordered:
+    """Round and reorder the weights for the backward pass."""
+    up = _new_up(x, given)
+    of_weight = up if given.gate is None else torch.empty_like(up)
+    ordered = Ordered(up, x.new_empty(given.down.shape), of_weight, x.new_empty(given.up.shape))
+    order(*_matrices(given), *ordered)
     return ordered
+
+
+def _new_up(x: Tensor, given: Weights) -> Tensor:
+    H, C = given.up.shape
+    return x.new_empty((H if given.gate is None else 2 * H, C))
+
+
+def _matrices(given: Weights) -> list[Tensor]:
+    return pointers(given.up, *map(contiguous, (given.up, given.gate, given.down)))
+
+
+def _biases(x: Tensor, given: Weights) -> list[Tensor | None]:
+    biases = given.up_bias, given.down_bias
+    return [None if bias is None else bias.to(x.dtype).contiguous() for bias in biases]
 
 
 def _shares(x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -6,7 +6,7 @@ The hidden layer [rows, H] exists in registers only; backward recomputes it from
 - `weight_kernel`: a program owns BLOCK_H hidden channels and loops over a range of rows. It
   computes the transposed hidden block, which is then the left operand of the matmuls without a
   round trip through shared memory, and writes float32 partial sums of the weight gradients.
-- `add_kernel` adds partial sums in a fixed order; `order_kernel` rearranges weights for backward.
+- `add_kernel` adds partial sums in a fixed order; `order_kernel` rounds and rearranges weights.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -242,23 +242,34 @@ def weight_kernel(
 
 @triton.jit
 def order_kernel(
-    Up, Gate, Down, Narrower, Wider, DownT,
+    Up, Gate, Down, Narrower, RoundedDown, Wider, DownT,
     C: tl.constexpr, H: tl.constexpr, NARROWER_H: tl.constexpr, WIDER_H: tl.constexpr,
-    GATED: tl.constexpr,
+    GATED: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Write Down transposed, and Gate and Up interleaved in blocks of NARROWER_H and WIDER_H."""
+    """Write Up and Down, rounded; Gate and Up are interleaved in blocks of NARROWER_H.
+
+    For BACKWARD, write them in blocks of WIDER_H too, and Down transposed.
+    """
     h = tl.program_id(0) * NARROWER_H
     at = tl.arange(0, NARROWER_H)[:, None] * C + tl.arange(0, C)[None, :]
+    # [C, NARROWER_H]
+    down = load_down(Down, h, C, H, NARROWER_H).to(RoundedDown.dtype.element_ty)
+    row, col = tl.arange(0, C), h + tl.arange(0, NARROWER_H)
+    tl.store(RoundedDown + row[:, None] * H + col[None, :], down)
     # [NARROWER_H, C]
-    tl.store(DownT + h * C + at, tl.trans(load_down(Down, h, C, H, NARROWER_H)))
+    up = load_weight(Up, h, C, NARROWER_H).to(Narrower.dtype.element_ty)
+    matrices: tl.constexpr = 2 if GATED else 1
+    tl.store(Narrower + (matrices * h + (matrices - 1) * NARROWER_H) * C + at, up)
     if GATED:
         # [NARROWER_H, C]
-        gate, up = load_weight(Gate, h, C, NARROWER_H), load_weight(Up, h, C, NARROWER_H)
+        gate = load_weight(Gate, h, C, NARROWER_H).to(Narrower.dtype.element_ty)
         tl.store(Narrower + 2 * h * C + at, gate)
-        tl.store(Narrower + (2 * h + NARROWER_H) * C + at, up)
-        gate_row = h // WIDER_H * (2 * WIDER_H) + h % WIDER_H
-        tl.store(Wider + gate_row * C + at, gate)
-        tl.store(Wider + (gate_row + WIDER_H) * C + at, up)
+    if BACKWARD:
+        tl.store(DownT + h * C + at, tl.trans(down))
+        if GATED:
+            gate_row = h // WIDER_H * (2 * WIDER_H) + h % WIDER_H
+            tl.store(Wider + gate_row * C + at, gate)
+            tl.store(Wider + (gate_row + WIDER_H) * C + at, up)
 
 
 @triton.jit

@@ -1,8 +1,7 @@
 """The weights of a transition, handed on together."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 
@@ -21,8 +20,3 @@ class Weights(NamedTuple):
     gate: Tensor | None
     up_bias: Tensor | None
     down_bias: Tensor | None
-
-    def cast(self, dtype: torch.dtype) -> "Weights":
-        """Return them contiguous in the type of the products."""
-        made: Any = (None if w is None else w.to(dtype).contiguous() for w in self)
-        return Weights(*made)

@@ -66,7 +66,8 @@ def triangle_multiply(
     joint_bias = _joint((a_bias, a_gate_bias, b_bias, b_gate_bias), norm_out_bias)
     out_biases = _joint((out_bias, out_gate_bias), norm_in_bias)
     given = (
-        *(z, None if mask is None else mask.detach(), norm_in_weight, norm_in_bias),
+        *(z, mask.detach() if mask is not None and mask.requires_grad else mask),
+        *(norm_in_weight, norm_in_bias),
         *(*joint, joint_bias, norm_out_weight, norm_out_bias, out_weight, out_gate_weight),
         out_biases,
     )
@@ -86,7 +87,7 @@ def _new_outputs(
     keeps: bool,
 ) -> Six:
     R, N = z.shape[-3:-1]
-    matrices = len(a_weight) * z.shape[:-3].numel()
+    matrices = a_weight.shape[0] * z.shape[:-3].numel()
     y = torch.empty_like(z, memory_format=torch.contiguous_format)
     x = z.new_empty((matrices, R, padded(N)))
     ab = z.new_empty((2 * matrices if keeps else 0, R, padded(N)))

@@ -23,7 +23,7 @@ from bevatron.kernels.pair.triangle_multiply.triton_weights import (
     round_kernel,
     sum_norms_kernel,
 )
-from bevatron.kernels.shared.launch import num_sms
+from bevatron.kernels.shared.launch import cache_bytes, num_sms
 from bevatron.kernels.shared.layouts import per_layout
 from bevatron.kernels.shared.rows import as_rows
 from bevatron.kernels.shared.tiles import Tiles
@@ -122,6 +122,11 @@ class Pair:
         """N, N padded and the elements of a channel."""
         return self.length, self.padded, self.batch * self.lines * self.padded
 
+    @property
+    def exceeds_cache(self) -> bool:
+        """Whether kernels find in the L2 little of what an earlier one wrote."""
+        return self.C * self.places[2] * self.dtype.itemsize > cache_bytes(self.device)
+
     def tiles(self, kernel: str) -> Tiles:
         """Look up the tiles of a kernel."""
         return choose(kernel, max(pad(self.C), pad(self.H)), self.dtype.itemsize)
@@ -201,8 +206,10 @@ class LayerSums:
             d.new_empty(shape, dtype=torch.float32)
             for (d, _, _), shape in zip(layers, self.shares, strict=True)
         ]
-        given = ((d, x, *known, to) for (d, x, known), to in zip(layers, parts, strict=True))
-        self.weigh(*(tensor for each in given for tensor in each))
+        given: list[Tensor] = []
+        for (d, x, known), to in zip(layers, parts, strict=True):
+            given += (d, x, *known, to)
+        self.weigh(*given)
         return parts
 
 
@@ -239,6 +246,7 @@ def prepare(
     with_eps, axes = (*pair.geometry, eps, *pair.places), {"AXES": pair.axes}
     masked = {"HAS_BIAS": joint_bias is not None, "HAS_MASK": mask is not None, "H": H}
     of_out = {"HAS_BIAS": out_bias is not None, "H": H, "H_PAD": pad(H)}
+    of_out["PREFETCH"] = pair.exceeds_cache
     sizes = (4 * H * C, C * H, C * C)
     of_output = LayerSums.of(pair, output_weights_kernel, C, H, C, H=H, H_PAD=pad(H))
     of_joint = LayerSums.of(pair, joint_kernel, 4 * H, C)
@@ -331,10 +339,11 @@ class Multiplication:
         self.z = z if self.pair.is_readable else z.contiguous()
         self.mask = self.z if mask is None else mask.contiguous()
         self.rounded = rounded
-        self.joint, self.out, self.gate = rounded.split(self.launches.sizes)
+        self.joint, self.out, self.gate = rounded.split_with_sizes(self.launches.sizes)
         self.norm_in = norm_in[0].contiguous(), norm_in[1].contiguous()
         self.norm_out = norm_out[0].contiguous(), norm_out[1].contiguous()
-        biases = self.joint, self.out, self.out  # stands in for tensors that are not given
+        # Stand in for tensors that are not given.
+        biases: tuple[Tensor, ...] = (self.joint, self.out, self.out)
         if joint_bias is not None:
             biases = joint_bias.to(z.dtype).contiguous(), *biases[1:]
         if out_bias is not None:

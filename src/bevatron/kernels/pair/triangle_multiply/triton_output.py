@@ -29,7 +29,7 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     store_cols,
     transpose_by_dot,
 )
-from bevatron.kernels.shared.triton_math import logistic
+from bevatron.kernels.shared.triton_math import logistic, prefetch
 
 
 @triton.jit
@@ -56,11 +56,14 @@ def output_kernel(
     eps, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
+    PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PREFETCH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK rows of y, and mean and 1/sigma of x over its channels."""
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
+    if PREFETCH:
+        prefetch(Normed, tl.where(inside, row, 0), 0, C, C_PAD)
     x = load_as_rows(X, H, col, plane, BLOCK, H_PAD, HOLD)  # [BLOCK, H_PAD]
     mean = tl.sum(x, 1) / H  # [BLOCK]
     centred = x - mean[:, None]
@@ -91,7 +94,8 @@ def output_input_kernel(
     DX, DGate, DOut, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
+    PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PREFETCH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute dx of BLOCK columns, and the gradients of the results of both linear layers.
 
@@ -99,6 +103,9 @@ def output_input_kernel(
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
+    if PREFETCH:
+        prefetch(Normed, tl.where(inside, row, 0), 0, C, C_PAD)
+        prefetch(DY, tl.where(inside, row, 0), 0, C, C_PAD)
     mean = tl.load(Mean + row, mask=inside, other=0.0)  # [BLOCK]
     rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
     x = load_as_rows(X, H, col, plane, BLOCK, H_PAD, HOLD)  # [BLOCK, H_PAD]

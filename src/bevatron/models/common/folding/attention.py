@@ -83,8 +83,9 @@ class GatedAttention(nn.Module):
             If it is pending, it is awaited after the rows are projected.
         mask : true for keys that exist; a row without any gets the last layer's bias
         """
-        projected = qkvg(
-            x,
+        B, (S, N) = prod(x.shape[:-3]), x.shape[-3:-1]
+        q, k, v, gate = qkvg(
+            x if x.ndim == 4 else x.reshape(B, *x.shape[-3:]),
             self.q.weight,
             self.k.weight,
             self.v.weight,
@@ -92,10 +93,8 @@ class GatedAttention(nn.Module):
             gate_bias=self.gate.bias,
             q_bias=self.q.bias,
             norm=None if self.norm is None else self.norm.parts,
+            head_width=self.head_width,
         )
-        B, (S, N) = prod(x.shape[:-3]), x.shape[-3:-1]
-        heads = (B, S, N, self.num_heads, self.head_width)
-        q, k, v, gate = (part.reshape(heads) for part in projected)
         bias = bias.wait() if isinstance(bias, Coming) else bias
         if bias is not None and bias.shape[-2] < N:
             q, gate = own(q, 2), own(gate, 2)

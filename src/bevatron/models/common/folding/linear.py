@@ -54,8 +54,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "*rows C"]) -> Float[Tensor, "*rows K"]:
         """Map rows; weights of another type are rounded to that of ``x``."""
-        y = linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias)
-        return y.view(*x.shape[:-1], self.out_features)
+        return linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         """Return the sizes and the initialisation."""

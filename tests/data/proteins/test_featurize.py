@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from bevatron.data.proteins.complexes import ENTRY_FIELDS, describe, featurize
+from bevatron.data.proteins.featurize import ENTRY_FIELDS, describe, featurize
 from bevatron.data.proteins.frames import pose_frames
 from bevatron.data.proteins.sample import element_class
 from bevatron.data.readers.proteins.structures import parse_structure, read_structure

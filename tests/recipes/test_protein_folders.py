@@ -1,0 +1,104 @@
+"""What lies in a laboratory's folders, and what is asked of them by mistake."""
+
+import csv
+import gzip
+import sys
+from pathlib import Path
+
+import pytest
+
+from bevatron.data.proteins.alignments import Alignments
+from bevatron.errors import ConfigError, DataError
+from bevatron.recipes import proteins as common
+from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
+from bevatron.recipes.alphafold3.stores import prepare_complexes
+
+sys.path.insert(0, str(Path(__file__).parent))
+import protein_texts as proteins
+
+
+@pytest.fixture
+def folder(tmp_path):
+    place = tmp_path / "files"
+    (place / "ab").mkdir(parents=True)
+    (place / "1abc.cif").write_bytes(proteins.cif())
+    return place
+
+
+def prepare(folder, out, **options):
+    lines = prepare_chains([folder], out, workers=0, progress=False, **options)
+    return open_chains(out), lines
+
+
+def test_copies_of_a_structure_are_left_out_and_named(folder, tmp_path):
+    (folder / "ab/1ABC.cif.gz").write_bytes(gzip.compress(proteins.cif()))
+    (folder / "ab/1abc.pdb").write_bytes(proteins.pdb())
+    (folder / "ab/2abc.cif").write_bytes(proteins.cif())
+    store, lines = prepare(folder, tmp_path / "s")
+    assert [Path(path).name for path in store.manifest["sources"]] == [
+        "1abc.cif", "1abc.pdb", "2abc.cif",
+    ]  # fmt: skip
+    reason = f"is a copy of {folder / '1abc.cif'}, which is used"
+    with (tmp_path / "s-rejects.csv").open(newline="") as file:
+        assert list(csv.reader(file))[1:] == [[str(folder / "ab/1ABC.cif.gz"), reason]]
+    assert any(reason in line for line in lines)
+
+
+def test_files_of_one_name_and_other_content_are_all_kept(folder, tmp_path):
+    for number, value in enumerate(("1.0", "2.0", "nan")):
+        (folder / str(number)).mkdir()
+        content = proteins.cif({("atom_site", "Cartn_x", 0): value})
+        (folder / str(number) / "ranked_0.cif").write_bytes(content)
+    store, _ = prepare(folder, tmp_path / "s")
+    assert len(store) == 4
+    with (tmp_path / "s-rejects.csv").open(newline="") as file:
+        ((path, reason),) = list(csv.reader(file))[1:]
+    assert path == str(folder / "2/ranked_0.cif")
+    assert "position" in reason
+
+
+def test_aligned_fasta_is_an_alignment(folder, tmp_path):
+    rows = f">q\n{proteins.SEQUENCE}\n>other\n{proteins.SEQUENCE[:-2]}--\n"
+    (folder / "x.afa").write_text(rows)
+    (folder / "sequences.fasta").write_text(">q\nACD\n")
+    _, lines = prepare(folder, tmp_path / "s")
+    (alignment,) = Alignments.open(tmp_path / "s/alignments")
+    assert alignment.num_rows == 2
+    assert "files of other kinds, ignored: 1" in lines
+
+
+def test_no_folder_at_all_is_asked_for():
+    with pytest.raises(DataError, match="no file or folder is given"):
+        common.find_structures([])
+
+
+def test_a_file_of_clusters_is_read_before_the_work(folder, tmp_path):
+    with pytest.raises(DataError, match=r"nowhere\.txt: cannot be read"):
+        prepare(folder, tmp_path / "s", clusters=tmp_path / "nowhere.txt")
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_structure_is_no_dictionary_of_components(folder, tmp_path):
+    content = proteins.cif(add="loop_\n_chem_comp.id\nALA\nGLY\nSER\n#\n")
+    (folder / "1abc.cif").write_bytes(content)
+    with pytest.raises(DataError, match=r"1abc\.cif: names components but not their atoms"):
+        prepare_complexes([folder], tmp_path / "s", components=str(folder / "1abc.cif"))
+    assert [path.name for path in folder.iterdir() if path.is_file()] == ["1abc.cif"]
+
+
+def test_numbers_that_make_no_sense_are_refused(folder, tmp_path):
+    with pytest.raises(ConfigError, match="max_tokens: expected at least 1, got -3"):
+        prepare_complexes([folder], tmp_path / "s", max_tokens=-3)
+    with pytest.raises(ConfigError, match="workers: expected at least 0, got -1"):
+        prepare_chains([folder], tmp_path / "s", workers=-1)
+
+
+def test_too_many_proteins_for_the_built_in_clusters_are_clusters_of_their_own(
+    folder, tmp_path, monkeypatch
+):
+    (folder / "2abc.cif").write_bytes(proteins.cif(tables=proteins.tables_of(("GLY", "SER") * 8)))
+    monkeypatch.setattr(common, "MOST_CLUSTERED", 1)
+    monkeypatch.setattr(common.shutil, "which", lambda _: None)
+    _, lines = prepare(folder, tmp_path / "s")
+    assert any("2 distinct proteins are too many to cluster without mmseqs2" in x for x in lines)
+    assert not (tmp_path / "s/clusters.txt").read_text()  # what is in no cluster is one
