@@ -1,8 +1,9 @@
 """What bevatron 0.1.0 wrote is read by this code, and its runs go on to the same last bit.
 
-``tests/fixtures/0.1.0`` holds stores, configurations, stopped runs and models, written once by
-``tools/make_fixtures.py``. They are never written again: if a test here is red, the code must read
-what users have on their disks.
+``tests/fixtures/0.1.0`` holds, for each case, a prepared store and its file, ``run.yaml``, a run
+that SIGTERM ``stopped``, the same run ``finished`` without an interruption, and what it
+``predicted``. They are never written again: if a test here is red, the code must read what users
+have on their disks.
 """
 
 import csv

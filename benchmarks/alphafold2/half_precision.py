@@ -1,18 +1,19 @@
 """How far is float16 from failing? One training step of AlphaFold2, looked at block by block.
 
-    python -m benchmarks.alphafold2.half_precision STORE [--trained RUN] [--openfold]
+    python -m benchmarks.alphafold2.half_precision STORE --trained RUN [--openfold]
 
 One sample, its full crop, 3 recyclings, dropout and all losses, in float32, bfloat16 and float16,
-this one also with a scaled loss: of untrained weights and of those of a run. What every block
-returns in all passes, and its gradient, are compared with the range of float16; gradients of
-weights with those of float32. What is not finite is named by the module that returned it first.
-OpenFold's step is its own source with our weights, under autocast.
+this one also with a scaled loss, with the weights of a run (else drawn). What every block returns
+in all passes, and its gradient, are compared with the range of float16; gradients of weights with
+those of float32. What is not finite is named by the module that returned it first. OpenFold's step
+is its own source with our weights, under autocast.
 """
 
 import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ LARGEST = float(torch.finfo(torch.float16).max)
 LOST = 2.0**-25
 """Half of float16's smallest number: what is smaller becomes 0."""
 MASKED = 1e4
-"""What is taken from logits that a mask hides; OpenFold takes 1e5 and 1e9."""
+"""What is taken from logits that a mask hides, in the last case; OpenFold takes 1e5 and 1e9."""
+LESS = f"OpenFold, masks of {MASKED:.0f}"
 TYPES = {None: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 CASES: tuple[tuple[torch.dtype | None, int], ...] = (
     (None, 1),
@@ -208,7 +210,7 @@ def compared(gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> di
     wrong = norm = exact_norm = lost = seen = 0.0
     worst: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for name, g in exact.items():
-        ours = gradients[name].to(g.device)
+        ours = gradients[name]
         off, size = float((ours - g).square().sum()), float(g.square().sum())
         wrong, norm, exact_norm = wrong + off, norm + float(ours.square().sum()), exact_norm + size
         lost += int(((ours == 0) & (g != 0)).sum())
@@ -237,43 +239,36 @@ def measure(given: argparse.Namespace) -> None:
     assert isinstance(run.task, AlphaFold2Task)
     device = next(run.model.parameters()).device
     batch = run.task.collate([run.train[0]], np.zeros(1, np.int64), [1.0]).to(device)
-    trained = [load_model(newest_model(given.trained)).to(device)] if given.trained else []
-    untrained: AlphaFold2 = run.model  # type: ignore[assignment]
-    rows: list[dict[str, Any]] = []
-    profiles: dict[str, Any] = {}
-    models = dict(zip(("drawn", "trained"), (untrained, *trained), strict=False))
-    for weights, model in models.items():
-        exact: dict[str, Tensor] = {}
-        for kind, scale in CASES:
-            # Operators of PyTorch keep too much for a backward pass over all blocks.
-            set_policy(model.train(), "none" if kind else "all")
-            task = AlphaFold2Task(given.passes, run.task.stages, kind)
-            task.cycles = given.passes
-            with kernels.use("auto" if kind else "reference"):
-                row, profile, gradients = looked_at(
-                    model, lambda task=task, model=model: loss_of(task, model, batch), scale, exact
-                )
-            exact = exact or {name: g.cpu() for name, g in gradients.items()}
-            add(rows, profiles, {"weights": weights, "who": "bevatron"}, kind, scale, row, profile)
-            write(rows, profiles, given)
-    for weights, model in models.items() if given.openfold else ():
-        step = openfold.OpenFoldStep(model)
-        step.model.train()
-        cases = [*CASES[1:], (torch.float16, 1)]
-        for number, (kind, scale) in enumerate(cases):
-            about = {"weights": weights, "who": "OpenFold"}
-            if number == len(cases) - 1:
-                about["who"] = f"OpenFold, masks of {MASKED:.0e}"
-                for module in step.model.modules():
-                    if hasattr(module, "inf"):
-                        module.inf = MASKED
-            row, profile, _ = looked_at(
-                step.model,
-                lambda kind=kind, step=step: step.loss_of(batch, given.passes, kind),
-                scale, {},
-            )  # fmt: skip
-            add(rows, profiles, about, kind, scale, row, profile)
-            write(rows, profiles, given)
+    if given.trained:
+        run = replace(run, model=load_model(newest_model(given.trained)).to(device))
+    model: AlphaFold2 = run.model.train()  # type: ignore[assignment]
+    found = Found(given)
+    exact: dict[str, Tensor] = {}
+    for kind, scale in CASES:
+        # Operators of PyTorch keep too much for a backward pass over all blocks.
+        set_policy(model, "none" if kind else "all")
+        task = AlphaFold2Task(given.passes, run.task.stages, kind)
+        task.cycles = given.passes
+        with kernels.use("auto" if kind else "reference"):
+            row, profile, gradients = looked_at(
+                model, lambda task=task: loss_of(task, model, batch), scale, exact
+            )
+        exact = exact or gradients
+        found.add("bevatron", kind, scale, row, profile)
+    if not given.openfold:
+        return
+    step = openfold.OpenFoldStep(model)
+    step.model.train()
+    peer = train_step.OPENFOLD
+    for who, kind in ((peer, torch.bfloat16), (peer, torch.float16), (LESS, torch.float16)):
+        if who == LESS:
+            for module in step.model.modules():
+                if hasattr(module, "inf"):
+                    module.inf = MASKED
+        row, profile, _ = looked_at(
+            step.model, lambda kind=kind: step.loss_of(batch, given.passes, kind), 1, {}
+        )
+        found.add(who, kind, 1, row, profile)
 
 
 def loss_of(task: AlphaFold2Task, model: nn.Module, batch: ChainBatch) -> Tensor:
@@ -282,28 +277,32 @@ def loss_of(task: AlphaFold2Task, model: nn.Module, batch: ChainBatch) -> Tensor
     return total
 
 
-def add(
-    rows: list[dict[str, Any]],
-    profiles: dict[str, Any],
-    about: dict[str, Any],
-    kind: torch.dtype | None,
-    scale: int,
-    row: dict[str, Any],
-    profile: dict[str, Any],
-) -> None:
-    """Append what was found, and say it."""
-    rows.append({**about, "activations": TYPES[kind], "loss scaled by": scale, **row})
-    profiles[", ".join(str(value) for value in list(rows[-1].values())[:4])] = profile
-    print(rows[-1], flush=True)
+class Found:
+    """Rows and profiles so far, written after each."""
 
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.rows: list[dict[str, Any]] = []
+        self.profiles: dict[str, Any] = {}
 
-def write(rows: list[dict[str, Any]], profiles: dict[str, Any], given: argparse.Namespace) -> None:
-    """Write the result so far."""
-    path = write_result(
-        "alphafold2/half_precision", rows, (__doc__ or "").split("\n\n")[-1], device=given.device,
-        folder=given.out, extra={"profiles": profiles},
-    )  # fmt: skip
-    add_picture(draw(profiles), path)
+    def add(
+        self,
+        who: str,
+        kind: torch.dtype | None,
+        scale: int,
+        row: dict[str, Any],
+        profile: dict[str, Any],
+    ) -> None:
+        """Append a case and write all."""
+        about = {"who": who, "activations": TYPES[kind], "loss scaled by": scale}
+        self.rows.append({**about, **row})
+        self.profiles[", ".join(str(value) for value in about.values())] = profile
+        print(self.rows[-1], flush=True)
+        path = write_result(
+            "alphafold2/half_precision", self.rows, (__doc__ or "").split("\n\n")[-1],
+            device=self.given.device, folder=self.given.out, extra={"profiles": self.profiles},
+        )  # fmt: skip
+        add_picture(draw(self.profiles), path)
 
 
 def draw(profiles: Mapping[str, Any]) -> Any:
@@ -331,7 +330,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("store", type=Path, help="of chains, made by `bevatron prepare`")
-    parser.add_argument("--trained", type=Path, help="a run, whose weights are looked at, too")
+    parser.add_argument("--trained", type=Path, help="a run, of whose weights")
     parser.add_argument("--openfold", action="store_true", help="its step, too")
     parser.add_argument("--passes", type=int, default=4)
     parser.add_argument("--preset", default="alphafold2")

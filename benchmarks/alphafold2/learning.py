@@ -408,7 +408,9 @@ TWIN_NOTES = (
     f"Training losses, means of {WINDOW} steps: how far runs of one seed are apart that differ in "
     "what stands behind the comma, and the standard deviation of the seeds of the first. With a "
     "window of 8 a sample may be overtaken by 7 others, else by none; delays of slow samples are "
-    "spread over three orders of magnitude."
+    "spread over three orders of magnitude. 48 blocks: the published model, 0 or 1 recyclings; 6 "
+    "blocks: its widths, no recycling; both in bfloat16 with our attention where nothing else is "
+    "said. Attention of PyTorch: everywhere. Nothing scales the loss in float16."
 )
 
 

@@ -47,6 +47,8 @@ def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **op
                 **options,
             )
             return made
+    except ConfigError as error:
+        raise ConfigError(_with_path(str(error), arguments)) from None
     except SystemExit as stop:
         if stop.code in {None, 0}:
             raise
@@ -72,6 +74,20 @@ def call(function: Callable[..., T], arguments: Sequence[str], command: str) -> 
         return functools.partial(function, *args, **kwargs)
 
     return parse(later, arguments, command)()
+
+
+def _with_path(message: str, arguments: Sequence[str]) -> str:
+    """Write a key that a message begins with as the whole path of the option that was typed.
+
+    tyro makes the innermost parts of a configuration first, which do not know where they are.
+    """
+    key = message.partition(":")[0]
+    ending = "." + key.replace("_", "-")
+    typed = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
+    paths = {option[2:] for option in typed if option.replace("_", "-").endswith(ending)}
+    if len(paths) != 1:
+        return message
+    return paths.pop()[: -len(key)] + message
 
 
 def _write_help(target: Any) -> None:
@@ -226,6 +242,7 @@ _WORDING = (
         r"Could not parse arguments \[(.*)\] into tuple type .*(?:float|int).*",
         r"expected numbers, got \1",
     ),
+    (r"Could not find valid parse for arguments: \[(.*)\]", r"expected whole numbers, got \1"),
     (r"Failed to parse key-value pairs!", "expected pairs, each a name and its value"),
     (
         r"^.*?invalid choice (.*) for argument '(.*)'\. Expected one of \((.*?),?\)",
@@ -242,6 +259,7 @@ _WORDING = (
 
 _TYPES = (
     (r"\{None\}", ""),
+    (r"\[(?:INT|FLOAT) \[(?:INT|FLOAT) \.\.\.\]\]", "several"),
     (r"\{\[STR (\w+) \[STR \w+ \.\.\.\]\]\}", r"pairs of a name and \1"),
     (r"\{([^{}]*)\}", lambda choices: " or ".join(re.split(r",\s*", choices[1]))),
     (r"\bINT\b", "a whole number"),

@@ -87,8 +87,10 @@ def _sentence(path: Path, problem: OSError) -> str:
     if code in {errno.EACCES, errno.EPERM, errno.EROFS}:
         which = "the file system is read-only" if code == errno.EROFS else "permission denied"
         return f"{path}: cannot be written, {which}; choose a folder that you may write to"
-    if code in {errno.ENOENT, errno.ENOTDIR}:
+    if code == errno.ENOENT:
         return f"{path}: cannot be written, its folder does not exist; make it first"
+    if code in {errno.ENOTDIR, errno.EEXIST}:
+        return f"{path}: cannot be written, a file is where a folder should be; choose another name"
     if code == errno.EFBIG:
         return f"{path}: cannot be written, the file is larger than the file system allows"
     return f"{path}: cannot be written ({problem.strerror or problem})"

@@ -1,5 +1,7 @@
 """What the command line says of itself, how soon, and of arguments that make no sense."""
 
+import errno
+import os
 import re
 import shlex
 import shutil
@@ -9,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from bevatron.cli import main
+from bevatron.cli import main, one_sentence
 
 COMMANDS = (
     *("prepare", "evaluate", "predict", "relax", "embed", "inspect", "env", "demo"),
@@ -55,6 +57,53 @@ def test_env_tells_a_reason_once(capsys):
 def test_help_and_version_are_printed(arguments, capsys):
     assert main(arguments) == 0
     assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("system", "option", "value", "said"),
+    [
+        ("alphafold3", "stages.initial.steps", "0", "expected 1 or more, got 0"),
+        ("alphafold3", "stages.initial.crop", "-3", "expected 1 or more, got -3"),
+        ("alphafold3", "stages.initial.atoms", "0", "expected 24 or more, got 0"),
+        ("alphafold3", "stages.initial.step.copies", "0", "expected 1 or more, got 0"),
+        ("alphafold3", "validation_steps", "0", "expected 1 or more, got 0"),
+        ("alphafold2", "stages.initial.crop", "0", "expected 1 or more, got 0"),
+        ("alphafold2", "stages.initial.extra_rows", "0", "expected 1 or more, got 0"),
+        ("alphafold2", "model.evoformer.num_blocks", "-1", "expected 1 or more, got -1"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_its_whole_path(capsys, system, option, value, said):
+    typed = f"--{option.replace('_', '-')}"
+    assert main(["train", system, "--preset", "small", typed, value]) == 2
+    assert capsys.readouterr().err == f"error: {option}: {said}\n"
+
+
+def test_lists_of_numbers_are_asked_for_in_plain_words(capsys):
+    assert main(["train", "mace", "--optim.ema", "much"]) == 2
+    assert main(["predict", "alphafold3", "run", "in", "out", "--seeds", "one"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: --optim.ema: expected a number or several, got 'much'",
+        "error: --seeds: expected whole numbers, got 'one'",
+    ]
+
+
+@pytest.mark.parametrize("code", [errno.ENAMETOOLONG, errno.ESTALE, errno.EIO, errno.EMFILE])
+def test_what_a_file_system_refuses_is_one_sentence(capsys, code):
+    def fails():
+        raise OSError(code, os.strerror(code), "far/away")
+
+    assert one_sentence(fails) == 2
+    assert capsys.readouterr().err == f"error: far/away: {os.strerror(code)}\n"
+
+
+def test_wrong_ranks_are_one_sentence_of_the_whole_command():
+    words = [sys.executable, "-m", "bevatron", "train", "alphafold3", "--data", "nothing"]
+    ranks = {"RANK": "x", "WORLD_SIZE": "2"}
+    env = {**os.environ, **ranks}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_debug_shows_the_traceback():

@@ -1,5 +1,10 @@
 """Who is who among the processes, and collectives on one process."""
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 
@@ -130,3 +135,62 @@ def test_an_early_end_waits_for_the_gpu_that_is_being_initialised(monkeypatch):
     ends.set()
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_a_rank_that_there_is_not_is_refused():
+    with pytest.raises(ConfigError, match="RANK is 3, expected 0 to 1 as WORLD_SIZE is 2"):
+        ranks_from_environment({"RANK": "3", "WORLD_SIZE": "2"})
+
+
+WAITING = """
+import sys
+from bevatron.errors import BevatronError
+from bevatron.parallel import mesh
+mesh.SECONDS_TO_MEET = 0.1
+try:
+    with mesh.open_mesh("cpu", float(sys.argv[1])):
+        pass
+except BevatronError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def alone():
+    """Start one of two processes, which waits the given number of seconds for the other."""
+    started = []
+
+    def start(seconds):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ranks = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        process = subprocess.Popen(
+            [sys.executable, "-c", WAITING, str(seconds)],
+            env={**os.environ, **ranks, "MASTER_PORT": str(port)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_process_whose_others_never_come_says_so(alone):
+    out, err = alone(1).communicate(timeout=100)
+    assert "process 0 waits at 127.0.0.1:" in err
+    assert "process 0 of 2 did not meet the others at 127.0.0.1:" in out
+    assert out.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_waits_for_others_can_be_stopped(alone, number):
+    process = alone(600)
+    assert "process 0 waits" in process.stderr.readline()
+    process.send_signal(number)
+    assert process.wait(timeout=60) == -number

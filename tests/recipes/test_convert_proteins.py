@@ -1,5 +1,7 @@
 """`bevatron convert` of AlphaFold2 and AlphaFold3: weights of others, both ways."""
 
+import pickle
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 import torch
 
 from bevatron.cli import main
-from bevatron.errors import CheckpointError
+from bevatron.errors import CheckpointError, ConfigError
 from bevatron.models import alphafold2, alphafold3
 from bevatron.recipes.alphafold3.start import started_from
 
@@ -149,3 +151,31 @@ def test_a_damaged_file_of_arrays_is_refused_in_one_sentence(tmp_path, capfd, co
     path.write_bytes(content)
     assert converted("alphafold2", path, tmp_path / "out") != 0
     assert "params.npz: cannot be read (" in capfd.readouterr().err
+
+
+def test_files_that_are_no_weights_are_named_in_one_short_sentence(tmp_path, capsys):
+    torch.save({"a": torch.ones(3)}, tmp_path / "whole.pt")
+    np.savez(tmp_path / "whole.npz", a=np.ones(3))
+    for kind in ("pt", "npz"):
+        data = (tmp_path / f"whole.{kind}").read_bytes()
+        (tmp_path / f"cut.{kind}").write_bytes(data[: len(data) // 2])
+    torch.save({}, tmp_path / "empty.pt")
+    np.savez(tmp_path / "empty.npz")
+    (tmp_path / "code.pt").write_bytes(pickle.dumps({"a": ConfigError}, protocol=4))
+    said = {
+        "none.pt": "cannot be read (No such file or directory); check the path",
+        "none.npz": "cannot be read (No such file or directory); check the path",
+        "empty.pt": "holds no weights by name",
+        "empty.npz": "holds no weights by name",
+        "cut.npz": "cannot be read (File is not a zip file); copy or download it again",
+        "cut.pt": "archive: failed finding central directory); copy or download it again",
+        "code.pt": "cannot be read (no file of torch, or with more than tensors and plain values)",
+    }
+    for name, sentence in said.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            assert converted("alphafold2", tmp_path / name, tmp_path / "out") == 2
+        told = capsys.readouterr().err
+        assert told.startswith(f"error: {tmp_path / name}: ")
+        assert told.endswith(f"{sentence}\n")
+        assert told.count("\n") == 1

@@ -11,7 +11,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout, suppress
 from difflib import get_close_matches
 from importlib import import_module
 
@@ -85,6 +85,11 @@ _FIXABLE = {
     errno.ENOENT,
     errno.ENOTDIR,
     errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EMFILE,
+    errno.EIO,
+    errno.ESTALE,
 }
 """Errors of the file system that a user can fix."""
 
@@ -187,12 +192,13 @@ def run() -> None:
     if "torch.distributed" in sys.modules:
         from bevatron.parallel.mesh import ranks_from_environment
 
-        if ranks_from_environment(os.environ)[1] > 1:
-            # gloo's threads may outlive the process group, and one that drops a tensor while the
-            # interpreter is being taken down aborts the process (SIGABRT) after its work is done.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        with suppress(ConfigError):  # of wrong variables, which the command has reported
+            if ranks_from_environment(os.environ)[1] > 1:
+                # gloo's threads may outlive the process group, and one that drops a tensor while
+                # the interpreter is being taken down aborts the process (SIGABRT) after its work.
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
     sys.exit(code)
 
 

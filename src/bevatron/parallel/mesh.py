@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from bevatron.errors import BevatronError, ConfigError
+from bevatron.output import note
 from bevatron.parallel import failures
 from bevatron.parallel.failures import FailureWatch
 
@@ -55,7 +56,8 @@ def ranks_from_environment(environment: Mapping[str, str]) -> tuple[int, int, in
     """Read (rank, world, local rank, local world) from torchrun's or srun's variables.
 
     A batch script or an interactive shell of Slurm is one process: only a step started by srun with
-    several tasks counts. Raises ConfigError if a variable is missing or is not a number.
+    several tasks counts. Raises ConfigError if a variable is missing, is not a number, or is a rank
+    that there is not.
 
     Examples
     --------
@@ -79,9 +81,13 @@ def ranks_from_environment(environment: Mapping[str, str]) -> tuple[int, int, in
             ) from None
 
     if "RANK" in environment and "WORLD_SIZE" in environment:
-        world = number("WORLD_SIZE")
-        local_rank = number("LOCAL_RANK", 0)
-        return number("RANK"), world, local_rank, number("LOCAL_WORLD_SIZE", world)
+        rank, world = number("RANK"), number("WORLD_SIZE")
+        if not 0 <= rank < world:
+            raise ConfigError(
+                f"the environment variable RANK is {rank}, expected 0 to {world - 1} as WORLD_SIZE "
+                f"is {world}; start with torchrun or srun"
+            )
+        return rank, world, number("LOCAL_RANK", 0), number("LOCAL_WORLD_SIZE", world)
     if number("SLURM_STEP_NUM_TASKS", 1) > 1:
         per_node = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
         world = number("SLURM_STEP_NUM_TASKS")
@@ -226,6 +232,9 @@ def divide(mesh: Mesh, last: int, timeout_seconds: float) -> tuple[Mesh, Any]:
     return own, distributed.new_group(ranks, timeout=timeout, backend="gloo")
 
 
+SECONDS_TO_MEET = 20.0
+"""After which a process says that it waits for the others."""
+
 _stores: list[Store] = []
 """The rendezvous store of this process's run, followed by its part for every opening."""
 
@@ -236,12 +245,40 @@ def _fresh_store(rank: int, world: int, timeout: timedelta) -> Store:
     A second group that finds the addresses of the first under its keys would connect to nobody.
     """
     if not _stores:
-        store, _, _ = next(rendezvous("env://", rank, world, timeout=timeout))
-        _stores.append(store)
+        _stores.append(_shared_store(rank, world, timeout))
     # torchrun's store outlives a restart, with the keys of the previous start.
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     _stores.append(PrefixStore(f"bevatron-{start}-{len(_stores)}", _stores[0]))
     return _stores[-1]
+
+
+def _shared_store(rank: int, world: int, timeout: timedelta) -> Store:
+    """Wait until all processes have met.
+
+    In a thread: torch waits outside of Python, where neither Ctrl-C nor SIGTERM would be noticed.
+    """
+    found: list[Store | Exception] = []
+
+    def meet() -> None:
+        try:
+            found.append(next(rendezvous("env://", rank, world, timeout=timeout))[0])
+        except (RuntimeError, ValueError) as error:
+            found.append(error)
+
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    waiting = threading.Thread(target=meet, name="bevatron-rendezvous", daemon=True)
+    waiting.start()
+    waiting.join(SECONDS_TO_MEET)
+    if waiting.is_alive():
+        note(f"process {rank} waits at {where} until all {world} processes of the run are there")
+        waiting.join()
+    if isinstance(found[0], Exception):
+        reason = str(found[0]).splitlines()[0].rstrip(".")
+        raise BevatronError(
+            f"process {rank} of {world} did not meet the others at {where} ({reason}); start as "
+            "many as WORLD_SIZE says, with the same MASTER_ADDR and MASTER_PORT"
+        )
+    return found[0]
 
 
 def _set_rendezvous(environment: "os._Environ[str]") -> None:

@@ -1,11 +1,13 @@
 """The device on which a trained model is used."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
 
-from bevatron.errors import ConfigError
+from bevatron.errors import ConfigError, OutOfMemoryError, ran_out_of_memory
 from bevatron.output import note
 from bevatron.parallel.mesh import parse_device, ranks_from_environment
 
@@ -27,6 +29,17 @@ def device_to_use(device: torch.device | str) -> torch.device:
         reason = str(error).split("\n", maxsplit=1)[0]
         raise ConfigError(f"device: '{device}' cannot be used here ({reason})") from None
     return found
+
+
+@contextmanager
+def fitting(what: str, device: torch.device) -> Iterator[None]:
+    """Name what the memory of a device was too small for, with an OutOfMemoryError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch's own error is a RuntimeError
+        if not ran_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(f"{device} ran out of memory at {what}") from error
 
 
 @cache

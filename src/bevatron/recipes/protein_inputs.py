@@ -49,13 +49,27 @@ def known_of(given: Complex, searches: Sequence[Path] = ()) -> Iterator[Known]:
     searches : files or folders of alignments, template hits, and the structures that they name
     """
     found = find_protein_files(searches) if searches else None
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, _named(given, Path(folder)):
         reader = _reader(given, found, Path(folder))
         alignments = None
         if reader is not None and reader.num_samples:
             alignments = prepare_alignments(reader, Path(folder) / "alignments", workers=0)
         beside = {} if reader is None else reader.queries
         yield Known(alignments, _templates(given, found, beside) or None)
+
+
+@contextmanager
+def _named(given: Complex, folder: Path) -> Iterator[None]:
+    """Say where an alignment is in the input, not in which file a copy of it was."""
+    try:
+        yield
+    except DataError as error:
+        text = str(error)
+        for number, entity in enumerate(given.entities):
+            for name in ("paired", "unpaired"):
+                own = f"{given.where}, chain {entity.chains[0]}, {name} alignment"
+                text = text.replace(str(folder / str(number) / f"{name}.a3m"), own)
+        raise DataError(text) from None
 
 
 def _classes(entity: Entity) -> bytes:
@@ -82,8 +96,7 @@ def _reader(given: Complex, found: ProteinFiles | None, folder: Path) -> Alignme
     for path, entity in own:
         if reader.queries[path] != _classes(entity):
             raise DataError(
-                f"{given.name}: the alignment of chain {entity.chains[0]} begins with another "
-                "sequence than that of the chain"
+                f"{path}: begins with another sequence than that of chain {entity.chains[0]}"
             )
     return reader
 
@@ -119,7 +132,7 @@ def _templates(
             for code, _, name in (word.rpartition("_") for word in words):
                 chains.append(NamedChain(code.lower(), (name,), classes))
         elif entity.templates:
-            where = f"{given.name}, chain {entity.chains[0]}"
+            where = f"{given.where}, chain {entity.chains[0]}"
             templates[_key(classes)] = given_templates(entity.sequence, entity.templates, where)
     if found is None or not found.hits or not chains:
         return templates

@@ -1,5 +1,6 @@
 """Weights to start from: of a run or a model folder, or in files of other packages."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from bevatron.recipes.system import System
 Model = TypeVar("Model", bound=nn.Module)
 
 NO_WEIGHTS = "holds no weights by name"
+DAMAGED = "copy or download it again"
 
 
 @contextmanager
@@ -50,15 +52,22 @@ def contents(path: Path) -> Mapping[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"cannot be read ({reason})") from None
+        with warnings.catch_warnings():
+            # Of a protocol of pickle that others use; what cannot be read raises an error.
+            warnings.simplefilter("ignore", UserWarning)
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot be read ({error.strerror or error}); check the path"
+        ) from None
+    except (RuntimeError, SafetensorError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
+        raise CheckpointError(f"cannot be read ({reason}); {DAMAGED}") from None
     except Exception:  # noqa: BLE001  bytes that are not a pickle are read as any opcodes of one
         raise CheckpointError(
             "cannot be read (no file of torch, or with more than tensors and plain values)"
         ) from None
-    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+    if not (isinstance(found, Mapping) and found and all(isinstance(key, str) for key in found)):
         raise CheckpointError(NO_WEIGHTS)
     return found
 

@@ -90,9 +90,8 @@ class Logger:
         """Log where the run resumes and which settings have changed."""
         progress = checkpoint.progress
         changes = changes_since(checkpoint.record.settings, run, mesh)
-        self.console.say(
-            f"resumed from {checkpoint.path}: epoch {progress.epoch + 1}, step {progress.step}"
-        )
+        epoch = "" if self._stages else f"epoch {progress.epoch + 1}, "
+        self.console.say(f"resumed from {checkpoint.path}: {epoch}step {progress.step}")
         for key, before, now in changes:
             self.console.say(f"  changed: {key} was {before}, is {now}")
         logged = {key: [before, now] for key, before, now in changes if matters(key)}

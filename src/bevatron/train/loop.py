@@ -77,8 +77,9 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
     """
     config = run.settings.train
     with ExitStack() as stack:
-        stops = stack.enter_context(StopRequests())
         whole = stack.enter_context(open_mesh(config.device, config.timeout_minutes * 60))
+        # Not before: a signal ends a process that waits for the others, there is nothing to save.
+        stops = stack.enter_context(StopRequests())
         near = keep_near_gpu(whole) if config.affinity else None
         division = divide_ranks(run, whole)
         mesh = whole if division is None else division.mesh

@@ -178,7 +178,10 @@ def test_a_ligand_of_a_file_has_its_atoms(dictionary, tmp_path):
         (
             Entity("protein", ("L",), sequence="GG"),
             ((AtomName("L", 1, "SG"), AtomName("L", 2, "N")),),
-            "c: a bond names the atom 'SG' of residue 1 in chain L, which is a GLY of N, CA, C, O",
+            (
+                "c: a bond names the atom 'SG' of residue 1 in chain L, which is GLY with the "
+                "atoms N, CA, C, O"
+            ),
         ),
     ],
 )

@@ -11,7 +11,7 @@ import bevatron as bv
 from bevatron.cli import main
 from bevatron.config import from_dict
 from bevatron.data.readers.proteins import read_structure
-from bevatron.errors import DataError
+from bevatron.errors import DataError, OutOfMemoryError
 from bevatron.models.alphafold2 import AlphaFold2, AlphaFold2Config, save_model
 from bevatron.recipes.alphafold2.predict import predict_files
 from bevatron.recipes.alphafold2.predictor import ChainPredictor
@@ -85,6 +85,18 @@ def test_the_alignment_of_the_input_reaches_the_model(model, folder, tmp_path):
     source.write_text(json.dumps({**job, "sequences": [chain]}))
     with pytest.raises(DataError, match="begins with another sequence"):
         predict_files(model, source, tmp_path / "no", device="cpu")
+
+
+def test_a_chain_that_needs_more_memory_than_there_is_is_named(model, tmp_path, monkeypatch):
+    def too_much(*_):
+        torch.empty(2**50)
+
+    monkeypatch.setattr("bevatron.recipes.alphafold2.predictor.predict", too_much)
+    source = tmp_path / "one.fasta"
+    source.write_text(">A|protein\nACDE\n")
+    predictor = ChainPredictor(model, "cpu")
+    with pytest.raises(OutOfMemoryError, match="at one_A, 4 residues"):
+        predict_files(predictor, source, tmp_path / "out")
 
 
 def test_a_file_without_a_protein_is_refused(model, tmp_path):

@@ -4,16 +4,23 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 import bevatron as bv
 from bevatron import cli
 from bevatron.data.proteins.featurize import featurize
 from bevatron.data.proteins.mmcif import format_mmcif
 from bevatron.data.proteins.predicted import predicted_structure
-from bevatron.data.readers.proteins import open_components, parse_structure, read_structure
-from bevatron.errors import DataError
+from bevatron.data.readers.proteins import (
+    open_components,
+    parse_structure,
+    read_inputs,
+    read_structure,
+)
+from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.recipes.alphafold3.inputs import prepared_input
 from bevatron.recipes.alphafold3.predict import predict_files
+from bevatron.recipes.alphafold3.predictor import ComplexPredictor
 from bevatron.recipes.structure_figures import NO_CONFIDENCES
 
 pytestmark = pytest.mark.shared
@@ -187,3 +194,56 @@ def test_what_cannot_be_predicted_is_said_in_a_sentence(
         predict_files(tiny_model, path, tmp_path / "out", steps=1, components=components)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_mistake_in_an_input_names_the_input_not_a_copy_of_it(tiny_model, components, tmp_path):
+    template = {"mmcif": "nonsense", "queryIndices": [0], "templateIndices": [0]}
+    mistakes = {
+        "chain A, unpaired alignment, line 3": {"unpairedMsa": ">q\nMKVGM\n>h\nMK\n"},
+        "chain A, unpaired alignment: begins": {"unpairedMsa": ">q\nMKVGG\n"},
+        "chain A, template 1": {"templates": [template]},
+    }
+    source = tmp_path / "typed.json"
+    for where, given in mistakes.items():
+        source.write_text(json.dumps(job(**given)))
+        with pytest.raises(DataError) as told:
+            predict_files(tiny_model, source, tmp_path / "out", samples=1, components=components)
+        assert str(told.value).startswith(f"{source}, {where}")
+    source.write_text(json.dumps({**job(), "userCCD": "nonsense"}))
+    with pytest.raises(DataError) as told:
+        predict_files(tiny_model, source, tmp_path / "out", samples=1, components=components)
+    assert str(told.value).startswith(f"{source}, userCCD, line 1")
+
+
+def test_a_job_without_a_name_is_called_after_its_file(tmp_path):
+    source = tmp_path / "nameless.json"
+    source.write_text(json.dumps({**job(), "name": ""}))
+    assert [each.name for each in read_inputs(source)] == ["nameless"]
+
+
+def test_what_cannot_be_written_is_said_before_the_work(
+    tiny_model, components, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(ComplexPredictor, "predict", None)
+    source = tmp_path / "three.fasta"
+    source.write_text(FASTA)
+    with pytest.raises(DataError, match=r"three.fasta/three: cannot be written, a file is where"):
+        predict_files(tiny_model, source, source, components=components)
+
+
+def test_seeds_are_all_different(tiny_model, components, tmp_path):
+    with pytest.raises(ConfigError, match="seeds: 7 is given more than once"):
+        predict_files(tiny_model, tmp_path, tmp_path, seeds=(7, 1, 7), components=components)
+
+
+def test_what_needs_more_memory_than_there_is_is_named(
+    tiny_model, components, tmp_path, monkeypatch
+):
+    def too_much(*_):
+        torch.empty(2**50)
+
+    monkeypatch.setattr("bevatron.recipes.alphafold3.predictor.predict", too_much)
+    source = tmp_path / "three.fasta"
+    source.write_text(FASTA)
+    with pytest.raises(OutOfMemoryError, match=r"^cpu ran out of memory at three, 37 tokens$"):
+        predict_files(tiny_model, source, tmp_path, device="cpu", components=components)

@@ -85,7 +85,11 @@ def _own_components(given: Complex) -> dict[str, Component]:
                 text, source = source, Path(folder) / "components.cif"
                 source.write_text(text)
             # The mapped file outlives its name.
-            listed = open_components(source, Path(folder) / "components.arrow")
+            try:
+                listed = open_components(source, Path(folder) / "components.arrow")
+            except DataError as error:
+                own_text = f"{given.where}, userCCD"
+                raise DataError(str(error).replace(f"{folder}/components.cif", own_text)) from None
             own |= {code: listed[code] for code in listed}
     for entity in given.entities:
         code = _own_code(entity)
@@ -100,7 +104,7 @@ def _own_components(given: Complex) -> dict[str, Component]:
 
 
 def _chain_of(given: Complex, entity: Entity) -> str:
-    return f"{given.file or given.name}, chain {entity.chains[0]}"
+    return f"{given.where}, chain {entity.chains[0]}"
 
 
 def _own_code(entity: Entity) -> str:
@@ -191,8 +195,8 @@ def _located(
         return residue, names[int(atom.atom)]
     listed = ", ".join(names[:_LISTED]) + (" ..." if len(names) > _LISTED else "")
     raise DataError(
-        f"{given.file or given.name}: a bond names the atom '{atom.atom}' of residue "
-        f"{atom.position} in chain {atom.chain}, which is a {component.code} of {listed}"
+        f"{given.where}: a bond names the atom '{atom.atom}' of residue {atom.position} in chain "
+        f"{atom.chain}, which is {component.code} with the atoms {listed}"
     )
 
 

@@ -1,5 +1,6 @@
 """The task of AlphaFold3: its loss on noisy copies, its metrics on sampled structures."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from bevatron.models.alphafold3.model import AlphaFold3, Representation
 from bevatron.models.alphafold3.noising import draw_copies, noisy_copies
 from bevatron.models.alphafold3.permutation import permute_truth
 from bevatron.models.common.folding.normal import SeededNormal
+from bevatron.models.common.hyper_parameters import check_ranges
 from bevatron.parallel.axial import own, own_rows
 from bevatron.task import Loss, StepNumbers
 
@@ -40,6 +42,9 @@ class StepOptions:
     copies: int = 48
     confidence_every: int = 1
     loss: LossWeights = field(default_factory=LossWeights)
+
+    def __post_init__(self) -> None:
+        check_ranges(self, [("copies", 1, math.inf), ("confidence_every", 0, math.inf)])
 
 
 class AlphaFold3Task:

@@ -1,6 +1,7 @@
 """Checks and presets that the configurations of several models share."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -18,7 +19,8 @@ def check_ranges(config: object, ranges: Iterable[tuple[str, float, float]]) -> 
     for name, low, high in ranges:
         value = getattr(config, name)
         if not low <= value <= high:
-            raise ConfigError(f"{name}: expected {low} to {high}, got {value}")
+            expected = f"{low} or more" if high == math.inf else f"{low} to {high}"
+            raise ConfigError(f"{name}: expected {expected}, got {value}")
 
 
 def preset_values(presets: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from bevatron.files import (
     MODEL_FILE,
     atomic_write,
     checksum,
+    explained,
     read_description,
     write_json_atomically,
 )
@@ -73,10 +74,8 @@ def save_model(
             f"{folder}: the model is not saved, its '{bad}' holds NaN or infinity; the training "
             "has diverged (a lower learning rate or clipping may help)"
         )
-    try:
+    with explained(folder, CheckpointError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be made ({error.strerror})") from None
     tensors = {name: value.detach().cpu().contiguous() for name, value in state_dict.items()}
     description = folder / MODEL_FILE
     weights = save({name: value.clone() for name, value in tensors.items()})

@@ -15,10 +15,11 @@ from bevatron.errors import ConfigError
 from bevatron.files import SCRATCH, write_json_atomically
 from bevatron.models.alphafold2.config import whole_chains
 from bevatron.models.alphafold2.task import CYCLES
-from bevatron.output import print_table
+from bevatron.output import counted, print_table
 from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
 from bevatron.recipes.alphafold2.predictor import ChainPredictor
 from bevatron.recipes.alphafold2.stores import open_chains, prepared
+from bevatron.recipes.devices import fitting
 from bevatron.train.report.measures import measure_name
 
 
@@ -74,10 +75,11 @@ def _evaluated(
         with progress("evaluate", len(data), unit="chains") as advance:
             for index in range(len(data)):
                 one = collate_chain([data[index]], np.array([index]), [1.0]).to(predictor.device)
-                found, each = task.predict(predictor.model, one), task.metrics()
+                name = data.describe(index)
+                with fitting(name, predictor.device):
+                    found, each = task.predict(predictor.model, one), task.metrics()
                 for metrics in (each, total):
                     metrics.update(one, found)
-                name = data.describe(index)
                 rows.append({"name": name, **each.compute()})
                 if pictures is not None:
                     _draw(name, one, found, pictures)
@@ -96,4 +98,4 @@ def _draw(name: str, batch: ChainBatch, found: Mapping[str, Tensor], folder: Pat
 def print_table_of(values: dict[str, Any]) -> None:
     """Print the means."""
     rows = [[measure_name(name), f"{value:.4g}"] for name, value in values["mean"].items()]
-    print_table(["measure", "mean"], rows, f"{len(values['chains'])} chains")
+    print_table(["measure", "mean"], rows, counted(len(values["chains"]), "chain"))

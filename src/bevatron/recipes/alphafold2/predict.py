@@ -14,11 +14,12 @@ from bevatron.data.proteins.templates import NUM_TEMPLATES
 from bevatron.data.readers.proteins import read_inputs
 from bevatron.data.readers.proteins.inputs import Entity
 from bevatron.errors import DataError
-from bevatron.files import atomic_write, write_text_atomically
+from bevatron.files import atomic_write, explained, write_text_atomically
 from bevatron.models.alphafold2.predict import PredictedChain
 from bevatron.models.common.folding.metrics import MAX_ERROR
 from bevatron.recipes.alphafold2.data import alignment_of, templates_of
 from bevatron.recipes.alphafold2.predictor import ChainPredictor, structure_of
+from bevatron.recipes.devices import fitting
 from bevatron.recipes.protein_inputs import Known, known_of
 from bevatron.recipes.structure_figures import (
     NO_CONFIDENCES,
@@ -63,11 +64,9 @@ def predict_files(
     given = read_inputs(source)
     if not any(entity.kind == "protein" for each in given for entity in each.entities):
         raise DataError(f"{source}: holds no protein, of which AlphaFold2 predicts structures")
-    predictor = model if isinstance(model, ChainPredictor) else ChainPredictor(model, device)
-    try:
+    with explained(out, DataError):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{out}: cannot be made ({error.strerror})") from None
+    predictor = model if isinstance(model, ChainPredictor) else ChainPredictor(model, device)
     rows = []
     for each in given:
         with known_of(each, searches) as known:
@@ -84,7 +83,8 @@ def _predict_chain(
     chain = chain_to_predict(entity)
     alignment = alignment_of(chain["query"], known.alignments)
     templates = templates_of(chain["query"], known.templates, UNKNOWN_DAY)
-    found = predictor.predict({**chain, **templates}, alignment, seed)
+    with fitting(f"{name}, {len(chain['query']):,} residues", predictor.device):
+        found = predictor.predict({**chain, **templates}, alignment, seed)
     mmcif = format_mmcif(structure_of(name, chain, entity.chains[0], found))
     write_text_atomically(out / f"{name}.cif", mmcif, DataError)
     if found.pae is not None:

@@ -1,6 +1,7 @@
 """The recipe ``alphafold2``: structures of protein chains, trained on crops that are drawn."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +59,8 @@ class ChainStage(StageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges(self, [("clamped", 0, 1), ("deleted_blocks", 0, 100)])
+        sizes = [(name, 1, math.inf) for name in ("crop", "rows", "extra_rows")]
+        check_ranges(self, [*sizes, ("clamped", 0, 1), ("deleted_blocks", 0, 100)])
 
     @property
     def sizes(self) -> ChainSizes:

@@ -24,6 +24,8 @@ from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.recipes.alphafold2 import SYSTEM
 from bevatron.recipes.kinds import newest_model
 from bevatron.recipes.start_from import (
+    DAMAGED,
+    NO_WEIGHTS,
     contents,
     named,
     refuse_existing,
@@ -142,9 +144,17 @@ def _is_deepminds(found: Mapping[str, Any]) -> bool:
 def _arrays(path: Path) -> dict[str, Any]:
     try:
         with np.load(path) as file:
-            return dict(file)
+            found = dict(file)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot be read ({error.strerror or error}); check the path"
+        ) from None
     except Exception as error:  # noqa: BLE001  of zip, zlib, pickle or NumPy, as it is damaged
-        raise CheckpointError(f"cannot be read ({str(error).splitlines()[0]})") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"cannot be read ({reason}); {DAMAGED}") from None
+    if not found:
+        raise CheckpointError(NO_WEIGHTS)
+    return found
 
 
 def _weights(found: Mapping[str, Any]) -> object:

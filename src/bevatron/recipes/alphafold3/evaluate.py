@@ -18,6 +18,7 @@ from bevatron.recipes.alphafold3.inputs import whole_sizes
 from bevatron.recipes.alphafold3.measures import measure
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor
 from bevatron.recipes.alphafold3.stores import open_complexes, prepared
+from bevatron.recipes.devices import fitting
 from bevatron.train.report.measures import measure_name
 
 SEED = 0
@@ -70,8 +71,9 @@ def evaluate_stores(
             with progress("evaluate", len(dataset), unit="complexes") as advance:
                 for index in range(len(dataset)):
                     sample = dataset.sample(index, SEED)
-                    best = ranked(model.predict(sample, samples, steps))[0]
                     name = Path(dataset.describe(index)).name
+                    with fitting(f"{name}, {len(sample['restype']):,} tokens", model.device):
+                        best = ranked(model.predict(sample, samples, steps))[0]
                     rows.append({"name": name, "store": store, **measure(sample, best)})
                     advance(1)
     table = {"mean": means(rows), "complexes": rows}

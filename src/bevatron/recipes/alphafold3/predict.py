@@ -11,13 +11,14 @@ from bevatron.data.proteins.predicted import predicted_structure
 from bevatron.data.readers.proteins import open_components, read_inputs
 from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.readers.proteins.inputs import Complex
-from bevatron.errors import DataError
-from bevatron.files import atomic_write, write_json_atomically, write_text_atomically
+from bevatron.errors import ConfigError, DataError
+from bevatron.files import atomic_write, explained, write_json_atomically, write_text_atomically
 from bevatron.models.alphafold3.predict import Predicted, ranked
 from bevatron.output import note, number
 from bevatron.recipes.alphafold3.inputs import Prepared, prepared_input
 from bevatron.recipes.alphafold3.pages import write_page
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor
+from bevatron.recipes.devices import fitting
 from bevatron.recipes.structure_figures import untrained
 
 SCORES, ERRORS, PAGE = "scores.json", "pae.npz", "report.html"
@@ -57,6 +58,8 @@ def predict_files(
     ``complexes``: of each ``name``, ``folder``, ``best`` (its mmCIF file) and ``structures``, the
     rows of ``scores.json``.
     """
+    if again := [seed for seed in seeds if list(seeds).count(seed) > 1]:
+        raise ConfigError(f"seeds: {again[0]} is given more than once")
     given = read_inputs(source)
     names = [each.name for each in given]
     folders = [out / _file_name(name, names[:number]) for number, name in enumerate(names)]
@@ -66,9 +69,13 @@ def predict_files(
     for one, folder in zip(given, folders, strict=True):
         _warn(one)
         with prepared_input(one, dictionary, searches) as prepared:
+            with explained(folder, DataError):  # before the work, which would be lost
+                folder.mkdir(parents=True, exist_ok=True)
             found = []
-            for seed in seeds or one.seeds or (0,):
-                found += predictor.predict(prepared.sample(seed), samples, steps)
+            size = f"{one.name}, {len(prepared.entry['restype']):,} tokens"
+            with fitting(size, predictor.device):
+                for seed in seeds or one.seeds or (0,):
+                    found += predictor.predict(prepared.sample(seed), samples, steps)
             rows.append({"name": one.name, **_write(folder, prepared, ranked(found))})
     return {"complexes": rows}
 
@@ -88,10 +95,6 @@ def _warn(given: Complex) -> None:
 
 def _write(folder: Path, prepared: Prepared, found: Sequence[Predicted]) -> dict[str, Any]:
     """Write everything about a complex."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be made ({error.strerror})") from None
     rows, texts = [], []
     for rank, each in enumerate(found, start=1):
         structure = predicted_structure(

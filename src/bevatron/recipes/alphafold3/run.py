@@ -1,6 +1,7 @@
 """The recipe ``alphafold3``: structures of complexes, trained on crops that are drawn."""
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from bevatron.models.alphafold3.config import PRESETS, AlphaFold3Config
 from bevatron.models.alphafold3.losses import STAGES
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
+from bevatron.models.common.hyper_parameters import check_ranges
 from bevatron.recipes.alphafold3 import SYSTEM
 from bevatron.recipes.alphafold3.data import (
     ComplexDataConfig,
@@ -31,6 +33,9 @@ from bevatron.train.settings import (
     OptimConfig,
     StageConfig,
 )
+
+LARGEST_RESIDUE = 24
+"""Heavy atoms of guanosine monophosphate; a crop of fewer atoms might hold no residue at all."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,11 @@ class ComplexStage(StageConfig):
     atoms: int = 9216
     rows: int = 1024
     step: StepOptions = field(default_factory=StepOptions)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = (("crop", 1), ("atoms", LARGEST_RESIDUE), ("rows", 1))
+        check_ranges(self, [(name, least, math.inf) for name, least in sizes])
 
     @property
     def sizes(self) -> SampleSizes:
@@ -127,6 +137,7 @@ class AlphaFold3Run(StagedRun):
     def __post_init__(self) -> None:
         """Refuse values that cannot be trained on."""
         super().__post_init__()
+        check_ranges(self, [("validation_steps", 1, math.inf)])
         for name, stage in self.stages.items():
             size = self.processes_per_sample[0]
             if stage.step.copies < size:

@@ -17,13 +17,13 @@ from torch import Tensor
 from bevatron.config import from_dict
 from bevatron.data.graphs import GraphArrays, GraphOptions, read_graph
 from bevatron.data.samples.graphs import GraphBatch, collate_graphs
-from bevatron.errors import ConfigError, DataError, OutOfMemoryError, ran_out_of_memory
+from bevatron.errors import ConfigError, DataError
 from bevatron.files import atomic_write, write_csv_atomically
 from bevatron.models.graph_attention import NodeClassifier, NodeTask
 from bevatron.models.graph_attention import load_model as load_folder
 from bevatron.parallel.graph_partition import DistributedGraph
 from bevatron.parallel.mesh import Mesh, open_mesh, ranks_from_environment
-from bevatron.recipes.devices import announce, device_to_use
+from bevatron.recipes.devices import announce, device_to_use, fitting
 from bevatron.recipes.finite import check_finite
 from bevatron.recipes.graph.data import sample_of
 from bevatron.recipes.graph.partition import PartedGraph, Scheme, Source, open_graph
@@ -249,7 +249,9 @@ def run_model(opened: Opened, mesh: Mesh, dtype: str, partition: Scheme = "auto"
     config, place = module.config, mesh.device
     task = NodeTask(config.labels, config.outputs)
     announce(place, dtype)
-    try:
+    size = f"{graph.num_nodes:,} vertices with {graph.num_features:,} features"
+    advice = "use float32, or more processes (torchrun), which share the graph"
+    with fitting(f"{graph.name}, {size}; {advice}", place):
         if opened.edges is None:
             whole = None
             sample = sample_of(graph, config.labels)
@@ -261,14 +263,6 @@ def run_model(opened: Opened, mesh: Mesh, dtype: str, partition: Scheme = "auto"
         moved = batch.to(place, DTYPES[dtype])
         with in_eval_mode(module):
             outputs = dict(task.predict(module, moved))
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not ran_out_of_memory(error):
-            raise
-        raise OutOfMemoryError(
-            f"{place} ran out of memory at {graph.name}, {graph.num_nodes:,} vertices with "
-            f"{graph.num_features:,} features; use float32, or more processes (torchrun), which "
-            "share the graph"
-        ) from error
     computed = Computed(task, moved, outputs, whole)
     _check_finite(computed, graph)
     return computed

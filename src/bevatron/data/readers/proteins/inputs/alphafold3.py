@@ -33,7 +33,7 @@ def read_alphafold3(job: Keyed, path: Path, stem: str) -> Complex:
     entities = tuple(_entity(part, path.parent) for part in job.at("sequences").items())
     bonds = tuple(_bond(part) for part in job.items("bondedAtomPairs"))
     made = Complex(
-        job.text("name", stem),
+        job.text("name", stem) or stem,
         entities,
         bonds,
         tuple(seed.integer() for seed in job.items("modelSeeds")),

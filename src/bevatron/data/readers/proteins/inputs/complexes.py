@@ -130,6 +130,11 @@ class Complex:
     ignored: tuple[str, ...] = ()
     file: str = field(default="", compare=False)
 
+    @property
+    def where(self) -> str:
+        """What messages call it: its file, else its name."""
+        return self.file or self.name
+
 
 def chain_names() -> Iterator[str]:
     """Yield A, B ... Z, AA, BA ... ZA, AB and so on, as the AlphaFold Server names chains."""

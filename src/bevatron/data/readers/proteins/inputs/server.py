@@ -48,7 +48,7 @@ def read_server(job: Keyed, path: Path, stem: str) -> Complex:
     named = named_chains(entities, copies)
     bonds = tuple(bond for part in job.items("covalent_bonds") for bond in _bonds(part, named))
     seeds = tuple(seed.integer() for seed in job.items("modelSeeds"))
-    made = Complex(job.text("name", stem), named, bonds, seeds, ignored=tuple(ignored))
+    made = Complex(job.text("name", stem) or stem, named, bonds, seeds, ignored=tuple(ignored))
     job.refuse_unknown()
     return checked_complex(made, job.where)
 
