@@ -410,7 +410,7 @@ TWIN_NOTES = (
     "window of 8 a sample may be overtaken by 7 others, else by none; delays of slow samples are "
     "spread over three orders of magnitude. 48 blocks: the published model, 0 or 1 recyclings; 6 "
     "blocks: its widths, no recycling; both in bfloat16 with our attention where nothing else is "
-    "said. Attention of PyTorch: in rows, columns and triangles. Nothing scales the loss in float16."
+    "said. Attention of PyTorch: everywhere. Nothing scales the loss in float16."
 )
 
 

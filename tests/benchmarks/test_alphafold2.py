@@ -14,6 +14,7 @@ from benchmarks.alphafold2 import (
     train_step,
 )
 from benchmarks.common.arms import set_policy, uncollected
+from benchmarks.train import slow_samples
 
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.evoformer import EvoformerBlock
@@ -172,3 +173,13 @@ def test_the_first_block_that_is_not_finite_is_named():
     with torch.no_grad():
         model.blocks[1].weight.fill_(torch.inf)
     assert looked_at() == "blocks.1 m"
+
+
+def test_real_samples_pass_through_both_loaders(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(slow_samples, "WORKERS", 1)
+    slow_samples.main([str(store), "--batches", "6", "--step", "1", "--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "alphafold2/slow_samples.json").read_text())["rows"]
+    assert len(rows) == 4
+    for row in rows:
+        assert (row["batches"], row["samples lost"], row["doubled"]) == (6, 0, 0)
+        assert row["ended by"] == "its end"

@@ -38,6 +38,12 @@ def dates(days: Array) -> list[Row]:
     return [("earliest release", ends[0]), ("latest release", ends[1])]
 
 
+def settings(store: Store, *names: str) -> list[Row]:
+    """Return rows with the settings of a store, as far as it has them."""
+    known = store.manifest["settings"]
+    return [(name, str(known[name])) for name in (*names, "lowest_plddt") if name in known]
+
+
 def searches(store: Store, keys: set[bytes]) -> Table:
     """Return how many sequences have alignments and templates, and how many of them.
 

@@ -19,6 +19,7 @@ ROWS, TEMPLATES, CYCLES, STEPS, COPIES = 5, 2, 2, 4, 2
 SINGLE, PAIR, TOKEN, ATOM, ATOM_PAIR, DIFFUSION = 32, 16, 16, 16, 8, 64
 BLOCKS = 2
 """Of the trunk and of the diffusion; one of the confidences, of templates and of atoms."""
+SCORES = ("plddt", "ptm", "iptm", "ranking_score", "has_clash", "chain_ptm")
 
 
 def weight(name, shape):
@@ -73,6 +74,8 @@ def batch():
         "template_pseudo_beta_mask": classes(5, T, N) > 0,
         "template_backbone": 3 * normal(T, N, 3, 3),
         "template_backbone_mask": classes(5, T, N) > 0,
+        "has_frame": classes(3, N) > 0,
+        "molecule_type": torch.zeros(N, dtype=torch.int64),
     }
 
 
@@ -148,7 +151,7 @@ def features():
             f"{name}_rep_atom_mask": representative
             for name in ("distogram", "pae", "plddt_m")
         },
-        "has_frame": torch.ones(N),
+        "has_frame": ours["has_frame"],
         "frame_atom_index": first[:, None].expand(N, 3),
         "is_ligand": torch.zeros(A),
     }  # fmt: skip
@@ -199,6 +202,10 @@ def main():
         logits = model.distogram_head(trunk[2])
     kept = {name: found[name] for name in ("coordinate", "plddt", "pae", "pde", "resolved")}
     kept |= dict(zip(("s_inputs", "s", "z"), trunk, strict=True)) | {"distogram": logits}
+    scores = found["summary_confidence"]
+    for name in SCORES:
+        values = [torch.as_tensor(each[name], dtype=WIDE) for each in scores]
+        kept[f"score_{name}"] = torch.stack(values)
     kept |= {"start": normals[0], "rotation": torch.stack(rotations)}
     kept |= {"translation": torch.stack(normals[1::2]), "noise": torch.stack(normals[2::2])}
     names = np.array([f"{name} {tuple(value.shape)}" for name, value in stored.items()])

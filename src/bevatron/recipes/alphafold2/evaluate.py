@@ -15,7 +15,7 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.files import SCRATCH, check_writable, explained, write_json_atomically
 from bevatron.models.alphafold2.config import whole_chains
 from bevatron.models.alphafold2.task import CYCLES
-from bevatron.output import print_table
+from bevatron.output import counted, print_table
 from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
 from bevatron.recipes.alphafold2.predictor import ChainPredictor
 from bevatron.recipes.alphafold2.stores import open_chains, prepared
@@ -104,4 +104,4 @@ def _draw(name: str, batch: ChainBatch, found: Mapping[str, Tensor], folder: Pat
 def print_table_of(values: dict[str, Any]) -> None:
     """Print the means."""
     rows = [[measure_name(name), f"{value:.4g}"] for name, value in values["mean"].items()]
-    print_table(["measure", "mean"], rows, f"{len(values['chains'])} chains")
+    print_table(["measure", "mean"], rows, counted(len(values["chains"]), "chain"))

@@ -66,7 +66,7 @@ def _overview(store: Store) -> Table:
         ("resolution, median (Å)", float(np.median(resolution)) if len(resolution) else None),
         ("without a resolution", summary["usable"] - len(resolution)),
     ]
-    return overview(store, rows)
+    return overview(store, rows, common.settings(store))
 
 
 def _chains(store: Store) -> Table:

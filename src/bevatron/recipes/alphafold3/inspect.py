@@ -71,7 +71,7 @@ def sizes(store: Store) -> dict[str, IntArray]:
 
 
 def _overview(store: Store) -> Table:
-    summary, settings = store.manifest["summary"], store.manifest["settings"]
+    summary = store.manifest["summary"]
     days = column(store, "released")[store.lengths("restype") > 0]
     atoms = summary["atoms"]
     resolution = _resolution(store)
@@ -88,7 +88,7 @@ def _overview(store: Store) -> Table:
         ("without a resolution", summary["usable"] - len(resolution)),
     ]
     filtered = [(f"left out: {name}", n) for name, n in summary["filtered"].items() if n]
-    own = [(key, str(settings[key])) for key in ("components", "assembly")]
+    own = common.settings(store, "components", "assembly")
     return overview(store, rows, [*filtered, *own])
 
 
