@@ -50,12 +50,13 @@ def smooth_lddt(
             f"smooth_lddt: predicted is of {predicted.dtype}, truth of {truth.dtype}, radius of "
             f"{radius.dtype}; make them alike"
         )
-    structures, _, atoms = shape = predicted.shape[:3]
-    wanted = {
-        "predicted": (predicted, (*shape, 3)),
-        "truth": (truth, (structures, atoms, 3)),
-        "radius": (radius, (structures, atoms)),
-    }
+    if predicted.ndim != 4 or predicted.shape[-1] != 3:
+        raise ValueError(
+            f"smooth_lddt: predicted has shape {tuple(predicted.shape)}, expected "
+            "[structures, copies, atoms, 3]"
+        )
+    structures, _, atoms, _ = predicted.shape
+    wanted = {"truth": (truth, (structures, atoms, 3)), "radius": (radius, (structures, atoms))}
     check_shapes("smooth_lddt", wanted, f"predicted {tuple(predicted.shape)}")
     result: Tensor = _operator.dispatch(predicted)(predicted, truth, radius)
     return result
