@@ -75,11 +75,12 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
         Also of a run that was stopped by SIGTERM, SIGUSR1 or Ctrl-C and has saved its state; the
         model then has its last weights. After a finished run it has its final ones.
     """
-    config = run.settings.train
+    config, stops = run.settings.train, StopRequests()
     with ExitStack() as stack:
+        stack.push(stops)  # caught until the last process has left: another may still save
         whole = stack.enter_context(open_mesh(config.device, config.timeout_minutes * 60))
         # Not before: a signal ends a process that waits for the others, there is nothing to save.
-        stops = stack.enter_context(StopRequests())
+        stops.__enter__()
         near = keep_near_gpu(whole) if config.affinity else None
         division = divide_ranks(run, whole)
         mesh = whole if division is None else division.mesh
