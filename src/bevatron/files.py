@@ -101,6 +101,21 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
 
 
+def check_writable(path: Path | None, error: type[BevatronError] = BevatronError) -> None:
+    """Try whether a file can be written, before the work whose result it is to hold.
+
+    Raises BevatronError of class ``error``, see `explained`; None is no file.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise error(f"{path}: cannot be written, it is a folder; give the name of a file")
+    temporary = temporary_name(path)
+    with explained(path, error):
+        temporary.touch()
+        temporary.unlink()
+
+
 @contextmanager
 def atomic_write(path: Path, error: type[BevatronError] = BevatronError) -> Iterator[IO[bytes]]:
     """Open a file for writing that appears under its name only when all of it is on disk.

@@ -140,7 +140,11 @@ def test_what_is_good_beside_malformed_files_is_in_the_store(
 def test_every_malformed_file_is_listed_with_its_reason(prepared):
     system, store = prepared
     with store.path.with_name("s-rejects.csv").open(newline="") as file:
-        listed = {Path(path).name: reason for path, reason in list(csv.reader(file))[1:]}
+        rows = list(csv.reader(file))[1:]
+    # The good files of the archives are copies of one.
+    copies = [path for path, reason in rows if reason.startswith("is a copy of ")]
+    assert {Path(path).name for path in copies} == {"good.cif"}
+    listed = {Path(path).name: reason for path, reason in rows if path not in copies}
     no_assemblies = system == "alphafold2"
     for case in CASES:
         if case.read is malformed.read_alignment or case.read is malformed.assembled:

@@ -16,7 +16,7 @@ import torch
 from bevatron import files
 from bevatron.config import to_dict
 from bevatron.errors import CheckpointError, ConfigError
-from bevatron.train.identity import flatten
+from bevatron.train.identity import check_identity, flatten
 from bevatron.train.loop import fit
 from bevatron.train.state import random_state, restore_random_state
 
@@ -530,3 +530,9 @@ def test_random_numbers_go_on_where_they_were():
     first = draw()
     restore_random_state(state, torch.device("cpu"))
     assert draw() == first
+
+
+def test_changed_data_are_called_so():
+    before, now = ({"data.fingerprints": [text]} for text in "ab")
+    with pytest.raises(CheckpointError, match=r"the data have changed, .*begin a new run"):
+        check_identity(Path("run"), before, now)

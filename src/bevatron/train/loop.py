@@ -223,7 +223,7 @@ class Trainer:
         progress.finished = None  # it may be resumed with more epochs or patience
         for line in self.run.notes:
             self.logger.console.say(line)
-        self._warn_of_many_samples()
+        self._warn_of_samples_per_step()
         if progress.pending is not None:
             self._resume_validation()
         while self.stopped_by is None and not self._is_over():
@@ -269,15 +269,18 @@ class Trainer:
                 f"lower {size_of_batches(run)} or train for more epochs"
             )
 
-    def _warn_of_many_samples(self) -> None:
-        """Warn of steps over so many samples that training of this kind is known to fail."""
-        most = self.run.most_samples
+    def _warn_of_samples_per_step(self) -> None:
+        """Warn of steps that are known to make training fail, or leave processes without work."""
+        most, fewest = self.run.most_samples, self.planner.world
         for stage in self.run.stages:
-            count = stage.config.samples_per_step
+            count, why = stage.config.samples_per_step, ""
             if most is not None and count > most:
+                why = f"training of this kind is known to fail above {most}"
+            elif count < fewest:
+                why = f"fewer than {fewest} leave processes without a sample"
+            if why:
                 self.logger.console.say(
-                    f"warning: stages.{stage.name}.samples_per_step is {count}; training of this "
-                    f"kind is known to fail above {most}"
+                    f"warning: stages.{stage.name}.samples_per_step is {count}; {why}"
                 )
 
     def _is_over(self) -> bool:

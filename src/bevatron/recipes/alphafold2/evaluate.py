@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bevatron.data.proteins.chain_batch import ChainBatch, collate_chain
 from bevatron.data.store.progress import progress
-from bevatron.errors import ConfigError
-from bevatron.files import SCRATCH, write_json_atomically
+from bevatron.errors import ConfigError, DataError
+from bevatron.files import SCRATCH, check_writable, explained, write_json_atomically
 from bevatron.models.alphafold2.config import whole_chains
 from bevatron.models.alphafold2.task import CYCLES
 from bevatron.output import counted, print_table
@@ -54,12 +54,18 @@ def evaluate_stores(
     """
     if not files:
         raise ConfigError("evaluate: expected at least one store of chains or folder")
+    if most is not None and most < 1:
+        raise ConfigError(f"most: expected 1 or more, got {most}")
+    check_writable(out, DataError)
+    if pictures is not None:
+        with explained(pictures, DataError):
+            pictures.mkdir(parents=True, exist_ok=True)
     predictor = model if isinstance(model, ChainPredictor) else ChainPredictor(model, device)
     with TemporaryDirectory(SCRATCH, "bevatron-") as scratch:
         stores = prepared(files, Path(scratch) / "prepared")
         values = _evaluated(predictor, stores, most, pictures)
     if out is not None:
-        write_json_atomically(out, values)
+        write_json_atomically(out, values, DataError)
     return values
 
 

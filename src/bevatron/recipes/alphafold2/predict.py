@@ -17,6 +17,7 @@ from bevatron.errors import DataError
 from bevatron.files import atomic_write, explained, write_text_atomically
 from bevatron.models.alphafold2.predict import PredictedChain
 from bevatron.models.common.folding.metrics import MAX_ERROR
+from bevatron.output import note
 from bevatron.recipes.alphafold2.data import alignment_of, templates_of
 from bevatron.recipes.alphafold2.predictor import ChainPredictor, structure_of
 from bevatron.recipes.devices import fitting
@@ -69,6 +70,8 @@ def predict_files(
     predictor = model if isinstance(model, ChainPredictor) else ChainPredictor(model, device)
     rows = []
     for each in given:
+        if others := [e.chains[0] for e in each.entities if e.kind != "protein"]:
+            note(f"note: {each.name}: only proteins are predicted, not {', '.join(others)}")
         with known_of(each, searches) as known:
             for entity in each.entities:
                 if entity.kind == "protein":
