@@ -265,10 +265,13 @@ def atomic_folder(path: Path, error: type[BevatronError] = BevatronError) -> Ite
             temporary.mkdir()
             yield temporary
             replace_folder(temporary, path)
-        except BaseException:
+        except BaseException as problem:
             # A failed rename may have left the old folder aside.
             recover_folder(path)
             shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(problem, BevatronError) and str(temporary) in str(problem):
+                # Of a file in it: the user knows the folder by its own name.
+                raise type(problem)(str(problem).replace(str(temporary), str(path))) from problem
             raise
 
 
