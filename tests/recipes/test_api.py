@@ -147,9 +147,7 @@ def test_what_a_potential_cannot_do_is_one_sentence(water, tmp_path):
 
 def test_a_way_to_resume_that_there_is_not_is_refused():
     unchecked = inspect.unwrap(begin)  # tests check annotations, users do not
-    with pytest.raises(
-        ConfigError, match="resume: expected one of 'never', 'auto', 'must'"
-    ):
+    with pytest.raises(ConfigError, match="resume: expected one of 'never', 'auto', 'must'"):
         unchecked(None, "yes")
 
 
