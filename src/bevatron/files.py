@@ -44,6 +44,11 @@ Steps: ``write`` (each write to disk), ``fsync``, ``rename``, ``fsync_folder``, 
 """
 
 
+def cache_folder() -> Path:
+    """Return the user's folder for what can be made or downloaded again; it may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+
+
 def is_kept(path: Path) -> bool:
     """Whether a file outlives the command, that is, lies in no folder whose name ends in `SCRATCH`.
 
