@@ -118,6 +118,16 @@ def test_full_disk_while_replacing_a_folder_keeps_the_old_one(tmp_path, hook, pl
     assert [p.name for p in tmp_path.iterdir()] == ["best"]
 
 
+def test_a_file_in_an_unfinished_folder_is_named_as_in_the_finished_one(tmp_path):
+    path = tmp_path / "best"
+    with (
+        pytest.raises(CheckpointError, match=f"^{path}/none/a: cannot be written"),
+        files.atomic_folder(path) as folder,
+    ):
+        files.write_text_atomically(folder / "none" / "a", "", CheckpointError)
+    assert not list(tmp_path.iterdir())
+
+
 def replace_and_die(path: Path, place: int, done) -> None:
     count = iter(range(1000))
 

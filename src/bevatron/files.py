@@ -44,6 +44,11 @@ Steps: ``write`` (each write to disk), ``fsync``, ``rename``, ``fsync_folder``, 
 """
 
 
+def cache_folder() -> Path:
+    """Return the user's folder for what can be made or downloaded again; it may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+
+
 def is_kept(path: Path) -> bool:
     """Whether a file outlives the command, that is, lies in no folder whose name ends in `SCRATCH`.
 
@@ -265,10 +270,13 @@ def atomic_folder(path: Path, error: type[BevatronError] = BevatronError) -> Ite
             temporary.mkdir()
             yield temporary
             replace_folder(temporary, path)
-        except BaseException:
+        except BaseException as problem:
             # A failed rename may have left the old folder aside.
             recover_folder(path)
             shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(problem, BevatronError) and str(temporary) in str(problem):
+                # Of a file in it: the user knows the folder by its own name.
+                raise type(problem)(str(problem).replace(str(temporary), str(path))) from problem
             raise
 
 

@@ -108,6 +108,11 @@ def test_what_is_no_protein_is_named_and_left_out(model, tmp_path, capsys):
     assert "note: some: only proteins are predicted, not B, C" in capsys.readouterr().err
 
 
+def test_a_seed_out_of_range_is_refused(model, tmp_path):
+    with pytest.raises(ConfigError, match=r"seed: expected a whole number from 0 to 2\^63, got -1"):
+        predict_files(ChainPredictor(model, "cpu"), tmp_path, tmp_path, seed=-1)
+
+
 def test_a_file_without_a_protein_is_refused(model, tmp_path):
     source = tmp_path / "dna.fasta"
     source.write_text(">A|dna\nACGT\n")

@@ -21,7 +21,7 @@ from bevatron.output import note
 from bevatron.recipes.alphafold2.data import alignment_of, templates_of
 from bevatron.recipes.alphafold2.predictor import ChainPredictor, structure_of
 from bevatron.recipes.devices import fitting
-from bevatron.recipes.protein_inputs import Known, known_of
+from bevatron.recipes.protein_inputs import Known, check_seeds, known_of
 from bevatron.recipes.structure_figures import (
     NO_CONFIDENCES,
     map_figure,
@@ -62,6 +62,7 @@ def predict_files(
     ``chains``: of each ``name``, ``description`` in the input, ``file``, ``plddt`` (the mean),
     ``ptm`` or None, ``rows`` of its alignment and ``templates``.
     """
+    check_seeds([seed], "seed")
     given = read_inputs(source)
     if not any(entity.kind == "protein" for each in given for entity in each.entities):
         raise DataError(f"{source}: holds no protein, of which AlphaFold2 predicts structures")
