@@ -1,9 +1,7 @@
 """Sets of predicted structures: uncertain residues are not observed, stores drawn by shares."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
+import protein_texts as proteins
 import pytest
 
 from bevatron.data.proteins.chain_samples import ChainSizes
@@ -15,9 +13,6 @@ from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold3.data import ComplexDataConfig, load_complexes
 from bevatron.recipes.alphafold3.stores import open_complexes, prepare_complexes
 from bevatron.recipes.proteins import stores_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-import protein_texts as proteins
 
 SURE = np.array([number not in {1, 2, 7} for number in range(len(proteins.RESIDUES))])
 

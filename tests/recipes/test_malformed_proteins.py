@@ -4,11 +4,12 @@ import csv
 import os
 import resource
 import signal
-import sys
 import time
 from pathlib import Path
 
+import malformed_proteins as malformed
 import numpy as np
+import protein_texts as proteins
 import pytest
 
 from bevatron.data.proteins.alignments import Alignments
@@ -16,10 +17,6 @@ from bevatron.data.readers.proteins import read_structure
 from bevatron.errors import DataError
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold3.stores import ComplexFeaturizer, open_complexes, prepare_complexes
-
-sys.path.insert(0, str(Path(__file__).parent))
-import malformed_proteins as malformed
-import protein_texts as proteins
 
 CASES = malformed.everything()
 MEMORY, SECONDS = 700 << 20, 30

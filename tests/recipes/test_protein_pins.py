@@ -1,9 +1,7 @@
 """Features and samples of proteins are those of their version, on any machine, of any size."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
+import protein_texts as proteins
 import pytest
 from xxhash import xxh3_64
 
@@ -22,9 +20,6 @@ from bevatron.data.readers.proteins import open_components, read_structure
 from bevatron.recipes.alphafold2 import stores as chains
 from bevatron.recipes.alphafold2.data import ChainDataConfig, load_chains
 from bevatron.recipes.alphafold3 import stores as complexes
-
-sys.path.insert(0, str(Path(__file__).parent))
-import protein_texts as proteins
 
 # What changes the numbers of a version needs a new one, so that stores of the old are refused.
 PINNED = {
