@@ -105,6 +105,19 @@ def test_the_commands_and_the_python_run_one_after_the_other(shared, tmp_path, m
         assert not line or cli.main(shlex.split(line)) == 0, line
     assert Path("predicted/complex/report.html").is_file()
     assert Path("errors.json").is_file()
-    (code,) = blocks("python")
+    code = blocks("python")[1]
     code = code.replace("samples=1", 'samples=1, steps=1, components="components.cif.gz"')
     exec(compile(code, "docs/alphafold3.md", "exec"), {})
+
+
+@pytest.mark.shared
+def test_the_parts_are_used_alone(shared, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("rdkit")
+    monkeypatch.chdir(tmp_path)
+    data = shared / "data/complexes"
+    shutil.copy(data / "ccd_subset.cif.gz", "components.cif")
+    Path("pdb").mkdir()
+    shutil.copy(data / "mmcif/1bna.cif.gz", "pdb")
+    code, _ = blocks("python")
+    exec(compile(code, "docs/alphafold3.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("(16,) (")

@@ -118,6 +118,16 @@ def test_full_disk_while_replacing_a_folder_keeps_the_old_one(tmp_path, hook, pl
     assert [p.name for p in tmp_path.iterdir()] == ["best"]
 
 
+def test_a_file_in_an_unfinished_folder_is_named_as_in_the_finished_one(tmp_path):
+    path = tmp_path / "best"
+    with (
+        pytest.raises(CheckpointError, match=f"^{path}/none/a: cannot be written"),
+        files.atomic_folder(path) as folder,
+    ):
+        files.write_text_atomically(folder / "none" / "a", "", CheckpointError)
+    assert not list(tmp_path.iterdir())
+
+
 def replace_and_die(path: Path, place: int, done) -> None:
     count = iter(range(1000))
 
@@ -156,3 +166,17 @@ def test_kill_at_every_step_of_a_folder_leaves_the_old_or_the_new_one(tmp_path):
     assert place >= 7
     assert outcomes == sorted(outcomes, reverse=True)
     assert {"old", "new"} == set(outcomes)
+
+
+def test_a_file_is_tried_before_the_work_and_left_as_it_was(tmp_path):
+    (tmp_path / "old.json").write_text("old")
+    files.check_writable(tmp_path / "old.json")
+    files.check_writable(tmp_path / "new.json")
+    files.check_writable(None)
+    assert [path.name for path in tmp_path.iterdir()] == ["old.json"]
+    with pytest.raises(BevatronError, match="it is a folder"):
+        files.check_writable(tmp_path)
+    with pytest.raises(BevatronError, match="its folder does not exist"):
+        files.check_writable(tmp_path / "none" / "new.json")
+    with pytest.raises(BevatronError, match="a file is where a folder should be"):
+        files.check_writable(tmp_path / "old.json" / "new.json")

@@ -192,6 +192,8 @@ class Prepared:
             if torch.cuda.is_available():
                 self.row["peak MiB"] = peak_mib(self.call)
                 self.row["launched ms"] = median_ms(self.call, 7)
+                with torch.autograd.set_multithreading_enabled(False):
+                    self.row["launched ms, one thread"] = median_ms(self.call, 7)
                 self.row["replayed ms"] = median_ms(captured(self.call), 7, flush=True)
             return True
 
@@ -320,7 +322,8 @@ def collect(folder: Path, results: Path, note: str) -> None:
 
 NOTES = (
     "bfloat16 activations, float32 weights, published sizes, dropout 0.25. replayed ms: a captured "
-    "CUDA graph, L2 flushed; launched ms: from Python, the device waits for the host. peak MiB: "
+    "CUDA graph, L2 flushed; launched ms: from Python, the device waits for the host; one thread: "
+    "the backward pass stays on the calling thread, as in training. peak MiB: "
     "beyond weights and inputs. error: largest of a gradient's errors against float32, relative to "
     "its largest number. Boltz-2: its package's own block of the same sizes, dropout of its own, "
     "under autocast as it trains, so with a pair in float32; torch.compile: static shapes."

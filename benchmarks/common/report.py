@@ -171,7 +171,9 @@ def add_picture(figure: "Figure", result: Path, name: str = "") -> Path:
     plots.save(figure, path)
     page = result.with_suffix(".md")
     shown = f"![{name.replace('_', ' ') or 'the rows drawn'}]({path.name})"
-    write_text_atomically(page, f"{page.read_text()}\n{shown}\n")
+    text = page.read_text()
+    if shown not in text:
+        write_text_atomically(page, f"{text}\n{shown}\n")
     return path
 
 

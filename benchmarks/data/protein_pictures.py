@@ -43,18 +43,22 @@ def drawn(files: list[Path], components: str) -> tuple[Arrays, Arrays]:
 
 def crop_figure(entry: Arrays, crop: Arrays) -> Figure:
     """Draw the resolved atoms of the complex, those of the crop in the colours of their chains."""
-    whole = entry["position"][entry["resolved"].astype(np.bool_)]
+    token = np.repeat(np.arange(len(entry["num_atoms"])), entry["num_atoms"])
+    resolved = entry["resolved"].astype(np.bool_)
+    whole = entry["position"][resolved]
+    outside = entry["position"][resolved & ~np.isin(token, crop["token_index"])]
     chain = crop["asym_id"][crop["atom_to_token"]]
     names = np.unique(chain)
-    with new_axes(6.4, 5.6, subplot_kw={"projection": "3d"}) as (figure, axes):
+    with new_axes(7.6, 5.6, subplot_kw={"projection": "3d"}) as (figure, axes):
         ax = axes[0, 0]
-        ax.scatter(*whole.T, s=0.6, color=FAINT, depthshade=False, label="complex")
+        ax.scatter(*outside.T, s=1.5, color=FAINT, depthshade=False, label="outside the crop")
         for name, colour in zip(names, colours(len(names)), strict=True):
             shown = crop["position"][(chain == name) & crop["resolved"]]
             ax.scatter(*shown.T, s=5, color=colour, depthshade=True, label=f"crop, chain {name}")
-        ax.set(xlabel="x (Å)", ylabel="y (Å)", zlabel="z (Å)")
+        for axis in "xyz":
+            getattr(ax, f"set_{axis}label")(f"{axis} (Å)", labelpad=8)
         ax.set_box_aspect(np.ptp(whole, axis=0))
-        ax.legend(loc="upper left", markerscale=2)
+        ax.legend(loc="upper left", bbox_to_anchor=(-0.32, 1.0), markerscale=2)
     return figure
 
 

@@ -20,7 +20,6 @@ kernels, separately and together) of Firoz et al. (arXiv:2504.10700).
 
 import argparse
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -178,8 +177,8 @@ def thinned(train: Dataset, every: int) -> Dataset:
 
 def measure(arguments: argparse.Namespace) -> None:
     """Run all cases on the GPUs of this job; the first rank writes a file of rows."""
-    with tempfile.TemporaryDirectory() as scratch, open_mesh(arguments.device) as mesh:
-        folder = Path(arguments.scratch or scratch)
+    with open_mesh(arguments.device) as mesh:
+        folder = arguments.scratch or arguments.out / "scratch"  # the same on all ranks
         preset = MaceConfig.preset(arguments.preset)
         train, found = prepared_data(arguments.data, preset.r_max, folder / "prepared")
         if arguments.take:
@@ -347,7 +346,7 @@ def main() -> None:
     parser.add_argument("--take", type=int, default=0, help="only this number of structures")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--scratch", type=Path, help="kept, and shared by several numbers of GPUs")
+    parser.add_argument("--scratch", type=Path, help="OUT/scratch if not given")
     add_rows(parser, "scaling-rows")
     parser.add_argument("--with", dest="earlier", nargs="*", type=Path, default=[])
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Everything about one sample on several GPUs, on 2 or 4 GPUs of a host, most wanted first; stops by
-# itself. On any GPU only one call at a time exchanges through NCCL: two would wait for each other.
+# Everything about one sample on several GPUs, on 2, 4 or 8 GPUs of a host, most wanted first; stops
+# by itself. On any GPU only one call at a time exchanges through NCCL: two would wait for each other.
 #
 #     SECONDS_LEFT=590 bash benchmarks/parallel/host.sh COMPLEXES CHAINS MANY FOLDER [PIECES...]
 #     DEVICE=cpu GPUS=2 SHORT=64 LONG=96 LONGEST=128 \
@@ -21,14 +21,14 @@ if [ "$device" = auto ]; then
   gpus=${GPUS:-${#ids[@]}}
   mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -1)
 else
-  gpus=$GPUS mib=140000 ids=(0 1 2 3)
+  gpus=$GPUS mib=140000 ids=(0 1 2 3 4 5 6 7)
 fi
 short=${SHORT:-384} long=${LONG:-768}
 # What is computed again, in long crops by GPUs a sample, and the longest crops: as memory allows.
 if [ "$mib" -gt 100000 ]; then
-  keep=none keep_long=([1]=pair [2]=none [4]=none) longest=([2]=3072 [4]=4352)
+  keep=none keep_long=([1]=pair [2]=none [4]=none [8]=none) longest=([2]=3072 [4]=4352 [8]=6144)
 else
-  keep=pair keep_long=([1]=all [2]=all [4]=none) longest=([2]=2304 [4]=3200)
+  keep=pair keep_long=([1]=all [2]=all [4]=none [8]=none) longest=([2]=2304 [4]=3200 [8]=4352)
 fi
 mkdir -p "$out/rows" "$out/logs"
 
@@ -86,14 +86,18 @@ one_each() { # on GPUs 0 and 1
 if [ "$gpus" -ge 4 ]; then
   { two 0 2; one_each; } &
   { three 2 2; three_long 2 2; } &
+  [ "$gpus" -ge 8 ] && { two 4 4; three 4 4; three_long 4 4; } &
   wait
-  two 0 4
-  three 0 4
-  three_long 0 4
-  three_longest 0 4
-  links 0 4
+  all=$((gpus >= 8 ? 8 : 4))
+  two 0 $all
+  three 0 $all
+  three_long 0 $all
+  three_longest 0 $all
+  exact 0 $all
+  links 0 $all
   three_longest 2 2 &
   { exact 0 2; links 0 2; } &
+  [ "$gpus" -ge 8 ] && { three_longest 4 4; links 4 4; } &
   wait
 else
   one_each

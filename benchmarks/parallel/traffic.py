@@ -36,12 +36,10 @@ class Collective(NamedTuple):
         """Count the numbers that process ``index`` of ``size`` sends."""
         each, own_columns = lengths(self.rows, size), lengths(self.columns, size)[index]
         width = self.batch * self.channels
-        if self.kind == "gather" or (
-            self.kind == "ring" and size > 2
-        ):  # shorter parts are filled up
-            return (size - 1) * each[0] * self.columns * width
-        if self.kind == "ring":
+        if self.kind == "ring" and size == 2:
             return each[index] * self.columns * width
+        if self.kind in {"gather", "ring"}:  # shorter parts are filled up
+            return (size - 1) * each[0] * self.columns * width
         if self.kind == "sum":
             return (self.rows - each[index]) * self.columns * width
         return each[index] * (self.columns - own_columns) * width

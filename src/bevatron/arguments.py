@@ -210,7 +210,8 @@ def as_typed(message: str, options: str) -> str:
     before = options.removesuffix("labels.")
     text = re.sub(r"(?<![\w.-])(?:data\.)?(columns\.[a-z]+)", rf"{before}\1", text)
     if options.startswith("--data."):
-        text = re.sub(r"(?<=[ (])data\.[a-z_.]*[a-z]", _dashed, text)
+        # Not after the name of a YAML file, whose key it is.
+        text = re.sub(r"(?<=[ (])(?<!ml: )data\.[a-z_.]*[a-z]", _dashed, text)
         text = re.sub(r"\bduplicates='(\w+)'", r"--data.read.duplicates \1", text)
     return text.replace("pass `trust=True`", f"pass `{options}trust`")
 

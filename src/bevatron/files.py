@@ -44,6 +44,11 @@ Steps: ``write`` (each write to disk), ``fsync``, ``rename``, ``fsync_folder``, 
 """
 
 
+def cache_folder() -> Path:
+    """Return the user's folder for what can be made or downloaded again; it may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+
+
 def is_kept(path: Path) -> bool:
     """Whether a file outlives the command, that is, lies in no folder whose name ends in `SCRATCH`.
 
@@ -99,6 +104,21 @@ def _sentence(path: Path, problem: OSError) -> str:
 def temporary_name(path: Path) -> Path:
     """Return a new name beside ``path`` for its unfinished version, shared with no process."""
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+
+
+def check_writable(path: Path | None, error: type[BevatronError] = BevatronError) -> None:
+    """Try whether a file can be written, before the work whose result it is to hold.
+
+    Raises BevatronError of class ``error``, see `explained`; None is no file.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise error(f"{path}: cannot be written, it is a folder; give the name of a file")
+    temporary = temporary_name(path)
+    with explained(path, error):
+        temporary.touch()
+        temporary.unlink()
 
 
 @contextmanager
@@ -250,10 +270,13 @@ def atomic_folder(path: Path, error: type[BevatronError] = BevatronError) -> Ite
             temporary.mkdir()
             yield temporary
             replace_folder(temporary, path)
-        except BaseException:
+        except BaseException as problem:
             # A failed rename may have left the old folder aside.
             recover_folder(path)
             shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(problem, BevatronError) and str(temporary) in str(problem):
+                # Of a file in it: the user knows the folder by its own name.
+                raise type(problem)(str(problem).replace(str(temporary), str(path))) from problem
             raise
 
 

@@ -154,6 +154,17 @@ def print_rows(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
         print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows], title)
 
 
+def counted(count: int, noun: str) -> str:
+    """Write how many there are.
+
+    Examples
+    --------
+    >>> counted(1, "chain"), counted(1200, "chain")
+    ('1 chain', '1,200 chains')
+    """
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def span(low: object, high: object) -> str:
     """Write a range of numbers, or the number if it is one.
 

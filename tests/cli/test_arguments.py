@@ -106,6 +106,13 @@ def test_wrong_ranks_are_one_sentence_of_the_whole_command():
     assert done.stderr.count("\n") == 1
 
 
+def test_a_key_of_a_file_is_spelt_as_in_the_file(capsys, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("recipe: alphafold3\ndata: {train: complexes}\n")
+    assert main(["train", str(file)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {file}: data.train: expected a list")
+
+
 def test_debug_shows_the_traceback():
     with pytest.raises(Exception, match="there is no command"):
         main(["nothing", "--debug"])
@@ -303,7 +310,7 @@ BAD_YAML = {
     "optim: {lr: 1}\noptim: {lr: 2}": "line 2: .*'optim' occurs twice",
     "recipe: macee": "there is no 'macee'",
     "data: {train: [{{ file }}]}": "line 1: not valid YAML .*a template .*not been filled in",
-    "data:\n  train:": "--data.train: has no value; give a list, or take the key out",
+    "data:\n  train:": "data.train: has no value; give a list, or take the key out",
     "preset:": "preset: has no value",
     "data: {e0: fitted}": "'auto', 'least_squares', 'isolated' or keys and values, got 'fitted'",
     "data: {labels: {group_weights: {a: -1}}}": "group-weights: expected 0 or more .*'a', got -1",

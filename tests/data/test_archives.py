@@ -144,6 +144,7 @@ def test_a_database_of_alignments_is_read_by_chain(tmp_path):
     path.write_text(json.dumps(index))
     found = find_protein_files([tmp_path])
     assert found.alignments == (path / "1abc_A/x.a3m", path / "1abc_A/y.a3m")
+    assert found.others == 0
     assert read_whole(path / "1abc_A/y.a3m") == b">q\nC\n"
     path.write_text("{")
     assert [name for name, _ in find_protein_files([tmp_path]).refused] == [str(path)]

@@ -1,11 +1,12 @@
 """Drawn samples on two gloo processes: the draws of one process, exact resume, other ranks."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny
-from drawn_system import KilledError, RecycledTask, draws_by_step, make_run
+from drawn_system import FIRST, KilledError, RecycledTask, draws_by_step, make_run
 from graph_ranks import run_ranks
 
 from bevatron.train import fit
@@ -77,6 +78,13 @@ def test_on_another_number_of_processes_it_draws_exactly_the_rest(whole, tmp_pat
     )
     changes = json.dumps(tiny.records(tmp_path / "run"))
     assert '"ranks": ["1", "2"]' in changes or '"ranks": ["2", "1"]' in changes
+
+
+def test_processes_that_would_have_no_samples_are_warned_of(whole, tmp_path):
+    on_two(tmp_path, first=replace(FIRST, samples_per_step=1))
+    said = "warning: stages.short.samples_per_step is 1; fewer than 2 leave processes without"
+    assert said in (tmp_path / "run" / "log.txt").read_text()
+    assert "without a sample" not in (whole[0] / "two" / "run" / "log.txt").read_text()
 
 
 def test_samples_that_another_process_cannot_read_are_named(tmp_path):

@@ -50,8 +50,8 @@ def test_replayed_exchanges_and_blocks_equal_those_of_one_process(tmp_path, worl
 
 
 def test_a_rank_that_is_killed_ends_another_whose_gpu_waits_for_it(tmp_path):
-    began = time.monotonic()
-    codes, output = run("die", 2, tmp_path, 60)
+    codes, output = run("die", 2, tmp_path, 150)
     assert codes == [1, -signal.SIGKILL], output
     assert "rank 1 failed" in output
-    assert time.monotonic() - began < 60
+    last_words = (tmp_path / "output1").stat().st_mtime
+    assert time.time() - last_words < 30

@@ -142,6 +142,7 @@ def die(device, group):
     total = 4 * group.size
     gather(part, 0, total, group).wait()
     if group.index == 1:
+        print("is killed", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     gather(part, 0, total, group).wait()
     torch.cuda.synchronize()

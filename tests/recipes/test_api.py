@@ -1,6 +1,7 @@
 """`import bevatron as bv`: the same four functions for every system, in memory or to files."""
 
 import gzip
+import inspect
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import bevatron as bv
 from bevatron.cli import main
 from bevatron.errors import BevatronError, CheckpointError, ConfigError
+from bevatron.recipes.training import begin
 
 DATA = files("bevatron.recipes") / "demo_data"
 SHORT = {"train": {"epochs": 1, "device": "cpu"}, "report": False}
@@ -141,6 +143,12 @@ def test_what_a_potential_cannot_do_is_one_sentence(water, tmp_path):
         bv.train("mace", data=data, output=run, **SHORT, **MACE)
     with pytest.raises(ConfigError, match=r"train.epoch: unknown key \(did you mean 'epochs'"):
         bv.train("mace", data=data, output=tmp_path / "a", train={"epoch": 1})
+
+
+def test_a_way_to_resume_that_there_is_not_is_refused():
+    unchecked = inspect.unwrap(begin)  # tests check annotations, users do not
+    with pytest.raises(ConfigError, match="resume: expected one of 'never', 'auto', 'must'"):
+        unchecked(None, "yes")
 
 
 def test_a_yaml_file_is_trained_with_changes(water, tmp_path):

@@ -3,19 +3,16 @@
 import hashlib
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import ase
 import ase.io
+import graph_data_sets
 import numpy as np
 import pytest
 import torch
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parent))
-import graph_data_sets
 
 from bevatron import cli
 from bevatron.data.padding import BatchShape

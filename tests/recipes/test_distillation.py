@@ -1,22 +1,18 @@
 """Sets of predicted structures: uncertain residues are not observed, stores drawn by shares."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
+import protein_texts as proteins
 import pytest
 
 from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.data.proteins.sample import SampleSizes
 from bevatron.errors import ConfigError, DataError
+from bevatron.recipes.alphafold2 import inspect
 from bevatron.recipes.alphafold2.data import ChainDataConfig, load_chains
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold3.data import ComplexDataConfig, load_complexes
 from bevatron.recipes.alphafold3.stores import open_complexes, prepare_complexes
 from bevatron.recipes.proteins import stores_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-import protein_texts as proteins
 
 SURE = np.array([number not in {1, 2, 7} for number in range(len(proteins.RESIDUES))])
 
@@ -48,6 +44,8 @@ def chains(files, out, **options):
 def test_uncertain_residues_of_chains_are_not_observed(predicted, tmp_path):
     chains([predicted], tmp_path / "s", lowest_plddt=50.0)
     chains([predicted], tmp_path / "all")
+    rows = dict(inspect.describe(open_chains(tmp_path / "s"))[0].rows)
+    assert rows["lowest_plddt"] == "50.0"
     (entry,), (whole,) = open_chains(tmp_path / "s"), open_chains(tmp_path / "all")
     np.testing.assert_array_equal(entry["all_atom_mask"].any(axis=1), SURE)
     assert whole["all_atom_mask"].any(axis=1).all()

@@ -1,15 +1,10 @@
 """Predictions that are NaN or infinite are refused by name; nothing is written."""
 
-import sys
-from pathlib import Path
-
 import ase.io
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
-
-sys.path.insert(0, str(Path(__file__).parent))
 from graph_data_sets import write
 
 from bevatron.data.graphs import read_graph

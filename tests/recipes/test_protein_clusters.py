@@ -1,17 +1,12 @@
 """Clusters of proteins that a user's file gives."""
 
-import sys
-from pathlib import Path
-
+import protein_texts as proteins
 import pytest
 
 from bevatron.errors import DataError
 from bevatron.recipes.alphafold2 import stores as chains
 from bevatron.recipes.alphafold3 import stores as complexes
 from bevatron.recipes.proteins import CLUSTERS, write_clusters
-
-sys.path.insert(0, str(Path(__file__).parent))
-import protein_texts as proteins
 
 SEQUENCES = {
     1: "MKVLAAGIVG" * 4,

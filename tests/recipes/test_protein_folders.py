@@ -2,9 +2,9 @@
 
 import csv
 import gzip
-import sys
 from pathlib import Path
 
+import protein_texts as proteins
 import pytest
 
 from bevatron.data.proteins.alignments import Alignments
@@ -12,9 +12,6 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.recipes import proteins as common
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold3.stores import prepare_complexes
-
-sys.path.insert(0, str(Path(__file__).parent))
-import protein_texts as proteins
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """Features and samples of proteins are those of their version, on any machine, of any size."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
+import protein_texts as proteins
 import pytest
 from xxhash import xxh3_64
 
@@ -23,16 +21,24 @@ from bevatron.recipes.alphafold2 import stores as chains
 from bevatron.recipes.alphafold2.data import ChainDataConfig, load_chains
 from bevatron.recipes.alphafold3 import stores as complexes
 
-sys.path.insert(0, str(Path(__file__).parent))
-import protein_texts as proteins
-
 # What changes the numbers of a version needs a new one, so that stores of the old are refused.
 PINNED = {
     ("complexes", 4): "f5f4a3619c61173d",
     ("chains", 4): "662ac27ed8d60c18",
     ("alignments", 2): "22f9d3d4ee4bd2eb",
 }
-SAMPLES = {"alphafold3": "8fa3aab023462e83", "alphafold2": "8a04204f858ec858"}
+# Unlike rows, more than a sample holds, so that it says which were drawn.
+ROWS = f">query\n{proteins.SEQUENCE}\n" + "".join(
+    f">row{i}_HUMAN\n"
+    + "".join(
+        ("CDEFHIKLMNPQRTVWY"[(i + place) % 17] if (i * 7 + place) % 5 < 2 else letter)
+        + "acd" * (place == i % 11)
+        for place, letter in enumerate(proteins.SEQUENCE)
+    )
+    + "\n"
+    for i in range(40)
+)
+SAMPLES = {"alphafold3": "73a74a0385150589", "alphafold2": "2709a62357e4baa0"}
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +47,7 @@ def files(tmp_path_factory):
     root = tmp_path_factory.mktemp("pins")
     (root / "a.cif").write_bytes(proteins.cif())
     (root / "a.a3m").write_bytes(proteins.A3M)
+    (root / "rows.a3m").write_text(ROWS)
     (root / "components").mkdir()
     (root / "components/components.cif").write_bytes(proteins.COMPONENTS)
     return root
@@ -83,13 +90,13 @@ def test_a_seed_gives_the_same_sample_on_another_machine(files, components, tmp_
     keys = dict.fromkeys(entry["component"].tolist())
     poses = collected({key: rng.normal(size=(2, 7, 3)).astype(np.float32) for key in keys})
     alignments = prepare_alignments(
-        AlignmentReader([files / "a.a3m"]), tmp_path / "alignments", workers=0
+        AlignmentReader([files / "rows.a3m"]), tmp_path / "alignments", workers=0
     )
     sizes = SampleSizes(CropSizes(tokens=14, atoms=90), rows=8)
     of_complex = sample(entry, 7, Sources(poses, alignments), sizes, [1])
-    chains.prepare_chains([files / "a.cif", files / "a.a3m"], tmp_path / "s", workers=0)
+    chains.prepare_chains([files / "a.cif", files / "rows.a3m"], tmp_path / "s", workers=0)
     config = ChainDataConfig(train=(tmp_path / "s",), valid_fraction=0.0)
-    limits = ChainSizes(residues=8, msa_rows=4, extra_rows=6)
+    limits = ChainSizes(residues=8, msa_rows=4, extra_rows=6, deleted_blocks=2)
     of_chain = load_chains(config, limits, 2).draws(limits, 0).sources[0].dataset.sample(0, 7)
     assert {"alphafold3": digest(of_complex), "alphafold2": digest(of_chain)} == SAMPLES
 

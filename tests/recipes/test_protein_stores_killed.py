@@ -1,19 +1,14 @@
 """Preparing complexes and chains, killed before any step on disk, loses and repeats nothing."""
 
 import functools
-import sys
-from pathlib import Path
 
+import protein_texts as proteins
 import pytest
 
 from bevatron.data.proteins import poses
 from bevatron.errors import DataError, StoreError
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold3.stores import open_complexes, prepare_complexes
-
-sys.path.insert(0, str(Path(__file__).parent))
-import protein_texts as proteins
-
 from killing import killed_at_each_step
 
 

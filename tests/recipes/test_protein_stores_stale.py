@@ -1,9 +1,7 @@
 """Stores of proteins say when they are of other content or of other code than asked for."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
+import protein_texts as proteins
 import pytest
 
 from bevatron.data.proteins import alignments
@@ -12,9 +10,6 @@ from bevatron.data.store.store import Store
 from bevatron.errors import DataError, StoreError
 from bevatron.recipes.alphafold2 import stores as chains
 from bevatron.recipes.alphafold3 import stores as complexes
-
-sys.path.insert(0, str(Path(__file__).parent))
-import protein_texts as proteins
 
 
 @pytest.fixture(params=[complexes, chains], ids=["alphafold3", "alphafold2"])

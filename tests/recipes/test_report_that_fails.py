@@ -2,16 +2,12 @@
 
 import csv
 import gzip
-import sys
 from importlib.resources import files
 from itertools import islice
-from pathlib import Path
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-sys.path.insert(0, str(Path(__file__).parent))
 from graph_data_sets import write as write_graph
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from bevatron.cli import main
 

@@ -135,7 +135,9 @@ def test_templates_of_an_input_and_of_searches_are_the_same(shared, folder, hits
     )
     aligned = templates(boltz)["template_aatype"] == by_input["template_aatype"]
     assert aligned.mean() > 0.5
-    with pytest.raises(DataError, match="x, chain A, template 1: its structure has 4 protein"):
+    with pytest.raises(
+        DataError, match=r"x\.json, chain A, template 1: its structure has 4 protein"
+    ):
         given({"mmcifPath": str(folder / "4hhb.cif.gz"), **indices})
     indices["queryIndices"] = [len(sequence)] * len(pairs)
     with pytest.raises(DataError, match=f"template 1: aligns residue {len(sequence)} of"):

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ import torch
 from bevatron import files
 from bevatron.config import to_dict
 from bevatron.errors import CheckpointError, ConfigError
-from bevatron.train.identity import flatten
+from bevatron.parallel.mesh import open_mesh
+from bevatron.train import loop
+from bevatron.train.identity import check_identity, flatten
 from bevatron.train.loop import fit
 from bevatron.train.state import random_state, restore_random_state
 
@@ -150,6 +153,28 @@ def test_killed_at_every_write_fsync_and_rename_of_its_files(tmp_path):
         tiny.same_end(tmp_path / "whole", folder)
         leftovers = [p.name for p in folder.rglob("*") if p.name.endswith((".tmp", ".old"))]
         assert not leftovers, (steps[crash], leftovers)
+
+
+def test_a_signal_is_also_caught_while_a_process_waits_for_the_others_at_the_end(
+    tmp_path, monkeypatch
+):
+    missed = []
+
+    @contextmanager
+    def slow_to_leave(*given):
+        with open_mesh(*given) as mesh:
+            yield mesh
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(loop, "open_mesh", slow_to_leave)
+    before = signal.signal(signal.SIGTERM, lambda *_: missed.append("SIGTERM"))
+    try:
+        fit(tiny.make_run(tmp_path, train={"epochs": 1}))
+        assert not missed
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert missed == ["SIGTERM"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
@@ -530,3 +555,9 @@ def test_random_numbers_go_on_where_they_were():
     first = draw()
     restore_random_state(state, torch.device("cpu"))
     assert draw() == first
+
+
+def test_changed_data_are_called_so():
+    before, now = ({"data.fingerprints": [text]} for text in "ab")
+    with pytest.raises(CheckpointError, match=r"the data have changed, .*begin a new run"):
+        check_identity(Path("run"), before, now)

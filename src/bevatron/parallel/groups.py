@@ -276,8 +276,6 @@ class Silent(Group):
         x: Tensor,
         received: Tensor,
         most: int,  # noqa: ARG002
-        *,
-        urgent: bool = False,  # noqa: ARG002
     ) -> Pending:
         """Write zeros for what the next would send."""
         traffic.record("pass_on", x, self.size)

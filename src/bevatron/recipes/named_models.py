@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from bevatron.errors import CheckpointError
-from bevatron.files import MODEL_FILE
+from bevatron.files import MODEL_FILE, cache_folder
 
 FOLDER_VARIABLE = "BEVATRON_MODELS"
 
@@ -41,7 +41,7 @@ PUBLISHED = {
 
 def models_folder() -> Path:
     """Return the folder of the user's models."""
-    return Path(os.environ.get(FOLDER_VARIABLE) or _cache() / "bevatron").expanduser()
+    return Path(os.environ.get(FOLDER_VARIABLE) or cache_folder() / "bevatron").expanduser()
 
 
 def named_model(path: Path | str) -> Path:
@@ -77,7 +77,7 @@ def published_file(path: Path | str) -> Path:
         return path
     file = PUBLISHED[str(path)].rpartition("/")[2]
     kept = "".join(letter for letter in file if letter.isalnum() or letter == "_")
-    folders = (models_folder(), _cache() / "mace")
+    folders = (models_folder(), cache_folder() / "mace")
     for candidate in (folder / name for folder in folders for name in (file, kept)):
         if candidate.is_file():
             return candidate
@@ -85,7 +85,3 @@ def published_file(path: Path | str) -> Path:
         f"{path}: there is no {file} in {folders[0]} or {folders[1]}; download it from "
         f"{PUBLISHED[str(path)]} into one of them"
     )
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()

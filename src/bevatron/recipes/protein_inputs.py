@@ -19,7 +19,7 @@ from bevatron.data.proteins.template_store import TemplatesInMemory
 from bevatron.data.readers.proteins.alphabet import Polymer
 from bevatron.data.readers.proteins.folders import ProteinFiles, find_protein_files, is_rna
 from bevatron.data.readers.proteins.inputs import Complex, Entity
-from bevatron.errors import DataError
+from bevatron.errors import ConfigError, DataError
 from bevatron.output import note
 
 _ALIGNED: dict[str, Polymer] = {"protein": "protein", "rna": "rna"}
@@ -35,6 +35,18 @@ class Known(NamedTuple):
 
     alignments: Alignments | None
     templates: TemplatesInMemory | None
+
+
+def check_seeds(seeds: Sequence[int], where: str) -> None:
+    """Refuse seeds that random numbers cannot begin with, or that occur twice.
+
+    Raises ConfigError.
+    """
+    for seed in seeds:
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"{where}: expected a whole number from 0 to 2^63, got {seed}")
+        if list(seeds).count(seed) > 1:
+            raise ConfigError(f"{where}: {seed} is given more than once")
 
 
 @contextmanager

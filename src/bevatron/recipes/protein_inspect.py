@@ -4,11 +4,13 @@ import csv
 import datetime as dt
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
 from bevatron.data.dataset import column
-from bevatron.data.proteins.alignments import Alignments
+from bevatron.data.proteins.alignments import Alignments, sequence_key
+from bevatron.data.proteins.hit_files import NamedChain
 from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Row, Table
 from bevatron.recipes.proteins import CLUSTERS, opened_searches, rejects_file
@@ -16,8 +18,8 @@ from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray
 
-MOST_REJECTS = 40
-"""Files that were left out and have a row of their own."""
+MOST_LISTED = 40
+"""Files, sequences and components that have a row of their own."""
 
 LONGEST_REASON = 120
 """Characters."""
@@ -38,21 +40,45 @@ def dates(days: Array) -> list[Row]:
     return [("earliest release", ends[0]), ("latest release", ends[1])]
 
 
-def searches(store: Store, keys: set[bytes]) -> Table:
-    """Return how many sequences have alignments and templates, and how many of them.
+def settings(store: Store, *names: str) -> list[Row]:
+    """Return rows with the settings of a store, as far as it has them."""
+    known = store.manifest["settings"]
+    return [(name, str(known[name])) for name in (*names, "lowest_plddt") if name in known]
+
+
+def searches(store: Store, chains: Sequence[NamedChain]) -> list[Table]:
+    """Return how many sequences have alignments and templates, and who has no alignment.
 
     Parameters
     ----------
-    keys : `sequence_key` of each distinct protein in it
+    chains : the proteins in it
     """
     alignments, templates = opened_searches(store.path)
+    named: dict[bytes, list[NamedChain]] = {}
+    for chain in chains:
+        key = sequence_key(np.frombuffer(chain.classes, dtype=np.int8))
+        named.setdefault(key, []).append(chain)
+    keys = set(named)
     rows: list[Row] = []
+    missing: list[Row] = []
     if alignments is not None:
         rows.append(("alignments", *_marks(depths(alignments), keys, alignments.keys())))
+        known = set(alignments.keys())
+        missing = [
+            (f"{same[0].entry}_{same[0].names[0]}", len(same), len(same[0].classes))
+            for key, same in named.items()
+            if key not in known
+        ]
+        if len(missing) > MOST_LISTED:
+            more = f"and {len(missing) - MOST_LISTED} more"
+            missing = [*missing[:MOST_LISTED], (more, None, None)]
     if templates is not None:
         rows.append(("templates", *_marks(templates.counts(), keys, templates.keys())))
     headers = ("", "sequences with", "without", "fewest", "median", "most")
-    return Table("Alignments and templates", headers, rows)
+    return [
+        Table("Alignments and templates", headers, rows),
+        Table("Sequences without alignment", ("first chain", "chains", "residues"), missing),
+    ]
 
 
 def _marks(numbers: IntArray, keys: set[bytes], found: list[bytes]) -> Row:
@@ -86,11 +112,11 @@ def rejects(store: Store) -> list[Table]:
     with path.open(encoding="utf-8", newline="") as file:
         listed = list(csv.reader(file))[1:]
     kinds = Counter(_PARTICULAR.sub("…", reason)[:LONGEST_REASON] for _, reason in listed)
-    rows: list[Row] = [(file, reason[:LONGEST_REASON]) for file, reason in listed[:MOST_REJECTS]]
-    if len(listed) > MOST_REJECTS:
-        rows.append((f"and {len(listed) - MOST_REJECTS} more", f"see {path}"))
+    rows: list[Row] = [(file, reason[:LONGEST_REASON]) for file, reason in listed[:MOST_LISTED]]
+    if len(listed) > MOST_LISTED:
+        rows.append((f"and {len(listed) - MOST_LISTED} more", f"see {path}"))
     return [
-        Table("Left out, by reason", ("reason", "files"), list(kinds.most_common(MOST_REJECTS))),
+        Table("Left out, by reason", ("reason", "files"), list(kinds.most_common(MOST_LISTED))),
         Table("Left out", ("file", "reason"), rows),
     ]
 

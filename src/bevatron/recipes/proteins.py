@@ -68,7 +68,7 @@ class ProteinDataConfig:
         all into one store.
     shares
         How often each store is drawn from, relative to the others, such as 1 3 for a set of
-        predicted structures beside the known ones; by default all chains or complexes are alike.
+        predicted structures beside the known ones; by default by how much each holds.
     valid : one more of them, for validation; by default a part of ``train``
     valid_fraction
         That part, drawn at random: of chains a fraction of the clusters of similar sequences, of

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -96,6 +96,9 @@ def start(config: Any, *, resume: Resume = "never", dry_run: bool = False) -> in
 
 def begin(config: Any, resume: Resume = "never") -> Run:
     """Build the run of a configuration, to be trained; see `start`."""
+    if resume not in get_args(Resume):
+        expected = ", ".join(map(repr, get_args(Resume)))
+        raise ConfigError(f"resume: expected one of {expected}, got {resume!r}")
     check_filled(to_dict(config))
     folder = Path(config.output)
     refuse_file(folder)

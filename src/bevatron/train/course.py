@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from bevatron.data.dataset import Dataset
 from bevatron.data.packing.randomness import STEPS, counted_words
 from bevatron.errors import ConfigError
+from bevatron.output import counted
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Numbered, StepNumbers
 from bevatron.train.epochs import Drawn, EpochPlan, Segment, plan_epoch
@@ -243,11 +244,9 @@ class Stages:
         if progress.step != progress.stage_began:
             return None
         config = stage.config
-        number = config.samples_per_step
-        samples = "sample" if number == 1 else "samples"
         return (
-            f"stage {stage.name}: {config.steps} steps of {number} {samples} "
-            f"from step {progress.step + 1} on"
+            f"stage {stage.name}: {counted(config.steps, 'step')} of "
+            f"{counted(config.samples_per_step, 'sample')} from step {progress.step + 1} on"
         )
 
     def plan(self, progress: Progress, segments: Sequence[Segment]) -> EpochPlan:

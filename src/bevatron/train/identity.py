@@ -70,9 +70,10 @@ def check_identity(path: Path, before: Mapping[str, Any], identity: Mapping[str,
     for key, was, value in differences(before, now):
         if key in before and key in now and _equal_but_for_rounding(before[key], now[key]):
             continue
+        data = "the data have changed, " if key.startswith("data.fingerprint") else ""
         raise CheckpointError(
-            f"{path}: cannot be resumed, '{key}' was {was} and is {value} now; use the "
-            f"run's own settings or begin a new run in another folder"
+            f"{path}: cannot be resumed, {data}'{key}' was {was} and is {value} now; use the run's "
+            f"own {'data' if data else 'settings'} or begin a new run in another folder"
         )
 
 

@@ -75,11 +75,12 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
         Also of a run that was stopped by SIGTERM, SIGUSR1 or Ctrl-C and has saved its state; the
         model then has its last weights. After a finished run it has its final ones.
     """
-    config = run.settings.train
+    config, stops = run.settings.train, StopRequests()
     with ExitStack() as stack:
+        stack.push(stops)  # caught until the last process has left: another may still save
         whole = stack.enter_context(open_mesh(config.device, config.timeout_minutes * 60))
         # Not before: a signal ends a process that waits for the others, there is nothing to save.
-        stops = stack.enter_context(StopRequests())
+        stops.__enter__()
         near = keep_near_gpu(whole) if config.affinity else None
         division = divide_ranks(run, whole)
         mesh = whole if division is None else division.mesh
@@ -223,7 +224,7 @@ class Trainer:
         progress.finished = None  # it may be resumed with more epochs or patience
         for line in self.run.notes:
             self.logger.console.say(line)
-        self._warn_of_many_samples()
+        self._warn_of_samples_per_step()
         if progress.pending is not None:
             self._resume_validation()
         while self.stopped_by is None and not self._is_over():
@@ -269,15 +270,18 @@ class Trainer:
                 f"lower {size_of_batches(run)} or train for more epochs"
             )
 
-    def _warn_of_many_samples(self) -> None:
-        """Warn of steps over so many samples that training of this kind is known to fail."""
-        most = self.run.most_samples
+    def _warn_of_samples_per_step(self) -> None:
+        """Warn of steps that are known to make training fail, or leave processes without work."""
+        most, fewest = self.run.most_samples, self.planner.world
         for stage in self.run.stages:
-            count = stage.config.samples_per_step
+            count, why = stage.config.samples_per_step, ""
             if most is not None and count > most:
+                why = f"training of this kind is known to fail above {most}"
+            elif count < fewest:
+                why = f"fewer than {fewest} leave processes without a sample"
+            if why:
                 self.logger.console.say(
-                    f"warning: stages.{stage.name}.samples_per_step is {count}; training of this "
-                    f"kind is known to fail above {most}"
+                    f"warning: stages.{stage.name}.samples_per_step is {count}; {why}"
                 )
 
     def _is_over(self) -> bool:

@@ -143,6 +143,23 @@ def test_one_chain_and_nothing_observed_fall_back():
     assert len(crop) == 10
 
 
+def test_interface_crops_are_around_a_token_near_another_chain():
+    entry = entry_of([60, 60], spread=60.0, resolved=1.0)
+
+    def ends(shares):
+        """How far the first token of a crop of one is from the other chain, at most."""
+        drawn = [
+            crop_entry(entry, CropSizes(1, 100, shares), np.random.default_rng(seed))
+            for seed in range(100)
+        ]
+        place = entry["position"][entry["centre_atom"]]
+        apart = np.linalg.norm(place[:, None] - place, axis=2)
+        apart[entry["asym_id"][:, None] == entry["asym_id"]] = np.inf
+        return max(float(apart[crop].min()) for crop in drawn)
+
+    assert ends((0, 0, 1)) < 15 < ends((0, 1, 0))
+
+
 def test_kinds_are_drawn_by_their_shares():
     entry = entry_of([60, 60], resolved=1.0)
     sizes = CropSizes(30, 10_000, (0.5, 0.5, 0.0))

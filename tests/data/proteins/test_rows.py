@@ -40,7 +40,7 @@ def random_alignment(rng, num_rows, width, num_species):
 
 def test_species_of_more_chains_come_first_and_rows_pair_by_similarity():
     # Rows 1.. of each; 0 is no species.
-    first = alignment(distinct([2, 5, 3, 4]), [0, 30, 30, 10, 0])
+    first = alignment(distinct([2, 5, 3, 4, 1]), [0, 30, 30, 10, 0, 40])
     second = alignment(distinct([4, 3, 2]), [0, 30, 10, 20])
     third = alignment(distinct([3, 2, 1]), [0, 20, 30, 30])
     stack = stack_rows([first, second, third]).rows
@@ -52,6 +52,7 @@ def test_species_of_more_chains_come_first_and_rows_pair_by_similarity():
         # In no pair:
         [1, NO_ROW, NO_ROW],
         [4, NO_ROW, NO_ROW],
+        [5, NO_ROW, NO_ROW],  # species 40 is in one alone
         [NO_ROW, NO_ROW, 3],
     ]
     assert sorted(stack[2:4].tolist()) == sorted(expected[2:4])

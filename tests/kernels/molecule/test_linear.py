@@ -32,6 +32,14 @@ def test_any_number_of_rows_is_right(rows, bias):
     check(make(rows, 24, 20, bias=bias))
 
 
+@pytest.mark.parametrize(
+    ("shape", "out"), [((24,), 20), ((2, 0, 24), 20), ((2, 5, 24), 0), ((2, 5, 0), 20)]
+)
+def test_rows_of_any_rank_are_right(shape, out):
+    inputs = make(1, shape[-1], out) | {"x": draw(*shape)}
+    check(inputs)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_gradients_of_returned_inputs_are_added(dtype):
     def both(x, weight, bias):

@@ -69,9 +69,12 @@ def test_results_by_heads_are_those_of_rows(norm):
             assert_close(got, want, 2e-5)
 
 
-def test_a_weight_that_heads_do_not_divide_is_named():
-    with pytest.raises(ValueError, match=r"k_weight has shape \(5, 8\).* head_width 4"):
-        qkvg(**make((3,), 8), head_width=4)
+@pytest.mark.parametrize(
+    ("head_width", "name"), [(4, r"k_weight has shape \(5, 8\)"), (0, "q_weight")]
+)
+def test_a_weight_that_heads_do_not_divide_is_named(head_width, name):
+    with pytest.raises(ValueError, match=rf"{name}.* head_width {head_width}"):
+        qkvg(**make((3,), 8), head_width=head_width)
 
 
 def test_weights_of_several_types_have_gradients_of_theirs():
@@ -107,6 +110,22 @@ def test_the_operator_is_well_formed(dtype):
 def test_no_rows():
     with use(qkvg="triton"):
         assert joined(**make((0, 3), 8)).shape == (0, 3, sum(PARTS.values()))
+
+
+@pytest.mark.parametrize("rows", [0, 5])
+def test_biases_of_other_lengths_and_types_have_gradients_of_theirs(rows):
+    inputs = make((rows, 3), 8, "q_bias", "gate_bias")
+    inputs["q_weight"] = inputs["q_weight"][:4]
+    inputs["q_bias"] = inputs["q_bias"][:4].to(HALF)
+    biases = [inputs[name].requires_grad_() for name in ("q_bias", "gate_bias")]
+    results = []
+    for choice in ("reference", "triton"):
+        with use(qkvg=choice):
+            total = sum(part.sin().sum() for part in qkvg(**inputs, norm=(None, None)))
+        results.append(torch.autograd.grad(total, biases))
+    for want, got, tolerance in zip(*results, (4e-2, 2e-5), strict=True):
+        assert got.dtype == want.dtype
+        assert_close(got, want, tolerance)
 
 
 def test_it_is_four_linear_layers():

@@ -1,5 +1,7 @@
 """Smooth lDDT: tiles equal the formula on all pairs, the kernel equals the tiles."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -126,3 +128,15 @@ def test_mixed_types_are_refused():
     predicted, truth, radius = draw(3)
     with pytest.raises(ValueError, match="alike"):
         smooth_lddt(predicted, truth.float(), radius)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    predicted, truth, radius = draw(3)
+    unchecked = inspect.unwrap(smooth_lddt)  # tests check annotations, users do not
+    with pytest.raises(ValueError, match="smooth_lddt: truth has shape"):
+        unchecked(predicted, truth[:, :2], radius)
+    with pytest.raises(ValueError, match="smooth_lddt: radius has shape"):
+        unchecked(predicted, truth, radius[:, :2])
+    for other in (predicted[0, 0], predicted[..., :2]):
+        with pytest.raises(ValueError, match="smooth_lddt: predicted has shape"):
+            unchecked(other, truth, radius)

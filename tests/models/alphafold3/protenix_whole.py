@@ -19,6 +19,7 @@ ROWS, TEMPLATES, CYCLES, STEPS, COPIES = 5, 2, 2, 4, 2
 SINGLE, PAIR, TOKEN, ATOM, ATOM_PAIR, DIFFUSION = 32, 16, 16, 16, 8, 64
 BLOCKS = 2
 """Of the trunk and of the diffusion; one of the confidences, of templates and of atoms."""
+SCORES = ("plddt", "ptm", "iptm", "ranking_score", "has_clash", "chain_ptm")
 
 
 def weight(name, shape):
@@ -27,6 +28,11 @@ def weight(name, shape):
     if len(shape) > 1:
         return torch.from_numpy(drawn / shape[-1] ** 0.5)
     return torch.from_numpy(0.1 * drawn + name.endswith("weight"))
+
+
+def rounded_atan(x):
+    """Return the arc tangent in float32, rounded from float64: that of float32 varies by CPU."""
+    return torch.from_numpy(np.arctan(x.numpy().astype(np.float64)).astype(np.float32))
 
 
 def batch():
@@ -73,6 +79,8 @@ def batch():
         "template_pseudo_beta_mask": classes(5, T, N) > 0,
         "template_backbone": 3 * normal(T, N, 3, 3),
         "template_backbone_mask": classes(5, T, N) > 0,
+        "has_frame": classes(3, N) > 0,
+        "molecule_type": torch.zeros(N, dtype=torch.int64),
     }
 
 
@@ -138,7 +146,7 @@ def features():
         "token_bonds": bonds,
         "msa": ours["msa"].long(),
         "has_deletion": (deletion > 0).to(WIDE),
-        "deletion_value": (torch.atan(deletion / 3) * (2 / np.pi)).double(),
+        "deletion_value": (rounded_atan(deletion / 3) * (2 / np.pi)).double(),
         "template_aatype": ours["template_restype"].long(),
         "template_distogram": pairs.distance,
         "template_pseudo_beta_mask": pairs.distance_mask.to(WIDE),
@@ -148,7 +156,7 @@ def features():
             f"{name}_rep_atom_mask": representative
             for name in ("distogram", "pae", "plddt_m")
         },
-        "has_frame": torch.ones(N),
+        "has_frame": ours["has_frame"],
         "frame_atom_index": first[:, None].expand(N, 3),
         "is_ligand": torch.zeros(A),
     }  # fmt: skip
@@ -199,6 +207,10 @@ def main():
         logits = model.distogram_head(trunk[2])
     kept = {name: found[name] for name in ("coordinate", "plddt", "pae", "pde", "resolved")}
     kept |= dict(zip(("s_inputs", "s", "z"), trunk, strict=True)) | {"distogram": logits}
+    scores = found["summary_confidence"]
+    for name in SCORES:
+        values = [torch.as_tensor(each[name], dtype=WIDE) for each in scores]
+        kept[f"score_{name}"] = torch.stack(values)
     kept |= {"start": normals[0], "rotation": torch.stack(rotations)}
     kept |= {"translation": torch.stack(normals[1::2]), "noise": torch.stack(normals[2::2])}
     names = np.array([f"{name} {tuple(value.shape)}" for name, value in stored.items()])

@@ -20,6 +20,8 @@ from bevatron.models.alphafold3.config_diffusion import (
 )
 from bevatron.models.alphafold3.config_trunk import MsaConfig, PairformerConfig, TemplateConfig
 from bevatron.models.alphafold3.convert import from_protenix, to_protenix
+from bevatron.models.alphafold3.predict import _scores as scores
+from bevatron.models.common.folding.metrics.confidence import expected_lddt
 from bevatron.testing import assert_close
 
 ONE = AtomConfig(whole.ATOM, whole.ATOM_PAIR, num_heads=4, num_blocks=1)
@@ -58,7 +60,8 @@ def theirs(golden):
     )
 
 
-def test_its_predictions_are_those_of_protenix(golden, theirs):
+def test_its_predictions_are_those_of_protenix(golden, theirs, monkeypatch):
+    monkeypatch.setattr(torch, "atan", whole.rounded_atan)  # of deletions, the one float32
     model, batch = from_protenix(theirs, CONFIG, torch.float64), whole.batch()
     want = {name: torch.from_numpy(x) for name, x in golden.items() if name != "names"}
     moves = zip(want["rotation"], want["translation"], want["noise"], strict=True)
@@ -77,6 +80,19 @@ def test_its_predictions_are_those_of_protenix(golden, theirs):
     found |= {name: torch.stack([each[name] for each in judged]) for name in judged[0]}
     for name, value in {**found, "coordinate": structures}.items():
         assert_close(value, want[name], 1e-11, name)
+
+
+def test_scores_of_its_logits_are_those_of_protenix(golden):
+    names = ("plddt", "ptm", "iptm", "ranking_score")
+    of = {name: torch.from_numpy(golden[name]) for name in ("plddt", "pae", "coordinate")}
+    for number, (plddt, pae, structure) in enumerate(zip(*of.values(), strict=True)):
+        found = scores(whole.batch(), pae, expected_lddt(plddt), structure)
+        want = {name: golden[f"score_{name}"][number] for name in whole.SCORES}
+        # Protenix adds 1e-8 to the number of which it takes a mean.
+        assert [found[name] for name in names] == pytest.approx([want[n] for n in names], rel=1e-8)
+        alone = [row[place] for place, row in enumerate(found["chain_pair_iptm"])]
+        assert alone == pytest.approx(want["chain_ptm"].tolist(), rel=1e-8)
+        assert found["clash"] == bool(want["has_clash"])
 
 
 def test_protenix_would_load_what_we_give_it(golden, theirs):

@@ -50,6 +50,13 @@ def test_validation_has_whole_chains(loaded):
         assert len(loaded.valid[index]["aatype"]) == loaded.valid.lengths("tokens")[index]
 
 
+def test_no_row_is_deleted_in_validation(store):
+    sizes = dataclasses.replace(SIZES, deleted_blocks=5)
+    data = load_chains(ChainDataConfig(train=(store,), valid_fraction=0.34), sizes, 1)
+    assert data.valid.sizes.deleted_blocks == 0
+    assert data.draws(sizes, 0).sources[0].dataset.sizes.deleted_blocks == 5
+
+
 def test_chains_are_drawn_by_length_and_cluster(loaded, store):
     source = loaded.draws(SIZES, 0).sources[0]
     ((_, table),) = loaded.train

@@ -37,6 +37,8 @@ def test_totals_filters_and_searches_are_counted(prepared, tables):
     searches = {row[0]: row[1:] for row in tables["Alignments and templates"].rows}
     assert searches["alignments"][:2] == (3, 3)
     assert searches["templates"] == (1, 5, 1, 1.0, 1)
+    missing = tables["Sequences without alignment"].rows
+    assert sorted(missing) == [("102m_A", 1, 154), ("4hhb_A", 2, 141), ("4hhb_B", 2, 146)]
     clusters = dict(zip(tables["Clusters"].headers, tables["Clusters"].rows[0], strict=True))
     assert clusters["sequences"] == 6
 

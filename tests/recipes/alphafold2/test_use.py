@@ -11,8 +11,9 @@ import bevatron as bv
 from bevatron.cli import main
 from bevatron.config import from_dict
 from bevatron.data.readers.proteins import read_structure
-from bevatron.errors import DataError, OutOfMemoryError
+from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.models.alphafold2 import AlphaFold2, AlphaFold2Config, save_model
+from bevatron.recipes.alphafold2.evaluate import evaluate_stores
 from bevatron.recipes.alphafold2.predict import predict_files
 from bevatron.recipes.alphafold2.predictor import ChainPredictor
 
@@ -99,6 +100,19 @@ def test_a_chain_that_needs_more_memory_than_there_is_is_named(model, tmp_path, 
         predict_files(predictor, source, tmp_path / "out")
 
 
+def test_what_is_no_protein_is_named_and_left_out(model, tmp_path, capsys):
+    source = tmp_path / "some.fasta"
+    source.write_text(">A|protein\nACDE\n>B|dna\nACGT\n>C|smiles\nCCO\n")
+    found = predict_files(ChainPredictor(model, "cpu"), source, tmp_path / "out")
+    assert [row["name"] for row in found["chains"]] == ["some_A"]
+    assert "note: some: only proteins are predicted, not B, C" in capsys.readouterr().err
+
+
+def test_a_seed_out_of_range_is_refused(model, tmp_path):
+    with pytest.raises(ConfigError, match=r"seed: expected a whole number from 0 to 2\^63, got -1"):
+        predict_files(ChainPredictor(model, "cpu"), tmp_path, tmp_path, seed=-1)
+
+
 def test_a_file_without_a_protein_is_refused(model, tmp_path):
     source = tmp_path / "dna.fasta"
     source.write_text(">A|dna\nACGT\n")
@@ -117,3 +131,14 @@ def test_chains_of_a_store_are_compared_with_their_structures(model, store, tmp_
     means = [row["lddt_ca"] for row in found["chains"]]
     assert found["mean"]["lddt_ca"] == pytest.approx(np.mean(means))
     assert json.loads((tmp_path / "table.json").read_text()) == found
+
+
+def test_what_cannot_be_evaluated_is_said_before_the_work(tmp_path):
+    (tmp_path / "file").touch()
+    files = [tmp_path]
+    with pytest.raises(ConfigError, match="most: expected 1 or more, got 0"):
+        evaluate_stores("no model", files, most=0)
+    with pytest.raises(DataError, match="it is a folder"):
+        evaluate_stores("no model", files, out=tmp_path)
+    with pytest.raises(DataError, match="a file is where a folder should be"):
+        evaluate_stores("no model", files, pictures=tmp_path / "file")

@@ -149,6 +149,10 @@ def test_what_is_no_store_is_refused(tiny_model, tmp_path):
         evaluate_stores(tiny_model, [tmp_path])
     with pytest.raises(ConfigError, match="at least one store"):
         evaluate_stores(tiny_model, [])
+    with pytest.raises(ConfigError, match="most: expected 1 or more, got -1"):
+        evaluate_stores(tiny_model, [tmp_path], most=-1)
+    with pytest.raises(DataError, match="it is a folder"):
+        evaluate_stores(tmp_path / "no model", [tmp_path], out=tmp_path)
     with pytest.raises(ConfigError, match="steps: expected 1 or more, got 0"):
         bv.load(tiny_model, device="cpu").predict({}, 1, 0)
     assert torch.is_grad_enabled()

@@ -62,3 +62,4 @@ def test_the_depths_of_alignments_are_shown(shared, components, tmp_path):
     store = open_complexes(tmp_path / "s")
     tables = {table.title: table for table in inspect.describe(store)}
     assert tables["Alignments and templates"].rows == [("alignments", 1, 0, 2, 2.0, 2)]
+    assert "Sequences without alignment" not in tables

@@ -231,7 +231,16 @@ def test_what_cannot_be_written_is_said_before_the_work(
         predict_files(tiny_model, source, source, components=components)
 
 
-def test_seeds_are_all_different(tiny_model, components, tmp_path):
+def test_seeds_are_different_and_in_range(tiny_model, components, tmp_path):
+    source = tmp_path / "job.json"
+    for seed in (-1, 2**63):
+        source.write_text(json.dumps(job(seeds=(1, seed))))
+        given = {"components": components, "device": "cpu"}
+        said = f"seeds: expected a whole number from 0 to 2\\^63, got {seed}"
+        with pytest.raises(ConfigError, match=f"^{said}"):
+            predict_files(tiny_model, source, tmp_path, seeds=(seed,), **given)
+        with pytest.raises(ConfigError, match=f"job.json, {said}"):
+            predict_files(tiny_model, source, tmp_path, **given)
     with pytest.raises(ConfigError, match="seeds: 7 is given more than once"):
         predict_files(tiny_model, tmp_path, tmp_path, seeds=(7, 1, 7), components=components)
 

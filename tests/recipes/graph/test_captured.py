@@ -2,13 +2,9 @@
 
 import itertools
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from graph_data_sets import write
 
 from bevatron.parallel.mesh import Mesh

@@ -2,14 +2,11 @@
 
 import csv
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from graph_data_sets import planted, write
 
 from bevatron import cli

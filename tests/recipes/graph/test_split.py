@@ -1,12 +1,7 @@
 """The split lives with the model: its test holds no label that it was trained on."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from graph_data_sets import planted, write
 
 from bevatron import cli

@@ -211,7 +211,8 @@ class _WordIndex:
         enough = [
             (-count, number)
             for number, count in zip(numbers.tolist(), most.tolist(), strict=True)
-            if count >= 2 + len(codes) // 100 and len(codes) >= COVERAGE * self._length[number]
+            if count >= 2 + len(codes) // 100 + len(codes) // 150
+            and len(codes) >= COVERAGE * self._length[number]
         ]
         return [number for _, number in sorted(enough)]
 

@@ -26,7 +26,7 @@ from bevatron.kernels.shared.launch import AS_IT_IS, on_device
 PLAIN = {Tensor, torch.nn.Parameter, list, float, int, bool, str, type(None)}
 """Argument types that do not intercept operators."""
 KINDS = ("tensor", "value", "list")
-"""Of arguments."""
+"""What an argument can be."""
 NEEDS = "needs"
 """Parameter of a formula that receives whether each gradient is needed."""
 bodies: dict[str, Callable[..., Any]] = {}

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from bevatron.data.proteins.chain_batch import ChainBatch, collate_chain
 from bevatron.data.store.progress import progress
-from bevatron.errors import ConfigError
-from bevatron.files import SCRATCH, write_json_atomically
+from bevatron.errors import ConfigError, DataError
+from bevatron.files import SCRATCH, check_writable, explained, write_json_atomically
 from bevatron.models.alphafold2.config import whole_chains
 from bevatron.models.alphafold2.task import CYCLES
-from bevatron.output import print_table
+from bevatron.output import counted, print_table
 from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
 from bevatron.recipes.alphafold2.predictor import ChainPredictor
 from bevatron.recipes.alphafold2.stores import open_chains, prepared
@@ -54,12 +54,18 @@ def evaluate_stores(
     """
     if not files:
         raise ConfigError("evaluate: expected at least one store of chains or folder")
+    if most is not None and most < 1:
+        raise ConfigError(f"most: expected 1 or more, got {most}")
+    check_writable(out, DataError)
+    if pictures is not None:
+        with explained(pictures, DataError):
+            pictures.mkdir(parents=True, exist_ok=True)
     predictor = model if isinstance(model, ChainPredictor) else ChainPredictor(model, device)
     with TemporaryDirectory(SCRATCH, "bevatron-") as scratch:
         stores = prepared(files, Path(scratch) / "prepared")
         values = _evaluated(predictor, stores, most, pictures)
     if out is not None:
-        write_json_atomically(out, values)
+        write_json_atomically(out, values, DataError)
     return values
 
 
@@ -98,4 +104,4 @@ def _draw(name: str, batch: ChainBatch, found: Mapping[str, Tensor], folder: Pat
 def print_table_of(values: dict[str, Any]) -> None:
     """Print the means."""
     rows = [[measure_name(name), f"{value:.4g}"] for name, value in values["mean"].items()]
-    print_table(["measure", "mean"], rows, f"{len(values['chains'])} chains")
+    print_table(["measure", "mean"], rows, counted(len(values["chains"]), "chain"))

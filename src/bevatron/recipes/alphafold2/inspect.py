@@ -3,7 +3,6 @@
 import numpy as np
 
 from bevatron.data.dataset import column
-from bevatron.data.proteins.alignments import sequence_key
 from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Row, Table, overview
 from bevatron.recipes import protein_inspect as common
@@ -19,9 +18,8 @@ LONG = 2000
 
 def describe(store: Store) -> list[Table]:
     """Describe a store of chains: totals, chains, what filters remove, searches, clusters."""
-    classes = {chain.classes for chain in named_chains(store)}
-    keys = {sequence_key(np.frombuffer(each, dtype=np.int8)) for each in classes}
-    tables = [_overview(store), _chains(store), _filters(store), common.searches(store, keys)]
+    tables = [_overview(store), _chains(store), _filters(store)]
+    tables += common.searches(store, named_chains(store))
     tables += [common.clusters_table(store), *common.rejects(store)]
     return [table for table in tables if table.rows]
 
@@ -66,7 +64,7 @@ def _overview(store: Store) -> Table:
         ("resolution, median (Å)", float(np.median(resolution)) if len(resolution) else None),
         ("without a resolution", summary["usable"] - len(resolution)),
     ]
-    return overview(store, rows)
+    return overview(store, rows, common.settings(store))
 
 
 def _chains(store: Store) -> Table:

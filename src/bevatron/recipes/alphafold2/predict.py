@@ -17,10 +17,11 @@ from bevatron.errors import DataError
 from bevatron.files import atomic_write, explained, write_text_atomically
 from bevatron.models.alphafold2.predict import PredictedChain
 from bevatron.models.common.folding.metrics import MAX_ERROR
+from bevatron.output import note
 from bevatron.recipes.alphafold2.data import alignment_of, templates_of
 from bevatron.recipes.alphafold2.predictor import ChainPredictor, structure_of
 from bevatron.recipes.devices import fitting
-from bevatron.recipes.protein_inputs import Known, known_of
+from bevatron.recipes.protein_inputs import Known, check_seeds, known_of
 from bevatron.recipes.structure_figures import (
     NO_CONFIDENCES,
     map_figure,
@@ -61,6 +62,7 @@ def predict_files(
     ``chains``: of each ``name``, ``description`` in the input, ``file``, ``plddt`` (the mean),
     ``ptm`` or None, ``rows`` of its alignment and ``templates``.
     """
+    check_seeds([seed], "seed")
     given = read_inputs(source)
     if not any(entity.kind == "protein" for each in given for entity in each.entities):
         raise DataError(f"{source}: holds no protein, of which AlphaFold2 predicts structures")
@@ -69,6 +71,8 @@ def predict_files(
     predictor = model if isinstance(model, ChainPredictor) else ChainPredictor(model, device)
     rows = []
     for each in given:
+        if others := [e.chains[0] for e in each.entities if e.kind != "protein"]:
+            note(f"note: {each.name}: only proteins are predicted, not {', '.join(others)}")
         with known_of(each, searches) as known:
             for entity in each.entities:
                 if entity.kind == "protein":

@@ -19,6 +19,7 @@ from bevatron.data.readers.proteins.alphabet import CLASSES
 from bevatron.data.samples import Field
 from bevatron.data.store.store import Store
 from bevatron.errors import DataError
+from bevatron.output import counted
 from bevatron.recipes.proteins import (
     Featurizer,
     StoreKind,
@@ -153,7 +154,7 @@ def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
 
 def _told(summary: Mapping[str, Any]) -> list[str]:
     return [
-        f"{summary['chains']:,} chains of {summary['residues']:,} residues",
+        f"{counted(summary['chains'], 'chain')} of {summary['residues']:,} residues",
         f"{summary['resolved']:,} residues are resolved",
     ]
 

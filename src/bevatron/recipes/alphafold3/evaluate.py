@@ -10,7 +10,7 @@ import numpy as np
 from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.store.progress import progress
 from bevatron.errors import ConfigError, DataError
-from bevatron.files import SCRATCH, write_json_atomically
+from bevatron.files import SCRATCH, check_writable, write_json_atomically
 from bevatron.models.alphafold3.predict import ranked
 from bevatron.output import print_table
 from bevatron.recipes.alphafold3.data import ComplexDataset
@@ -59,6 +59,9 @@ def evaluate_stores(
     """
     if not files:
         raise ConfigError("evaluate: expected at least one store of complexes or folder")
+    if most is not None and most < 1:
+        raise ConfigError(f"most: expected 1 or more, got {most}")
+    check_writable(out, DataError)
     rows = []
     with TemporaryDirectory(SCRATCH, "bevatron-") as scratch:
         stores = prepared(files, Path(scratch) / "prepared", components)

@@ -5,7 +5,6 @@ from collections import Counter
 import numpy as np
 
 from bevatron.data.dataset import column
-from bevatron.data.proteins.alignments import sequence_key
 from bevatron.data.proteins.featurize import describe as words_of
 from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Row, Table, overview, sizes_table
@@ -22,13 +21,12 @@ TYPES = ("protein", "RNA", "DNA", "ligand")
 def describe(store: Store) -> list[Table]:
     """Describe a store of complexes: totals, chains, sizes, searches, what was left out."""
     proteins, _ = named_chains(store)
-    keys = {sequence_key(np.frombuffer(each.classes, dtype=np.int8)) for each in proteins}
     lengths = {"tokens": store.lengths("restype"), "atoms": store.lengths("ref_element")}
     tables = [
         _overview(store),
         _chains(store),
         sizes_table("complex", lengths),
-        common.searches(store, keys),
+        *common.searches(store, proteins),
     ]
     tables += [common.clusters_table(store), _codes(store), *common.rejects(store)]
     return [table for table in tables if table.rows]
@@ -71,7 +69,7 @@ def sizes(store: Store) -> dict[str, IntArray]:
 
 
 def _overview(store: Store) -> Table:
-    summary, settings = store.manifest["summary"], store.manifest["settings"]
+    summary = store.manifest["summary"]
     days = column(store, "released")[store.lengths("restype") > 0]
     atoms = summary["atoms"]
     resolution = _resolution(store)
@@ -88,7 +86,7 @@ def _overview(store: Store) -> Table:
         ("without a resolution", summary["usable"] - len(resolution)),
     ]
     filtered = [(f"left out: {name}", n) for name, n in summary["filtered"].items() if n]
-    own = [(key, str(settings[key])) for key in ("components", "assembly")]
+    own = common.settings(store, "components", "assembly")
     return overview(store, rows, [*filtered, *own])
 
 
@@ -111,7 +109,7 @@ def _codes(store: Store) -> Table:
         code for flat, offsets in store.flat("description") for code in _absent(flat, offsets)
     )
     headers = ("component that the dictionary lacks", "complexes")
-    return Table("Components left out", headers, list(found.most_common(common.MOST_REJECTS)))
+    return Table("Components left out", headers, list(found.most_common(common.MOST_LISTED)))
 
 
 def _absent(flat: Array, offsets: IntArray) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 from bevatron.data.proteins.featurize import describe
 from bevatron.models.alphafold3.predict import Predicted
 from bevatron.models.common.folding.metrics import MAX_ERROR
+from bevatron.output import counted
 from bevatron.recipes.structure_figures import (
     NO_CONFIDENCES,
     map_figure,
@@ -31,8 +32,9 @@ def write_page(
     """
     words = describe(entry)
     labels = [chain["label"] for chain in words["chains"]]
-    count = "1 structure" if len(rows) == 1 else f"{len(rows)} structures"
-    report = Report(str(words["name"]), f"{count}, predicted with AlphaFold3")
+    report = Report(
+        str(words["name"]), f"{counted(len(rows), 'structure')}, predicted with AlphaFold3"
+    )
     if untrained(best.plddt):
         report.notes([NO_CONFIDENCES])
     report.section("Structure")

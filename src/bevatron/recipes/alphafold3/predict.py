@@ -11,7 +11,7 @@ from bevatron.data.proteins.predicted import predicted_structure
 from bevatron.data.readers.proteins import open_components, read_inputs
 from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.readers.proteins.inputs import Complex
-from bevatron.errors import ConfigError, DataError
+from bevatron.errors import DataError
 from bevatron.files import atomic_write, explained, write_json_atomically, write_text_atomically
 from bevatron.models.alphafold3.predict import Predicted, ranked
 from bevatron.output import note, number
@@ -19,6 +19,7 @@ from bevatron.recipes.alphafold3.inputs import Prepared, prepared_input
 from bevatron.recipes.alphafold3.pages import write_page
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor
 from bevatron.recipes.devices import fitting
+from bevatron.recipes.protein_inputs import check_seeds
 from bevatron.recipes.structure_figures import untrained
 
 SCORES, ERRORS, PAGE = "scores.json", "pae.npz", "report.html"
@@ -58,9 +59,10 @@ def predict_files(
     ``complexes``: of each ``name``, ``folder``, ``best`` (its mmCIF file) and ``structures``, the
     rows of ``scores.json``.
     """
-    if again := [seed for seed in seeds if list(seeds).count(seed) > 1]:
-        raise ConfigError(f"seeds: {again[0]} is given more than once")
+    check_seeds(seeds, "seeds")
     given = read_inputs(source)
+    for one in given:
+        check_seeds(one.seeds, f"{one.where}, seeds")
     names = [each.name for each in given]
     folders = [out / _file_name(name, names[:number]) for number, name in enumerate(names)]
     dictionary = open_components(components)

@@ -10,7 +10,7 @@ import numpy as np
 from bevatron.data.readers.molecules import MoleculeOptions, MoleculeReader, open_molecules
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.errors import ConfigError, DataError
-from bevatron.files import write_json_atomically
+from bevatron.files import check_writable, write_json_atomically
 from bevatron.models.common.ranking import ranking_of_scores
 from bevatron.models.gpspp import Target
 from bevatron.output import number, print_table
@@ -47,6 +47,7 @@ def evaluate_files(
     """
     if not sources:
         raise ConfigError("evaluate: expected at least one file of molecules with labels")
+    check_writable(out, DataError)
     names = tuple(target.name for target in predictor.targets)
     options = options or MoleculeOptions()
     wanted = replace(options, targets=options.targets or names, unlabelled=False)

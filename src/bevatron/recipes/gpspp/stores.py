@@ -16,6 +16,7 @@ from bevatron.data.summary.molecules import summarise_molecules
 from bevatron.errors import ConfigError, DataError, StoreError
 from bevatron.files import write_csv_atomically
 from bevatron.models.gpspp.features import Featurizer
+from bevatron.output import counted
 
 KIND = "molecules"
 """Kind of these stores in their settings."""
@@ -137,7 +138,7 @@ def summary_lines(store: Store) -> list[str]:
         f"{found['single_atoms']} of one atom"
     )
     for reason, count in sorted(found.get("reasons", {}).items(), key=lambda each: -each[1]):
-        lines.append(f"  {count} {'row' if count == 1 else 'rows'}: {reason}")
+        lines.append(f"  {counted(count, 'row')}: {reason}")
     if found.get("reasons"):
         lines.append(f"  they are listed in {rejects_file(store)}")
     for number, name in enumerate(store.manifest["settings"]["targets"]):

@@ -7,7 +7,7 @@ from pathlib import Path
 from bevatron.data.graphs import ROLES, GraphArrays
 from bevatron.data.graphs.vertices import has_label
 from bevatron.errors import ConfigError, DataError
-from bevatron.files import write_json_atomically
+from bevatron.files import check_writable, write_json_atomically
 from bevatron.models.graph_attention import NodeClassifier
 from bevatron.output import print_table
 from bevatron.parallel.collectives import sum_over_ranks
@@ -61,6 +61,7 @@ def evaluate_graphs(
     given = [name for name, value in more_files.items() if value is not None]
     if given and len(sources) > 1:
         raise ConfigError(f"{given[0]}: belongs to one graph, but {len(sources)} are given")
+    check_writable(out, DataError)
     table: dict[str, Metrics] = {}
     trained = None
     if not isinstance(model, NodeClassifier):

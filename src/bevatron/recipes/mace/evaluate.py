@@ -15,7 +15,7 @@ from bevatron.data.readers import LabelOptions
 from bevatron.data.samples import StructureBatch
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError
-from bevatron.files import write_json_atomically
+from bevatron.files import check_writable, write_json_atomically
 from bevatron.models.common.metrics import ErrorSums, group_errors
 from bevatron.models.mace import MaceConfig, MaceTask, per_structure_errors
 from bevatron.output import number, print_table
@@ -109,8 +109,7 @@ def evaluate_files(
     """
     if not paths:
         raise ConfigError("evaluate: expected at least one file of labelled structures or store")
-    if out is not None and not Path(out).absolute().parent.is_dir():
-        raise DataError(f"{out}: cannot be written, its folder does not exist; make it first")
+    check_writable(out, DataError)
     module = model if isinstance(model, torch.nn.Module) else trained_model(model)
     config: Any = module.config
     unnamed = head_of_unnamed(config, "--head") if head is None else head

@@ -7,6 +7,7 @@ import numpy as np
 
 from bevatron.data.store.store import Store
 from bevatron.data.summary.structures import edge_lengths
+from bevatron.output import counted
 from bevatron.typing import Array, BoolArray, FloatArray, IntArray
 
 CLOSE = 0.5
@@ -149,6 +150,5 @@ def _compositions(store: Store) -> tuple[Array, FloatArray, IntArray]:
 
 def _number(count: int, named: list[str]) -> str:
     """Write their number, and the first of them."""
-    structures = "1 structure" if count == 1 else f"{count:,} structures"
     more = "; ..." if count > len(named) else ""
-    return f"{structures} ({'; '.join(named)}{more})"
+    return f"{counted(count, 'structure')} ({'; '.join(named)}{more})"

@@ -12,7 +12,7 @@ from torch import distributed
 
 from bevatron.config import load_yaml
 from bevatron.data.packing import Plan
-from bevatron.output import Cell, span
+from bevatron.output import Cell, counted, span
 from bevatron.train.epochs import pack_samples
 from bevatron.train.logger import column, epochs_of, read_journal
 from bevatron.train.report import plots
@@ -220,9 +220,9 @@ def show_timing(report: Report, history: History) -> None:
             [name, float(part.sum()), float(100 * part.sum() / (seconds + validation).sum())]
             for name, part in spent.items()
         ],
-        f"{epochs[-1]['step']} steps; median {medians} while training"
+        f"{counted(epochs[-1]['step'], 'step')}; median {medians} while training"
         if history.unit == "step"
-        else f"{len(epochs)} epochs; median {medians} while training",
+        else f"{counted(len(epochs), 'epoch')}; median {medians} while training",
     )
     x = [history.place(record) for record in epochs]
     of = "an epoch" if history.unit == "epoch" else "the steps up to a validation"

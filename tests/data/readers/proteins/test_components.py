@@ -95,8 +95,23 @@ def test_a_damaged_index_is_made_anew(source):
     assert list(open_components(source)) == ["ALA", "MG"]
 
 
+def test_the_index_of_a_dictionary_in_a_read_only_folder_is_the_users_own(
+    source, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("os.access", lambda *_: False)
+    first = open_components(source)
+    assert first.path.parent == tmp_path / "cache" / "bevatron" / "components"
+    assert list(first) == ["ALA", "MG"]
+    made = first.path.stat().st_mtime_ns
+    assert open_components(source).path.stat().st_mtime_ns == made
+    source.write_bytes(gzip.compress(MAGNESIUM.encode()))
+    assert list(open_components(source)) == ["MG"]
+    assert [path.name for path in source.parent.glob("*.arrow")] == []
+
+
 def test_an_unknown_component_is_named(source):
-    with pytest.raises(DataError, match="has no component 'ZZZ' among 2"):
+    with pytest.raises(DataError, match="the dictionary of 2 components has no 'ZZZ'"):
         open_components(source)["ZZZ"]
 
 

@@ -4,7 +4,9 @@ The dictionary's text (``components.cif``, 400 MB) is read once into an Arrow fi
 memory-mapped: any number of processes share it, and only what is looked up is read.
 """
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +28,7 @@ from bevatron.data.readers.proteins.components_index import (
 )
 from bevatron.data.readers.proteins.structure import POLYMERS, Strings, Structure
 from bevatron.errors import DataError, MissingPackageError, require
+from bevatron.files import cache_folder, explained
 from bevatron.typing import BoolArray
 
 INSTALLED = "biotite"
@@ -149,8 +152,8 @@ class Components:
         """
         if code not in self._rows:
             raise DataError(
-                f"{self.path}: has no component '{code}' among {len(self):,}; give a newer "
-                "components.cif"
+                f"the dictionary of {len(self):,} components has no '{code}'; check the code, or "
+                "give a newer components.cif"
             )
         row = self._rows[code]
         try:
@@ -194,25 +197,31 @@ def open_components(source: str | Path = INSTALLED, index: str | Path | None = N
     source
         ``components.cif`` of https://www.wwpdb.org/data/ccd or any file of components, also
         compressed; or ``biotite``: the dictionary that comes with this package.
-    index : where the index is kept; by default next to the source, as NAME.components.arrow
+    index
+        Where the index is kept; by default next to the source, as NAME.components.arrow, or where
+        that cannot be written, as in a shared folder, in ``~/.cache/bevatron/components``.
     """
     installed = str(source) == INSTALLED
     path = _installed_file() if installed else Path(source)
-    place = Path(index) if index is not None else path.with_name(f"{path.name}.components.arrow")
     try:
         key = content_hash(path)
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror or error}); check the path"
         ) from None
-    if place.exists():
-        try:
+    beside = path.with_name(f"{path.name}.components.arrow")
+    own = cache_folder() / "bevatron" / "components"
+    places = [beside, own / f"{key}.arrow"] if index is None else [Path(index)]
+    for place in filter(Path.exists, places):
+        with suppress(DataError):
             found = Components(place)
-        except DataError:
-            pass
-        else:
             if found.key == key:
                 return found
+    place = places[0]
+    if index is None and not os.access(path.parent, os.W_OK):
+        place = places[1]
+        with explained(own, DataError):
+            own.mkdir(parents=True, exist_ok=True)
     write_index(place, read_columns(path, binary=installed), key, path)
     return Components(place)
 

@@ -79,7 +79,7 @@ def find_protein_files(paths: Sequence[str | Path]) -> ProteinFiles:
             for number, each in enumerate(inside):
                 kind = _kind(each)
                 if kind is None:
-                    others += 1
+                    others += not _is_database(each)
                 else:
                     found[kind].setdefault(each, (str(whole), number))
     # Files of an archive stay in its order, in which they are read fastest.
@@ -109,6 +109,11 @@ def _files(root: Path) -> Iterator[Path]:
         lost = path.is_symlink() and not path.exists()
         if (path.is_file() or lost) and not any(part.startswith(".") for part in inside):
             yield path
+
+
+def _is_database(path: Path) -> bool:
+    """Whether a file is one of OpenFold's databases, which is read by the index beside it."""
+    return path.suffix == ".db" and any(path.parent.glob("*.index"))
 
 
 def _kind(path: Path) -> str | None:

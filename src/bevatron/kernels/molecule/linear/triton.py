@@ -27,16 +27,15 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-        narrow_x, narrow_weight = indexable_by_32_bits(rows.to(dtype)), rounded(weight, dtype)
+        narrow_x, narrow_weight = indexable_by_32_bits(_rows(x).to(dtype)), rounded(weight, dtype)
         ctx.save_for_backward(narrow_x, narrow_weight)
         ctx.set_materialize_grads(False)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.shape = x.shape
-        # Not a view, which nothing may modify in place.
+        # Not a view of the product: autograd refuses to modify one in place.
         y = x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=dtype)
         given = narrow_x, narrow_weight, None if bias is None else rounded(bias, dtype)
-        product(*given, out=y if y.ndim == 2 else y.view(-1, y.shape[-1]))
+        product(*given, out=_rows(y))
         return y, x
 
     @staticmethod
@@ -44,7 +43,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, more: Tensor | None) -> tuple[Tensor | None, ...]:
         if dy is None:
             return more, None, None, None
-        dy = indexable_by_32_bits(dy.reshape(-1, dy.shape[-1]))
+        dy = indexable_by_32_bits(_rows(dy))
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.dtypes
         dx = dweight = dbias = None
@@ -56,6 +55,11 @@ class _Linear(torch.autograd.Function):
         if of_bias is not None and ctx.needs_input_grad[2]:
             dbias = sum_rows(dy).to(of_bias)
         return dx, dweight, dbias, None
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Fold all axes but the last; without channels, their number cannot be left to torch."""
+    return x if x.ndim == 2 else x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
 def _row_gradient(dy: Tensor, weight: Tensor, more: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -79,7 +79,7 @@ def qkvg(
     check_shapes("qkvg", wanted, f"x {tuple(x.shape)}")
     for name in WEIGHTS:
         _, (channels, _) = wanted[name]
-        if head_width is not None and channels % head_width:
+        if head_width is not None and (head_width < 1 or channels % head_width):
             raise ValueError(
                 f"qkvg: {name} has shape {(channels, C)}, whose first axis is not a multiple of "
                 f"head_width {head_width}"

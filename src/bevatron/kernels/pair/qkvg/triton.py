@@ -104,9 +104,12 @@ def project_backward(
     eps: float,
 ) -> Six:
     """Return gradients of x, the norm, the joint weight, the bias of queries and of the gate."""
-    norm, some = (norm_weight, norm_bias), gate_bias if q_bias is None else q_bias
+    norm, bias = (norm_weight, norm_bias), None
+    if q_bias is not None or gate_bias is not None:
+        # Of all four layers, in float32: the two biases may differ in length and type.
+        bias = dy.new_empty(dy.shape[-1], dtype=torch.float32)
     dx, dnorm_weight, dnorm_bias, dweight, dbias = in_chunks_backward(
-        dy, x, norm, rounded, q_weight, some, mean, rstd, eps
+        dy, x, norm, rounded, q_weight, bias, mean, rstd, eps
     )
     dq_bias, dgate_bias = x.new_empty(0), x.new_empty(0)
     if q_bias is not None:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import check_shapes
 
 __all__ = ["smooth_lddt"]
 
@@ -23,8 +24,8 @@ def smooth_lddt(
 
     with t of 0.5, 1, 2, 4 Å, and c = 1 for different atoms l, m of radius above 0 that are closer
     in the truth than the radius of l: algorithm 27 of AlphaFold3's supplement. Raises
-    ValueError if the types differ; KernelError if Triton is requested and cannot run. The kernel
-    has first derivatives.
+    ValueError if shapes or types do not fit; KernelError if Triton is requested and cannot run. The
+    kernel has first derivatives.
 
     Parameters
     ----------
@@ -49,5 +50,13 @@ def smooth_lddt(
             f"smooth_lddt: predicted is of {predicted.dtype}, truth of {truth.dtype}, radius of "
             f"{radius.dtype}; make them alike"
         )
+    if predicted.ndim != 4 or predicted.shape[-1] != 3:
+        raise ValueError(
+            f"smooth_lddt: predicted has shape {tuple(predicted.shape)}, expected "
+            "[structures, copies, atoms, 3]"
+        )
+    structures, _, atoms, _ = predicted.shape
+    wanted = {"truth": (truth, (structures, atoms, 3)), "radius": (radius, (structures, atoms))}
+    check_shapes("smooth_lddt", wanted, f"predicted {tuple(predicted.shape)}")
     result: Tensor = _operator.dispatch(predicted)(predicted, truth, radius)
     return result

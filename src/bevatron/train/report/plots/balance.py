@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from bevatron.train.report.plots.style import (
     HEAT,
@@ -55,6 +56,7 @@ def batch_balance(
             ax.set_title(f"{name}: {_balance_text(plan, capacity)}", fontsize=10)
             ax.set_ylabel("rank")
             ax.set_yticks(np.unique(np.linspace(0, ranks - 1, min(ranks, 4)).round()))
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
             ax.set_xlabel("step", labelpad=1)
         if image is not None:
             fig.colorbar(image, ax=list(axes.flat[:-1]), label=f"{unit} of a batch", aspect=30)
