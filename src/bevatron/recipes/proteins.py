@@ -41,7 +41,7 @@ from bevatron.files import (
     write_csv_atomically,
     write_text_atomically,
 )
-from bevatron.output import say
+from bevatron.output import counted, say
 from bevatron.typing import Array, Arrays
 
 Chains = tuple[Sequence[NamedChain], Sequence[bytes]]
@@ -97,8 +97,9 @@ class ProteinDataConfig:
             raise ConfigError(f"data.train: expected a store of {what} or a folder of structures")
         if self.shares and len(self.shares) != len(self.train):
             raise ConfigError(
-                f"data.shares: has {len(self.shares)} numbers for {len(self.train)} stores; "
-                "expected one for each (folders of structures become one store)"
+                f"data.shares: has {counted(len(self.shares), 'number')} for "
+                f"{counted(len(self.train), 'store')}; expected one for each (folders of "
+                "structures become one store)"
             )
         if not all(0 < share < math.inf for share in self.shares):
             raise ConfigError("data.shares: expected numbers above 0")
@@ -115,12 +116,19 @@ class Featurizer(ABC):
     strict : an unusable file is an error
     lowest_plddt
         Of predicted structures: residues whose B-factors, the pLDDT, are not above it count as not
-        observed (OpenFold: 50). None for observed structures.
+        observed (OpenFold: 50). None for observed structures. At least 1, as a share of 1 would
+        let all residues pass.
     """
 
     fields: ClassVar[Sequence[Field]]
     strict: bool = field(default=False, kw_only=True)
     lowest_plddt: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.lowest_plddt is not None and not 1 <= self.lowest_plddt < 100:
+            raise ConfigError(
+                f"lowest_plddt: expected 1 or more and less than 100, got {self.lowest_plddt:g}"
+            )
 
     def __call__(self, raw: Arrays) -> Arrays:
         """Read one file."""
