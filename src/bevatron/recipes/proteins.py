@@ -92,9 +92,13 @@ class ProteinDataConfig:
             )
 
     def check_given(self, what: str) -> None:
-        """Refuse nothing to train on, shares of other stores, and several stores for validation."""
+        """Refuse nothing or twice the same to train on, other shares, several validation stores."""
         if not self.train:
             raise ConfigError(f"data.train: expected a store of {what} or a folder of structures")
+        places = [path.resolve() for path in self.train]
+        for path, place in zip(self.train, places, strict=True):
+            if places.count(place) > 1:
+                raise ConfigError(f"data.train: {path} is there twice; give it once")
         if self.shares and len(self.shares) != len(self.train):
             raise ConfigError(
                 f"data.shares: has {counted(len(self.shares), 'number')} for "
@@ -105,6 +109,12 @@ class ProteinDataConfig:
             raise ConfigError("data.shares: expected numbers above 0")
         if len(self.valid) > 1:
             raise ConfigError("data.valid: expected one store; prepare the folders together")
+
+    def warnings(self) -> list[str]:
+        """Name stores that are both trained on and validated on."""
+        train = [path.resolve() for path in self.train]
+        both = [path for path in self.valid if path.resolve() in train]
+        return [f"warning: {path} is validated on and trained on" for path in both]
 
 
 @dataclass(frozen=True)
