@@ -75,7 +75,9 @@ def test_b_factors_that_are_no_plddt_are_refused(tmp_path, values):
 
 
 @pytest.mark.parametrize("lowest", [-1.0, 0.5, 100.0, np.nan])
-def test_thresholds_that_no_residue_or_every_residue_passes_are_refused(predicted, tmp_path, lowest):
+def test_thresholds_that_no_residue_or_every_residue_passes_are_refused(
+    predicted, tmp_path, lowest
+):
     for prepare in (chains, complexes):
         with pytest.raises(ConfigError, match=f"1 or more and less than 100, got {lowest:g}"):
             prepare([predicted], tmp_path / "s", lowest_plddt=lowest)

@@ -111,7 +111,7 @@ def templates(source, searches=()):
 def test_an_error_beside_an_input_keeps_its_kind(tmp_path):
     (tmp_path / "x.json").write_text(job("ACDE"))
     (given,) = read_inputs(tmp_path / "x.json")
-    with pytest.raises(StoreError, match="^rows are damaged$"), known_of(given):
+    with pytest.raises(StoreError, match=r"^rows are damaged$"), known_of(given):
         raise StoreError("rows are damaged")
 
 
