@@ -124,10 +124,8 @@ def test_a_part_of_one_store_among_others_is_validated_on_with_a_warning(stores)
     for of, kind in ((ChainDataConfig, "chains"), (ComplexDataConfig, "complexes")):
         first, second = stores / kind / "known/s", stores / kind / "predicted/s"
         said = of(train=(first, second)).warnings()
-        assert said == [
-            f"warning: a part of {first} is held out for validation, but other stores may hold "
-            "structures like it; give data.valid"
-        ]
+        part = f"a part of {first} is held out for validation"
+        assert said == [f"warning: {part}, but other stores may hold its like; give data.valid"]
         assert not of(train=(first, second), valid_fraction=0.0).warnings()
         assert not of(train=(first,), valid=(second,)).warnings()
         assert not of(train=(first,)).warnings()

@@ -113,10 +113,8 @@ class ProteinDataConfig:
     def warnings(self) -> list[str]:
         """Name stores that are, or may hold what is, both trained on and validated on."""
         if len(self.train) > 1 and not self.valid and self.valid_fraction:
-            return [
-                f"warning: a part of {self.train[0]} is held out for validation, but other stores "
-                "may hold structures like it; give data.valid"
-            ]
+            part = f"a part of {self.train[0]} is held out for validation"
+            return [f"warning: {part}, but other stores may hold its like; give data.valid"]
         train = [path.resolve() for path in self.train]
         both = [path for path in self.valid if path.resolve() in train]
         return [f"warning: {path} is validated on and trained on" for path in both]
