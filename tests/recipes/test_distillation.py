@@ -74,6 +74,16 @@ def test_b_factors_that_are_no_plddt_are_refused(tmp_path, values):
         chains([path], tmp_path / "s", lowest_plddt=50.0, strict=True)
 
 
+@pytest.mark.parametrize("lowest", [-1.0, 0.5, 100.0, np.nan])
+def test_thresholds_that_no_residue_or_every_residue_passes_are_refused(
+    predicted, tmp_path, lowest
+):
+    for prepare in (chains, complexes):
+        with pytest.raises(ConfigError, match=f"1 or more and less than 100, got {lowest:g}"):
+            prepare([predicted], tmp_path / "s", lowest_plddt=lowest)
+    assert not (tmp_path / "s").exists()
+
+
 def test_another_threshold_is_another_store(predicted, tmp_path):
     chains([predicted], tmp_path / "s", lowest_plddt=50.0)
     with pytest.raises(DataError, match="lowest_plddt was 50"):
@@ -110,9 +120,20 @@ def test_stores_are_drawn_by_their_shares(stores, shares, second):
         assert set(draws.summary()) == {"s (1)", "s (2)"}
 
 
+def test_a_part_of_one_store_among_others_is_validated_on_with_a_warning(stores):
+    for of, kind in ((ChainDataConfig, "chains"), (ComplexDataConfig, "complexes")):
+        first, second = stores / kind / "known/s", stores / kind / "predicted/s"
+        said = of(train=(first, second)).warnings()
+        part = f"a part of {first} is held out for validation"
+        assert said == [f"warning: {part}, but other stores may hold its like; give data.valid"]
+        assert not of(train=(first, second), valid_fraction=0.0).warnings()
+        assert not of(train=(first,), valid=(second,)).warnings()
+        assert not of(train=(first,)).warnings()
+
+
 @pytest.mark.parametrize(
     ("shares", "says"),
-    [((1.0,), "1 numbers for 2 stores"), ((1.0, 0.0), "above 0"), ((1.0, np.nan), "above 0")],
+    [((1.0,), "has 1 number for 2 stores"), ((1.0, 0.0), "above 0"), ((1.0, np.nan), "above 0")],
 )
 def test_shares_that_are_not_one_number_above_0_for_each_store_are_refused(stores, shares, says):
     with pytest.raises(ConfigError, match=rf"data\.shares: .*{says}"):
