@@ -2,6 +2,7 @@
 
 import gzip
 import inspect
+import json
 import shutil
 import subprocess
 import sys
@@ -149,6 +150,12 @@ def test_a_way_to_resume_that_there_is_not_is_refused():
     unchecked = inspect.unwrap(begin)  # tests check annotations, users do not
     with pytest.raises(ConfigError, match="resume: expected one of 'never', 'auto', 'must'"):
         unchecked(None, "yes")
+
+
+def test_the_tables_of_an_evaluation_are_written_where_a_text_says(communities, tmp_path):
+    data, run = communities
+    out = tmp_path / "errors.json"
+    assert bv.evaluate(run, data, out=str(out)) == json.loads(out.read_text())
 
 
 def test_a_yaml_file_is_trained_with_changes(water, tmp_path):

@@ -84,7 +84,8 @@ def evaluate(model: Any, sources: Any, **options: Any) -> dict[str, Any]:
     -------
     The tables that the command prints with ``--json``.
     """
-    found: dict[str, Any] = _system(model).used().evaluate(model, sources, **options)
+    written = {name: Path(options[name]) for name in ("out", "pictures") if options.get(name)}
+    found: dict[str, Any] = _system(model).used().evaluate(model, sources, **options | written)
     return found
 
 
