@@ -106,7 +106,7 @@ class OpenFoldStep:
         self.averages.to(self.device)
 
     def loss_of(
-        self, batch: ChainBatch, passes: int, activations: torch.dtype | None = torch.bfloat16
+        self, batch: ChainBatch, passes: int, activations: torch.dtype = torch.bfloat16
     ) -> Tensor:
         """Compute the loss after so many passes; dropout is its own."""
         given = openfold_batch(batch, passes)

@@ -314,11 +314,12 @@ def measure(given: argparse.Namespace) -> Path:
     if given.complexes is not None:
         following = after_the_trunk(given, device, dtype)
         named += [(*part, given.sizes[:2]) for part in following.items()]
+    rollout = "" if given.complexes is None else " (the rollout: 20 steps without)"
     notes = (
-        "Forward and backward pass with all gradients (the rollout: 20 steps without), bfloat16 "
-        "activations, nothing computed again, no dropout; replayed CUDA graphs, L2 flushed. of "
-        "whole / GPUs: time over that of one GPU divided by the number, 1 at best, including the "
-        "zeros that stand for what others would send. sent MiB: by one GPU."
+        f"Forward and backward pass with all gradients{rollout}, bfloat16 activations, nothing "
+        "computed again, no dropout; replayed CUDA graphs, L2 flushed. of whole / GPUs: time over "
+        "that of one GPU divided by the number, 1 at best. ms includes writing zeros in place of "
+        "what others would send. sent MiB: by one GPU."
     )
     path, name_of_page = Path(), "parallel/shards" + ("_operators" if given.operators else "")
     named = [part for part in named if part[0].startswith(tuple(given.only))]

@@ -74,6 +74,16 @@ def test_b_factors_that_are_no_plddt_are_refused(tmp_path, values):
         chains([path], tmp_path / "s", lowest_plddt=50.0, strict=True)
 
 
+@pytest.mark.parametrize("lowest", [-1.0, 0.5, 100.0, np.nan])
+def test_thresholds_that_no_residue_or_every_residue_passes_are_refused(
+    predicted, tmp_path, lowest
+):
+    for prepare in (chains, complexes):
+        with pytest.raises(ConfigError, match=f"1 or more and less than 100, got {lowest:g}"):
+            prepare([predicted], tmp_path / "s", lowest_plddt=lowest)
+    assert not (tmp_path / "s").exists()
+
+
 def test_another_threshold_is_another_store(predicted, tmp_path):
     chains([predicted], tmp_path / "s", lowest_plddt=50.0)
     with pytest.raises(DataError, match="lowest_plddt was 50"):
@@ -112,7 +122,7 @@ def test_stores_are_drawn_by_their_shares(stores, shares, second):
 
 @pytest.mark.parametrize(
     ("shares", "says"),
-    [((1.0,), "1 numbers for 2 stores"), ((1.0, 0.0), "above 0"), ((1.0, np.nan), "above 0")],
+    [((1.0,), "has 1 number for 2 stores"), ((1.0, 0.0), "above 0"), ((1.0, np.nan), "above 0")],
 )
 def test_shares_that_are_not_one_number_above_0_for_each_store_are_refused(stores, shares, says):
     with pytest.raises(ConfigError, match=rf"data\.shares: .*{says}"):

@@ -11,7 +11,7 @@ from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.data.proteins.crop import CropSizes
 from bevatron.data.proteins.sample import SampleSizes
 from bevatron.data.readers.proteins import read_hits, read_inputs, read_structure
-from bevatron.errors import DataError
+from bevatron.errors import DataError, StoreError
 from bevatron.recipes.alphafold2.data import ChainDataset, chain_table, templates_of
 from bevatron.recipes.alphafold2.predict import chain_to_predict
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
@@ -106,6 +106,13 @@ def templates(source, searches=()):
     with known_of(given, searches) as known:
         query = chain_to_predict(given.entities[0])["query"]
         return templates_of(query, known.templates, UNKNOWN_DAY)
+
+
+def test_an_error_beside_an_input_keeps_its_kind(tmp_path):
+    (tmp_path / "x.json").write_text(job("ACDE"))
+    (given,) = read_inputs(tmp_path / "x.json")
+    with pytest.raises(StoreError, match=r"^rows are damaged$"), known_of(given):
+        raise StoreError("rows are damaged")
 
 
 def test_templates_of_an_input_and_of_searches_are_the_same(shared, folder, hits, tmp_path):

@@ -267,6 +267,12 @@ def test_settings_that_need_epochs_are_refused(tmp_path, changes, message):
         fit(make_run(tmp_path, **changes))
 
 
+def test_a_loss_that_explodes_names_step_stage_and_samples(tmp_path):
+    run = make_run(tmp_path, first=replace(FIRST, lr=1e300))
+    with pytest.raises(DivergenceError, match=r"in step \d+ \(stage short\), .*seed \d+"):
+        fit(run)
+
+
 def test_a_target_needs_validation_data(tmp_path):
     run = make_run(tmp_path, first=replace(FIRST, target=1.0))
     run.valid = run.valid_sizes = None

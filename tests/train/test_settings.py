@@ -41,7 +41,7 @@ WRONG = [
     ("checkpoint.keep", 0, "1 or more"),
     ("checkpoint.best_seconds", -1.0, "0 or more"),
     ("train.epochs", -1, "0 or more"),
-    ("train.seed", -1, "a whole number from 0 to 2^63"),
+    ("train.seed", -1, "a whole number from 0 to 2^63 - 1"),
     ("train.evaluate_every", 0, "1 or more"),
     ("train.patience", 0, "1 or more"),
     ("train.threads", 0, "1 or more"),

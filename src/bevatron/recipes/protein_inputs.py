@@ -44,7 +44,7 @@ def check_seeds(seeds: Sequence[int], where: str) -> None:
     """
     for seed in seeds:
         if not 0 <= seed < 2**63:
-            raise ConfigError(f"{where}: expected a whole number from 0 to 2^63, got {seed}")
+            raise ConfigError(f"{where}: expected a whole number from 0 to 2^63 - 1, got {seed}")
         if list(seeds).count(seed) > 1:
             raise ConfigError(f"{where}: {seed} is given more than once")
 
@@ -81,7 +81,9 @@ def _named(given: Complex, folder: Path) -> Iterator[None]:
             for name in ("paired", "unpaired"):
                 own = f"{given.where}, chain {entity.chains[0]}, {name} alignment"
                 text = text.replace(str(folder / str(number) / f"{name}.a3m"), own)
-        raise DataError(text) from None
+        if text == str(error):
+            raise
+        raise type(error)(text) from error
 
 
 def _classes(entity: Entity) -> bytes:

@@ -92,18 +92,29 @@ class ProteinDataConfig:
             )
 
     def check_given(self, what: str) -> None:
-        """Refuse nothing to train on, shares of other stores, and several stores for validation."""
+        """Refuse nothing or twice the same to train on, other shares, several validation stores."""
         if not self.train:
             raise ConfigError(f"data.train: expected a store of {what} or a folder of structures")
+        places = [path.resolve() for path in self.train]
+        for path, place in zip(self.train, places, strict=True):
+            if places.count(place) > 1:
+                raise ConfigError(f"data.train: {path} is there twice; give it once")
         if self.shares and len(self.shares) != len(self.train):
             raise ConfigError(
-                f"data.shares: has {len(self.shares)} numbers for {len(self.train)} stores; "
-                "expected one for each (folders of structures become one store)"
+                f"data.shares: has {counted(len(self.shares), 'number')} for "
+                f"{counted(len(self.train), 'store')}; expected one for each (folders of "
+                "structures become one store)"
             )
         if not all(0 < share < math.inf for share in self.shares):
             raise ConfigError("data.shares: expected numbers above 0")
         if len(self.valid) > 1:
             raise ConfigError("data.valid: expected one store; prepare the folders together")
+
+    def warnings(self) -> list[str]:
+        """Name stores that are both trained on and validated on."""
+        train = [path.resolve() for path in self.train]
+        both = [path for path in self.valid if path.resolve() in train]
+        return [f"warning: {path} is validated on and trained on" for path in both]
 
 
 @dataclass(frozen=True)
@@ -115,12 +126,19 @@ class Featurizer(ABC):
     strict : an unusable file is an error
     lowest_plddt
         Of predicted structures: residues whose B-factors, the pLDDT, are not above it count as not
-        observed (OpenFold: 50). None for observed structures.
+        observed (OpenFold: 50). None for observed structures. At least 1, as a share of 1 would
+        let all residues pass.
     """
 
     fields: ClassVar[Sequence[Field]]
     strict: bool = field(default=False, kw_only=True)
     lowest_plddt: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.lowest_plddt is not None and not 1 <= self.lowest_plddt < 100:
+            raise ConfigError(
+                f"lowest_plddt: expected 1 or more and less than 100, got {self.lowest_plddt:g}"
+            )
 
     def __call__(self, raw: Arrays) -> Arrays:
         """Read one file."""

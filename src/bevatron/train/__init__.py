@@ -1,7 +1,11 @@
 """Training: loop, optimisers, checkpoints, evaluation, reports.
 
-`Run` is a complete run, `fit` trains it, `describe` says what it would be; `evaluate` and `predict`
-use a trained model.
+Called as a function, ``bevatron.train(system, data, output, *, resume="never", **values)`` trains a
+model as the command does; `bevatron.recipes.api.train` says what each argument means. Raises
+BevatronError for settings and data that cannot be trained on.
+
+In the package, `Run` is a complete run, `fit` trains it, `describe` says what it would be;
+`evaluate` and `predict` use a trained model.
 """
 
 from bevatron.train.description import describe

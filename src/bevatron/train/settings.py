@@ -449,7 +449,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         _expect(self.epochs >= 0, "train.epochs", "0 or more", self.epochs)
-        _expect(0 <= self.seed < 2**63, "train.seed", "a whole number from 0 to 2^63", self.seed)
+        _expect(
+            0 <= self.seed < 2**63, "train.seed", "a whole number from 0 to 2^63 - 1", self.seed
+        )
         for name in ("evaluate_every", "log_every", "patience", "threads", "collect_every"):
             value = getattr(self, name)
             _expect(value is None or value >= 1, f"train.{name}", "1 or more", value)

@@ -248,9 +248,12 @@ def divergence(
         what = f"the gradient became {grad_norm}"
     else:
         what = f"the loss rose to {loss:.4g} from an average of {progress.loss_average:.4g}"
+    where = f"epoch {progress.epoch + 1}"
+    if run.stages:
+        where = f"stage {run.stages[progress.stage].name}"
     return DivergenceError(
-        f"{what} in step {progress.step + 1} (epoch {progress.epoch + 1}), the weights before it "
-        f"are intact; check the samples of this batch ({samples}) or lower optim.lr"
+        f"{what} in step {progress.step + 1} ({where}), the weights before it are intact; check "
+        f"the samples of this batch ({samples}) or lower optim.lr"
     )
 
 

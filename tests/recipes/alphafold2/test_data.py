@@ -97,3 +97,10 @@ def test_a_sequence_without_alignment_is_its_only_row(store, tmp_path):
 def test_a_run_without_data_is_refused():
     with pytest.raises(ConfigError, match=r"data\.train"):
         load_chains(ChainDataConfig(), SIZES, 1)
+
+
+def test_a_store_is_trained_on_once_and_validated_on_with_a_warning(store):
+    said = load_chains(ChainDataConfig(train=(store,), valid=(store,)), SIZES, 1).report
+    assert f"warning: {store} is validated on and trained on" in said
+    with pytest.raises(ConfigError, match=r"data\.train: .* is there twice; give it once"):
+        load_chains(ChainDataConfig(train=(store, store)), SIZES, 1)

@@ -109,7 +109,9 @@ def test_what_is_no_protein_is_named_and_left_out(model, tmp_path, capsys):
 
 
 def test_a_seed_out_of_range_is_refused(model, tmp_path):
-    with pytest.raises(ConfigError, match=r"seed: expected a whole number from 0 to 2\^63, got -1"):
+    with pytest.raises(
+        ConfigError, match=r"seed: expected a whole number from 0 to 2\^63 - 1, got -1"
+    ):
         predict_files(ChainPredictor(model, "cpu"), tmp_path, tmp_path, seed=-1)
 
 

@@ -2,6 +2,11 @@
 
 import gzip
 
+import pytest
+
+from bevatron.data.proteins.crop import CropSizes
+from bevatron.data.proteins.sample import SampleSizes
+from bevatron.errors import ConfigError
 from bevatron.recipes.alphafold3.data import ComplexDataConfig, load_complexes, sizes_for_validation
 from bevatron.recipes.alphafold3.run import AlphaFold3Run
 from bevatron.recipes.alphafold3.stores import prepare_complexes
@@ -34,3 +39,11 @@ def test_complexes_held_out_are_not_counted_as_trained_on(complexes):
     training, validation = report_of(complexes)
     assert training.startswith("complexes for training: 2 of")
     assert validation.startswith("complexes for validation: 1 of")
+
+
+def test_a_store_is_trained_on_once_and_validated_on_with_a_warning(complexes):
+    said = report_of(complexes, valid=(complexes,))
+    assert f"warning: {complexes} is validated on and trained on" in said
+    config = ComplexDataConfig(train=(complexes, complexes))
+    with pytest.raises(ConfigError, match=r"data\.train: .* is there twice; give it once"):
+        load_complexes(config, sizes_for_validation(SampleSizes(CropSizes(8, 99), 1)))

@@ -236,7 +236,7 @@ def test_seeds_are_different_and_in_range(tiny_model, components, tmp_path):
     for seed in (-1, 2**63):
         source.write_text(json.dumps(job(seeds=(1, seed))))
         given = {"components": components, "device": "cpu"}
-        said = f"seeds: expected a whole number from 0 to 2\\^63, got {seed}"
+        said = f"seeds: expected a whole number from 0 to 2\\^63 - 1, got {seed}"
         with pytest.raises(ConfigError, match=f"^{said}"):
             predict_files(tiny_model, source, tmp_path, seeds=(seed,), **given)
         with pytest.raises(ConfigError, match=f"job.json, {said}"):

@@ -207,7 +207,8 @@ class _WordIndex:
         bands, counts = np.unique(np.concatenate([band, band + 1]), return_counts=True)
         numbers, first = np.unique(bands >> _SHIFT, return_index=True)
         most = np.maximum.reduceat(counts, first)
-        # Unrelated sequences share that many in one of some hundred pairs.
+        # Above 200 residues few unrelated pairs share that many, below up to a tenth of them; a
+        # higher threshold loses short relatives.
         enough = [
             (-count, number)
             for number, count in zip(numbers.tolist(), most.tolist(), strict=True)

@@ -249,6 +249,7 @@ def load_chains(config: ChainDataConfig, valid_sizes: ChainSizes, cycles: int) -
         held: tuple[Path, ChainTable] | None = (Path(config.valid[0]), chain_table(store))
     else:
         train[0], held = _divided(*train[0], config)
+    report += config.warnings()
     valid = None if held is None else _validated(*held, config, valid_sizes, cycles)
     if valid is not None:
         report.append(f"chains for validation: {len(valid)}, whole")

@@ -148,6 +148,7 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
             if not len(entries):
                 raise DataError(f"{path}: holds no entry that can be used")
             divided.append((Path(path), entries))
+    report += config.warnings()
     if not valid and config.valid_fraction:
         train, valid = _divide(train, config)
     for path, entries in train:

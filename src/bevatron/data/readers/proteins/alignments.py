@@ -89,6 +89,8 @@ def parse_alignment(
 ) -> Alignment:
     """Read an alignment from memory.
 
+    Raises DataError as `read_alignment`.
+
     Parameters
     ----------
     data : content of the file, not compressed

@@ -79,7 +79,10 @@ def read_structure(
 
 
 def parse_structure(data: bytes, name: str, model: int | None = None) -> Structure:
-    """Read a structure from memory; ``name`` is that of the file in messages."""
+    """Read a structure from memory; ``name`` is that of the file in messages.
+
+    Raises DataError and MissingPackageError as `read_structure`.
+    """
     released = None
     if is_binary_cif(data):
         block = parse_binary_cif(data, name)
