@@ -362,7 +362,9 @@ def rows_of(name: str, members: Sequence[Result]) -> list[dict[str, Any]]:
     rows = []
     if last:
         after = min(one["step"] for one in last)
-        rows.append({**about, "judged on": f"validation, step {after}", **judged(last)})
+        # A run that was stopped may have no validation.
+        about_last = {**about, "seeds": len(last)}
+        rows.append({**about_last, "judged on": f"validation, step {after}", **judged(last)})
     for judged_on in dict.fromkeys(map(kind_of, members[0]["tested"])):
         each = [
             {key: statistics.mean(row[key] for row in run["tested"]

@@ -94,6 +94,14 @@ def test_a_model_is_trained_and_tested_with_alignments_and_without(store, tmp_pa
     assert with_rows["lddt_ca"] != alone["lddt_ca"]
 
 
+def test_a_row_counts_the_seeds_that_it_judges():
+    curve = {"steps": [[2]], "valid": [dict.fromkeys(learning.JUDGED, 0.5) | {"step": 2}]}
+    run = {"parameters": 1, "crop": 8, "hardware": "cpu", "tested": []}
+    stopped = {**run, "curve": {**curve, "valid": []}}
+    (row,) = learning.rows_of("two", [{**run, "curve": curve}, stopped])
+    assert (row["seeds"], row["judged on"]) == (1, "validation, step 2")
+
+
 def test_times_of_samples_are_sorted_and_drawn(store, tmp_path):
     sample_times.main([str(store), "--draws", "5", "--out", str(tmp_path)])
     result = json.loads((tmp_path / "alphafold2/sample_times.json").read_text())

@@ -120,6 +120,17 @@ def test_stores_are_drawn_by_their_shares(stores, shares, second):
         assert set(draws.summary()) == {"s (1)", "s (2)"}
 
 
+def test_a_part_of_one_store_among_others_is_validated_on_with_a_warning(stores):
+    for of, kind in ((ChainDataConfig, "chains"), (ComplexDataConfig, "complexes")):
+        first, second = stores / kind / "known/s", stores / kind / "predicted/s"
+        said = of(train=(first, second)).warnings()
+        part = f"a part of {first} is held out for validation"
+        assert said == [f"warning: {part}, but other stores may hold its like; give data.valid"]
+        assert not of(train=(first, second), valid_fraction=0.0).warnings()
+        assert not of(train=(first,), valid=(second,)).warnings()
+        assert not of(train=(first,)).warnings()
+
+
 @pytest.mark.parametrize(
     ("shares", "says"),
     [((1.0,), "has 1 number for 2 stores"), ((1.0, 0.0), "above 0"), ((1.0, np.nan), "above 0")],

@@ -69,7 +69,7 @@ class ProteinDataConfig:
     shares
         How often each store is drawn from, relative to the others, such as 1 3 for a set of
         predicted structures beside the known ones; by default by how much each holds.
-    valid : one more of them, for validation; by default a part of ``train``
+    valid : one more of them, for validation; by default a part of the first of ``train``
     valid_fraction
         That part, drawn at random: of chains a fraction of the clusters of similar sequences, of
         complexes one of the entries.
@@ -111,7 +111,10 @@ class ProteinDataConfig:
             raise ConfigError("data.valid: expected one store; prepare the folders together")
 
     def warnings(self) -> list[str]:
-        """Name stores that are both trained on and validated on."""
+        """Name stores that are, or may hold what is, both trained on and validated on."""
+        if len(self.train) > 1 and not self.valid and self.valid_fraction:
+            part = f"a part of {self.train[0]} is held out for validation"
+            return [f"warning: {part}, but other stores may hold its like; give data.valid"]
         train = [path.resolve() for path in self.train]
         both = [path for path in self.valid if path.resolve() in train]
         return [f"warning: {path} is validated on and trained on" for path in both]
