@@ -38,9 +38,10 @@ from bevatron.train.report.plots import Curve, Panel
 LARGEST = float(torch.finfo(torch.float16).max)
 LOST = 2.0**-25
 """Half of float16's smallest number: what is smaller becomes 0."""
-MASKED = 1e4
-"""What is taken from logits that a mask hides, in the last case; OpenFold takes 1e5 and 1e9."""
-LESS = f"OpenFold, masks of {MASKED:.0f}"
+IN_RANGE = {"inf": 1e4, "eps": 1e-4}
+"""For what OpenFold takes from masked logits, 1e5 and 1e9, and adds to a count of rows, 1e-8: both
+are beyond float16. The first is replaced, then the second, too."""
+PARTS = {"inf": "masks of 1e4", "eps": "masks of 1e4, 1e-4 added to counts"}
 TYPES = {None: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 CASES: tuple[tuple[torch.dtype | None, int], ...] = (
     (None, 1),
@@ -259,15 +260,16 @@ def measure(given: argparse.Namespace) -> None:
         return
     step = openfold.OpenFoldStep(model)
     step.model.train()
-    peer = train_step.OPENFOLD
-    for who, kind in ((peer, torch.bfloat16), (peer, torch.float16), (LESS, torch.float16)):
-        if who == LESS:
-            for module in step.model.modules():
-                if hasattr(module, "inf"):
-                    module.inf = MASKED
+    changes = [("", torch.bfloat16), *((each, torch.float16) for each in ("", *IN_RANGE))]
+    for changed, kind in changes:
+        for module in step.model.modules():
+            counts = type(module).__name__ == "GlobalAttention"
+            if hasattr(module, changed) and (changed == "inf" or counts):
+                setattr(module, changed, IN_RANGE[changed])
         row, profile, _ = looked_at(
             step.model, lambda kind=kind: step.loss_of(batch, given.passes, kind), 1, {}
         )
+        who = f"{train_step.OPENFOLD}, {PARTS[changed]}" if changed else train_step.OPENFOLD
         found.add(who, kind, 1, row, profile)
 
 
