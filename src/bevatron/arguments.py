@@ -147,9 +147,12 @@ def sentence(box: str, command: str) -> str:
         ]
         given = ", ".join(dict.fromkeys(names))
         return f"`{command}` needs {given}; `{command} --help` says more"
+    whole = re.search(r"Argument helptext: \S+ \[?INT\b", text)
     text = re.split(r" (?:Got errors:|Argument helptext:|For full helptext)", text)[0].strip()
     for pattern, replacement in _WORDING:
         text = re.sub(pattern, replacement, text)
+    if whole:  # tyro names the type of several numbers only there
+        text = text.replace("expected numbers", "expected whole numbers")
     text = re.sub(r"(?<=expected )[^ ]*[A-Z{|].*(?=, got )", _plain_types, text)
     return text.removesuffix(".")
 
@@ -243,7 +246,7 @@ _WORDING = (
         r"Could not parse arguments \[(.*)\] into tuple type .*(?:float|int).*",
         r"expected numbers, got \1",
     ),
-    (r"Could not find valid parse for arguments: \[(.*)\]", r"expected whole numbers, got \1"),
+    (r"Could not find valid parse for arguments: \[(.*)\]", r"expected numbers, got \1"),
     (r"Failed to parse key-value pairs!", "expected pairs, each a name and its value"),
     (
         r"^.*?invalid choice (.*) for argument '(.*)'\. Expected one of \((.*?),?\)",

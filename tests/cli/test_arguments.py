@@ -81,9 +81,11 @@ def test_a_value_out_of_range_is_named_with_its_whole_path(capsys, system, optio
 def test_lists_of_numbers_are_asked_for_in_plain_words(capsys):
     assert main(["train", "mace", "--optim.ema", "much"]) == 2
     assert main(["predict", "alphafold3", "run", "in", "out", "--seeds", "one"]) == 2
+    assert main(["train", "alphafold2", "--data.shares", "a", "b"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "error: --optim.ema: expected a number or several, got 'much'",
         "error: --seeds: expected whole numbers, got 'one'",
+        "error: --data.shares: expected numbers, got 'a', 'b'",
     ]
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import inspect
+import json
 import shutil
 import subprocess
 import sys
@@ -145,10 +146,44 @@ def test_what_a_potential_cannot_do_is_one_sentence(water, tmp_path):
         bv.train("mace", data=data, output=tmp_path / "a", train={"epoch": 1})
 
 
+@pytest.mark.parametrize("system", ["water", "gaps", "communities"])
+def test_an_argument_that_there_is_not_is_named_with_the_function_that_was_called(
+    system, request, tmp_path
+):
+    data, run = request.getfixturevalue(system)
+    calls = {
+        "load": lambda: bv.load(run, nonsense=3),
+        "evaluate": lambda: bv.evaluate(run, data, nonsense=3),
+        "predict": lambda: bv.predict(run, data, tmp_path / "out", nonsense=3),
+    }
+    loaded = bv.load(run)
+    for name, call in [*calls.items(), ("predict", lambda: bv.predict(loaded, data, nonsense=3))]:
+        with pytest.raises(TypeError) as error:
+            call()
+        assert str(error.value) == f"bevatron.{name}: has no argument 'nonsense' for this model"
+    with pytest.raises(ConfigError, match=r"^nonsense: unknown key"):
+        bv.train("mace", data=data, output=tmp_path / "a", nonsense=3)
+
+
+def test_a_mistake_of_the_code_keeps_its_own_words(water, monkeypatch):
+    def evaluate(model, sources, **options):
+        raise TypeError("read() got an unexpected keyword argument 'unknown'")
+
+    monkeypatch.setattr("bevatron.recipes.mace.api.evaluate", evaluate)
+    with pytest.raises(TypeError, match=r"^read\(\) got"):
+        bv.evaluate(water[1], water[0], device="cpu")
+
+
 def test_a_way_to_resume_that_there_is_not_is_refused():
     unchecked = inspect.unwrap(begin)  # tests check annotations, users do not
     with pytest.raises(ConfigError, match="resume: expected one of 'never', 'auto', 'must'"):
         unchecked(None, "yes")
+
+
+def test_the_tables_of_an_evaluation_are_written_where_a_text_says(communities, tmp_path):
+    data, run = communities
+    out = tmp_path / "errors.json"
+    assert bv.evaluate(run, data, out=str(out)) == json.loads(out.read_text())
 
 
 def test_a_yaml_file_is_trained_with_changes(water, tmp_path):

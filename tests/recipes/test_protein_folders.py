@@ -7,6 +7,7 @@ from pathlib import Path
 import protein_texts as proteins
 import pytest
 
+from bevatron.cli import main
 from bevatron.data.proteins.alignments import Alignments
 from bevatron.errors import ConfigError, DataError
 from bevatron.recipes import proteins as common
@@ -99,3 +100,36 @@ def test_too_many_proteins_for_the_built_in_clusters_are_clusters_of_their_own(
     _, lines = prepare(folder, tmp_path / "s")
     assert any("2 distinct proteins are too many to cluster without mmseqs2" in x for x in lines)
     assert not (tmp_path / "s/clusters.txt").read_text()  # what is in no cluster is one
+
+
+@pytest.mark.parametrize("system", ["alphafold2", "alphafold3"])
+def test_a_store_without_any_usable_structure_is_an_error_that_names_the_list(
+    folder, tmp_path, system, capsys
+):
+    for name in ("1abc", "2abc"):
+        (folder / f"{name}.cif").write_text(f"data_{name}\n")
+    out, rejects = tmp_path / "s", tmp_path / "s-rejects.csv"
+    (tmp_path / "components.cif").write_bytes(proteins.COMPONENTS)
+    options = ["--components", str(tmp_path / "components.cif")] if system == "alphafold3" else []
+    words = ["prepare", system, str(folder), "--out", str(out), "--workers", "0", *options]
+    for _ in range(2):  # also of the finished store
+        assert main(words) == 2
+        said = capsys.readouterr()
+        assert said.err.splitlines()[-1] == (
+            f"error: {out}: holds no usable structure: 2 structures left out, listed with the "
+            f"reasons in {rejects}"
+        )
+        assert f"left out: {folder / '1abc.cif'}: holds no atoms" in said.out
+        assert "train with" not in said.out
+    with rejects.open(newline="") as file:
+        listed = [row[0] for row in csv.reader(file)][1:]
+    assert listed == [str(folder / f"{name}.cif") for name in ("1abc", "2abc")]
+    assert main(["inspect", str(out)]) == 0
+    assert "holds no atoms" in capsys.readouterr().out
+
+
+def test_one_of_a_kind_is_counted_as_one(folder, tmp_path):
+    _, lines = prepare(folder, tmp_path / "s")
+    residues = len(proteins.RESIDUES)
+    assert "usable: 1 of 1 structure" in lines
+    assert f"1 chain of {residues} residues, {residues} resolved" in lines

@@ -82,13 +82,28 @@ def test_the_values_of_a_starter_configuration_are_the_defaults(name):
     cls, _ = recipe(name)
     plain = to_dict(cls.from_values({}))
     # As it is, and with the keys that are in comments.
-    for written in (text, re.sub(r"^( *)# (\w+:(?: .* #|$))", r"\1\2", text, flags=re.MULTILINE)):
+    for written in (
+        text,
+        re.sub(r"^( *)# ([\w-]+:(?: .* #|$))", r"\1\2", text, flags=re.MULTILINE),
+    ):
         values = yaml.safe_load(written)
         assert values.pop("recipe") == name
         assert (values.pop("output"), values["data"].pop("train")) == ("<RUN>", ["<DATA>"])
         assert to_dict(from_dict(cls, merged(plain, values))) == plain
     for key in starter_keys(text):
         assert key.meaning
+
+
+def test_the_starter_configurations_of_proteins_have_shares_and_deleted_blocks():
+    keys = {name: starter_keys(system(name).starter_text()) for name in SYSTEMS}
+    for name in ("alphafold2", "alphafold3"):
+        assert "data.shares" in {key.path for key in keys[name]}
+    cls, _ = recipe("alphafold2")
+    found = {key.path: key.value for key in keys["alphafold2"] if "stages" in key.path}
+    assert found == {
+        f"stages.{name}.deleted_blocks": str(stage.deleted_blocks)
+        for name, stage in cls.from_values({}).stages.items()
+    }
 
 
 def test_a_name_with_spaces_is_quoted(capsys):

@@ -3,7 +3,9 @@
 They do what the commands of the same names do, and return in memory what those print or write.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,9 @@ def load(model: Paths, **options: Any) -> Any:
     -------
     An ASE calculator of a potential, or a predictor of molecules, vertices, chains or complexes.
     """
-    return _system(model).used().load(model, **options)
+    api = _system(model).used()
+    with _naming("load", options):
+        return api.load(model, **options)
 
 
 def evaluate(model: Any, sources: Any, **options: Any) -> dict[str, Any]:
@@ -84,7 +88,10 @@ def evaluate(model: Any, sources: Any, **options: Any) -> dict[str, Any]:
     -------
     The tables that the command prints with ``--json``.
     """
-    found: dict[str, Any] = _system(model).used().evaluate(model, sources, **options)
+    api = _system(model).used()
+    written = {name: Path(options[name]) for name in ("out", "pictures") if options.get(name)}
+    with _naming("evaluate", options):
+        found: dict[str, Any] = api.evaluate(model, sources, **options | written)
     return found
 
 
@@ -105,7 +112,27 @@ def predict(model: Any, source: Any, out: str | Path | None = None, **options: A
     Without ``out`` structures of ASE with results, predictions of molecules, or of vertices; else
     what the command says of the file.
     """
-    return _system(model).used().predict(model, source, out, **options)
+    api = _system(model).used()
+    with _naming("predict", options):
+        return api.predict(model, source, out, **options)
+
+
+@contextmanager
+def _naming(function: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Say of an option that a system's function refuses which function the user called."""
+    try:
+        yield
+    except TypeError as error:
+        found = _REFUSED.search(str(error))
+        if found is None or found[1] not in options:
+            raise
+        raise TypeError(
+            f"bevatron.{function}: has no argument '{found[1]}' for this model"
+        ) from None
+
+
+_REFUSED = re.compile(r"(?:unexpected|multiple values for) (?:keyword )?argument '(\w+)'")
+"""How Python says that a function does not take an argument, or takes it from elsewhere."""
 
 
 def _listed(paths: Paths) -> list[str]:

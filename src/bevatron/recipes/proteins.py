@@ -228,8 +228,8 @@ class StoreKind:
     ) -> list[str]:
         """Turn folders of structures and alignments into a store; a kill loses nothing.
 
-        Raises DataError or StoreError if ``out`` holds something else, or with ``strict`` a
-        structure is unusable.
+        Raises DataError or StoreError if ``out`` holds something else, no structure is usable, or
+        with ``strict`` one is not.
 
         Parameters
         ----------
@@ -276,8 +276,7 @@ class StoreKind:
         list_rejects(store, rejects)
         named = {} if clusters is None else self.keys(store)
         summary = store.manifest["summary"]
-        train = f"train with: bevatron train {self.system} --data {store.path} --output RUN"
-        return [
+        lines = [
             *write_clusters(
                 self.sequences(store),
                 store.path,
@@ -285,12 +284,22 @@ class StoreKind:
                 named,
                 progress=rank_and_world()[0] == 0 if progress is None else progress,
             ),
-            f"{summary['usable']} of {summary['files']} structures are usable",
+            f"usable: {summary['usable']:,} of {counted(summary['files'], 'structure')}",
             *self.told(summary),
             *lines,
             *([f"files of other kinds, ignored: {found.others}"] if found.others else []),
             *lines_of_rejects(store, rejects),
-            *([train] if summary["usable"] else []),
+        ]
+        if not summary["usable"]:
+            say(*lines)  # why; otherwise the caller prints them
+            left = counted(summary["files"], "structure")
+            raise DataError(
+                f"{store.path}: holds no usable structure: {left} left out, listed with the "
+                f"reasons in {rejects_file(store)}"
+            )
+        return [
+            *lines,
+            f"train with: bevatron train {self.system} --data {store.path} --output RUN",
         ]
 
 
@@ -547,7 +556,7 @@ def _summed_up(rejects: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         else:
             counts[str(inside[0])] = counts.get(str(inside[0]), 0) + 1
     return listed + [
-        (archive, f"{number:,} alignments in it belong to no chain of the structures")
+        (archive, f"{counted(number, 'alignment')} in it of no chain of the structures")
         for archive, number in counts.items()
     ]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from bevatron.errors import ConfigError
 
 _PLACEHOLDER = re.compile(r"<[A-Za-z][^<>]*>")
-_LINE = re.compile(r"^( *)(?:# )?(\w+):(?: +(.*?))?(?: +# (.*))?$")
+_LINE = re.compile(r"^( *)(?:# )?([\w-]+):(?: +([^#\s].*?))?(?: +# (.*))?$")
 
 
 class Key(NamedTuple):

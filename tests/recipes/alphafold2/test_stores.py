@@ -69,5 +69,5 @@ def test_alignments_in_an_archive_that_are_of_no_chain_are_one_line(tmp_path):
     archive.write_bytes(b"")
     inside = [(str(archive / f"{number}.a3m"), OF_NO_CHAIN) for number in range(3)]
     others = [(str(archive / "4.a3m"), "is empty"), (str(tmp_path / "5.a3m"), OF_NO_CHAIN)]
-    summed = (str(archive), "3 alignments in it belong to no chain of the structures")
+    summed = (str(archive), "3 alignments in it of no chain of the structures")
     assert proteins._summed_up([*inside, *others]) == [*others, summed]

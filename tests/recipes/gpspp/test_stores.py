@@ -282,6 +282,15 @@ def test_killed_it_continues_and_ends_the_same(tmp_path):
         assert file.read_bytes() == (store.path / file.name).read_bytes()
 
 
+def test_a_store_without_any_molecule_is_an_error_that_names_the_list(tmp_path, refused):
+    path, out = write(tmp_path / "m.csv", [("C(C", 1.0)]), tmp_path / "s"
+    said = refused("prepare", path, "--out", out, "--workers", "0")
+    listed = tmp_path / "s-rejects.csv"
+    assert said == f"{out}: holds no molecule: 1 row left out, listed with the reasons in {listed}"
+    assert "C(C" in listed.read_text()
+    assert main(["inspect", str(out)]) == 0
+
+
 def test_the_featurizer_pickles():
     assert pickle.loads(pickle.dumps(Featurizer("set2"))) == Featurizer("set2")
     assert canonical("C(C") == "C(C"
@@ -294,7 +303,7 @@ def test_prepare_and_inspect_from_the_command_line(tmp_path, capsys):
     path, out = write(tmp_path / "m.csv", ROWS), tmp_path / "store"
     assert main(["prepare", str(path), "--out", str(out), "--workers", "0"]) == 0
     said = capsys.readouterr().out
-    assert "4 of 8 rows are molecules" in said
+    assert "molecules: 4 of 8 rows" in said
     assert "store-rejects.csv" in said
     assert main(["inspect", str(out), "--plan"]) == 0
     said = capsys.readouterr().out

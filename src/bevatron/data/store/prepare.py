@@ -25,7 +25,7 @@ from bevatron.data.store.store import STORE_FORMAT, Store, fields_to_plain
 from bevatron.data.store.workers import Advance, run_jobs
 from bevatron.data.store.writer import StoreWriter
 from bevatron.errors import BevatronError, ConfigError, DataError
-from bevatron.output import note
+from bevatron.output import counted, note
 from bevatron.typing import Arrays
 
 Featurize = Callable[[Arrays], Arrays]
@@ -322,7 +322,7 @@ def _take_over_rest(
     writer = job.writer
     missing = writer.missing()
     if missing and progress:
-        note(f"prepare: waiting for {len(missing)} shards of other processes")
+        note(f"prepare: waiting for {counted(len(missing), 'shard')} of other processes")
     last_change = time.monotonic()
     while missing and not writer.is_complete():
         ours: list[int] = []

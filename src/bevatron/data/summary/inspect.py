@@ -16,7 +16,7 @@ import numpy as np
 from bevatron.data.packing import Algorithm, CostModel, Plan, pack
 from bevatron.data.store.store import Store
 from bevatron.errors import StoreError
-from bevatron.output import span
+from bevatron.output import counted, span
 from bevatron.typing import IntArray
 
 MOST_ROWS = 40
@@ -151,7 +151,8 @@ def plan_table(plans: Sequence[PlanStatistics], capacity: int, num_ranks: int) -
         "repeats",
         "ms to plan",
     )
-    return Table(f"One epoch on {num_ranks} ranks, {capacity:,} atoms per batch", headers, rows)
+    title = f"One epoch on {counted(num_ranks, 'rank')}, {capacity:,} atoms per batch"
+    return Table(title, headers, rows)
 
 
 def overview(store: Store, rows: Sequence[Row], more: Sequence[Row] = ()) -> Table:

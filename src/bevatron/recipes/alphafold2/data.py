@@ -21,6 +21,7 @@ from bevatron.data.proteins.weights import chain_weights
 from bevatron.data.store.store import Store
 from bevatron.errors import DataError
 from bevatron.models.alphafold2.losses import BEST_RESOLUTION, WORST_RESOLUTION
+from bevatron.output import counted
 from bevatron.recipes.alphafold2.stores import RESIDUE_FIELDS, labels_of, open_chains
 from bevatron.recipes.proteins import (
     CLUSTERS,
@@ -231,7 +232,8 @@ def load_chains(config: ChainDataConfig, valid_sizes: ChainSizes, cycles: int) -
             raise DataError(f"{path}: holds no chain that can be trained on")
         left = len(whole.length) - len(table.length)
         report.append(
-            f"{path}: {len(table.length):,} chains in {len(np.unique(table.cluster)):,} clusters; "
+            f"{path}: {counted(len(table.length), 'chain')} in "
+            f"{counted(len(np.unique(table.cluster)), 'cluster')}; "
             f"{left} left out (resolution of {MAX_RESOLUTION:g} Å or worse, or more than "
             f"{MOST_OF_ONE:.0%} of one residue type)"
         )

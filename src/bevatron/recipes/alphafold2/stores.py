@@ -153,10 +153,8 @@ def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
 
 
 def _told(summary: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{counted(summary['chains'], 'chain')} of {summary['residues']:,} residues",
-        f"{summary['resolved']:,} residues are resolved",
-    ]
+    chains, residues = (counted(summary[f"{each}s"], each) for each in ("chain", "residue"))
+    return [f"{chains} of {residues}, {summary['resolved']:,} resolved"]
 
 
 CHAINS = StoreKind(

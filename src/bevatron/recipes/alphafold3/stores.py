@@ -24,6 +24,7 @@ from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.samples import Field
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError
+from bevatron.output import counted
 from bevatron.recipes.proteins import (
     Featurizer,
     StoreKind,
@@ -136,7 +137,8 @@ def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
 
 def _told(summary: Mapping[str, Any]) -> list[str]:
     chains = ", ".join(f"{n} {kind}" for kind, n in sorted(summary["chains"].items()))
-    lines = [f"{summary['tokens']:,} tokens, {summary['atoms']:,} atoms; chains: {chains}"]
+    tokens, atoms = (counted(summary[f"{each}s"], each) for each in ("token", "atom"))
+    lines = [f"{tokens}, {atoms}; chains: {chains}"]
     if removed := [f"{number} {name}" for name, number in summary["filtered"].items() if number]:
         lines.append(f"chains left out as in AlphaFold3's training: {', '.join(removed)}")
     if summary["left_out"]:

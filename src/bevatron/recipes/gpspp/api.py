@@ -1,6 +1,7 @@
 """Molecules in Python, for `bevatron.load`, `bevatron.evaluate` and `bevatron.predict`."""
 
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ def _is_smiles(text: str) -> bool:
 def _predictor(model: Models, options: dict[str, Any]) -> MoleculePredictor:
     if not isinstance(model, MoleculePredictor):
         return load(model, **options)
+    for name in options.keys() - {"dtype", *signature(MoleculePredictor).parameters}:
+        raise TypeError(f"unexpected keyword argument '{name}'")
     if options:
         raise ConfigError(f"{', '.join(options)}: is an option of bevatron.load for a loaded model")
     return model

@@ -16,7 +16,7 @@ from bevatron.data.summary.molecules import summarise_molecules
 from bevatron.errors import ConfigError, DataError, StoreError
 from bevatron.files import write_csv_atomically
 from bevatron.models.gpspp.features import Featurizer
-from bevatron.output import counted
+from bevatron.output import counted, say
 
 KIND = "molecules"
 """Kind of these stores in their settings."""
@@ -83,7 +83,7 @@ def prepare_files(
 ) -> list[str]:
     """Prepare molecules as ``bevatron prepare`` does; options are those of `prepare_molecules`.
 
-    Raises ConfigError if there is no file.
+    Raises ConfigError if there is no file; DataError if no row is a molecule.
 
     Returns
     -------
@@ -97,9 +97,16 @@ def prepare_files(
         f"{out}: was begun with version {version} of the features, in which eigenvectors depend on "
         "how a molecule is written, and is kept so; give another folder for the newest"
     )
+    lines = [*store.manifest["report"], *summary_lines(store)]
+    summary = store.manifest["summary"]
+    if summary["unusable"] == summary["molecules"]:
+        say(*lines)  # why; otherwise the caller prints them
+        raise DataError(
+            f"{out}: holds no molecule: {counted(summary['unusable'], 'row')} left out, listed "
+            f"with the reasons in {rejects_file(store)}"
+        )
     return [
-        *store.manifest["report"],
-        *summary_lines(store),
+        *lines,
         *([old] if version < FEATURES_VERSION else []),
         f"train with: bevatron train gpspp --data {out} --output RUN",
     ]
@@ -132,7 +139,7 @@ def summary_lines(store: Store) -> list[str]:
     """Summarise a store of molecules in a few lines."""
     found = store.manifest["summary"]
     usable = found["molecules"] - found["unusable"]
-    lines = [f"{usable} of {found['molecules']} rows are molecules"]
+    lines = [f"molecules: {usable:,} of {counted(found['molecules'], 'row')}"]
     lines[0] += (
         f", {found['with_3d']} with a 3D structure, {found['disconnected']} of several parts, "
         f"{found['single_atoms']} of one atom"
@@ -145,7 +152,7 @@ def summary_lines(store: Store) -> list[str]:
         known = found["targets"][str(number)]
         mean = known["sum"] / known["known"] if known["known"] else float("nan")
         lines.append(
-            f"target '{name}': {known['known']} labels, mean {mean:.4g}, "
+            f"target '{name}': {counted(known['known'], 'label')}, mean {mean:.4g}, "
             f"{found['molecules'] - known['known']} missing"
         )
     return lines

@@ -12,9 +12,18 @@ from bevatron.recipes.mace.predict import predict_file, predict_structures
 Models = str | Path | BevatronCalculator | Sequence[str | Path]
 
 
-def load(model: str | Path | Sequence[str | Path], **options: Any) -> BevatronCalculator:
-    """Load a potential, or a committee, as an ASE calculator."""
-    return BevatronCalculator(model, **options)
+def load(
+    model: str | Path | Sequence[str | Path],
+    *,
+    device: str = "auto",
+    dtype: str = "float64",
+    head: str | None = None,
+    skin: float = 0.5,
+    capture: bool | None = None,
+) -> BevatronCalculator:
+    """Load a potential, or a committee, as an ASE calculator; see `BevatronCalculator`."""
+    # By name: what the calculator does not know it would pass to ASE, which keeps anything.
+    return BevatronCalculator(model, device, dtype, head=head, skin=skin, capture=capture)
 
 
 def evaluate(model: Models, sources: Any, **options: Any) -> dict[str, Any]:

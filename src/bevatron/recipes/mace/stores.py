@@ -14,6 +14,7 @@ from bevatron.data.store.store import MANIFEST, PREPARATION, Store
 from bevatron.data.summary.structures import summarise_structures
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.mace import MaceConfig
+from bevatron.output import counted
 from bevatron.recipes.mace.suspects import suspects
 
 
@@ -136,6 +137,6 @@ def prepare_files(
     return [
         *store.manifest["report"],
         *suspects(store),
-        f"{len(store):,} structures are in {out}",
+        f"{counted(len(store), 'structure')} in {out}",
         f"train with: bevatron train mace --data {out} --model.r-max {cutoff:g} --output RUN",
     ]

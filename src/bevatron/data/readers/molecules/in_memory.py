@@ -9,6 +9,7 @@ import xxhash
 from bevatron.data.readers.molecules.base import check_labels, text_bytes
 from bevatron.data.readers.molecules.reader import MoleculeReader
 from bevatron.errors import DataError
+from bevatron.output import counted
 from bevatron.typing import Array
 
 
@@ -86,7 +87,7 @@ class GivenMolecules:
 
     def report(self) -> list[str]:
         """Report the number of molecules."""
-        return [f"{self.num_rows} molecules"]
+        return [counted(self.num_rows, "molecule")]
 
 
 def _is_missing(molecule: Any) -> bool:

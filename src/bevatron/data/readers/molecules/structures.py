@@ -12,6 +12,7 @@ import numpy as np
 from bevatron.data.readers.base import state_and_hash
 from bevatron.data.readers.molecules.base import check_labels, text_bytes
 from bevatron.errors import DataError
+from bevatron.output import counted
 from bevatron.typing import Array, Arrays, BoolArray, IntArray
 
 _END = b"$$$$"
@@ -263,7 +264,7 @@ class SdfFile:
         found = ", ".join(self.targets) or "no targets"
         if not self.targets and self.items:
             found += f" (columns.targets may name {', '.join(self.items)})"
-        return [f"{self.name}: {self.num_rows} structures with {found}"]
+        return [f"{self.name}: {counted(self.num_rows, 'structure')} with {found}"]
 
 
 def _items(entry: bytes) -> dict[str, str]:

@@ -18,6 +18,7 @@ from bevatron.data.readers.base import state_and_hash
 from bevatron.data.readers.molecule_options import MoleculeOptions
 from bevatron.data.readers.molecules.base import Geometry, check_labels, text_bytes
 from bevatron.errors import DataError
+from bevatron.output import counted
 from bevatron.typing import Array
 
 SMILES_NAMES = ("smiles", "canonical_smiles", "isomeric_smiles", "cxsmiles", "smi", "mol")
@@ -129,7 +130,7 @@ class TableFile:
 
     def report(self) -> list[str]:
         """Report the columns used and the number of missing labels."""
-        lines = [f"{self.name}: {self.num_rows} rows, SMILES in '{self.column}'"]
+        lines = [f"{self.name}: {counted(self.num_rows, 'row')}, SMILES in '{self.column}'"]
         for number, target in enumerate(self.targets):
             missing = int(np.isnan(self._columns["targets"][:, number]).sum())
             lines.append(f"{self.name}: target '{target}', rows without it: {missing:,}")

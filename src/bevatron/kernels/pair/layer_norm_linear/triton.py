@@ -25,6 +25,7 @@ from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.rows import indexable_by_32_bits
 
 __all__ = ["in_chunks", "in_chunks_backward", "layer_norm_linear"]
+"""Names that other operators may use."""
 
 Norm = tuple[Tensor | None, Tensor | None]
 
