@@ -308,12 +308,12 @@ class Found:
 
 
 def draw(profiles: Mapping[str, Any]) -> Any:
-    """Draw the largest activation by block, and the size and the lost share of gradients."""
+    """Draw the largest activation and the size of the gradient of every block."""
     panels = []
     for part, what in (("m", "alignment"), ("z", "pair")):
         for title, pick in (
             ("largest activation", lambda profile, name: profile["outputs"].get(name)),
-            ("root mean square of the gradient", lambda p, n: p["gradients"].get(n, [None] * 4)[3]),
+            ("root mean square of its gradient", lambda p, n: p["gradients"].get(n, [None] * 4)[3]),
         ):
             curves = []
             for label, profile in profiles.items():
@@ -321,8 +321,11 @@ def draw(profiles: Mapping[str, Any]) -> Any:
                 names = [name for name in stack if name.endswith(part)]
                 values = [pick(profile, name) for name in names]
                 if values and all(value is not None and np.isfinite(value) for value in values):
-                    curves.append(Curve(label, np.arange(1, 1 + len(values)), np.array(values)))
-            panels.append(Panel(title, what, curves))
+                    who, kind, scale = label.rsplit(", ", 2)
+                    times = "" if scale == "1" else f", loss x {int(scale):,}"
+                    curve = f"{who}, {kind}{times}", np.arange(1, 1 + len(values)), np.array(values)
+                    curves.append(Curve(*curve))
+            panels.append(Panel(what, title, curves))
     return plots.curves(panels, "block of the Evoformer")
 
 

@@ -68,7 +68,7 @@ def curves(
     *,
     logarithmic_x: bool = False,
 ) -> Figure:
-    """Draw learning curves or any other lines, up to three panels in a row.
+    """Draw learning curves or any other lines, up to three panels in a row; four in two rows.
 
     Legends are below the axes, where they hide no curve: one for all panels if these agree,
     otherwise one for each.
@@ -87,7 +87,7 @@ def curves(
     >>> len(figure.axes)
     1
     """
-    columns = min(len(panels), 3)
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
     rows = -(-len(panels) // columns)
     most = max(len(panel.curves) for panel in panels)
     common = _agree(panels)
