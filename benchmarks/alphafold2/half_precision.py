@@ -304,10 +304,10 @@ class Found:
             "alphafold2/half_precision", self.rows, (__doc__ or "").split("\n\n")[-1],
             device=self.given.device, folder=self.given.out, extra={"profiles": self.profiles},
         )  # fmt: skip
-        add_picture(draw(self.profiles), path)
+        add_picture(draw(self.rows, list(self.profiles.values())), path)
 
 
-def draw(profiles: Mapping[str, Any]) -> Any:
+def draw(rows: Sequence[Mapping[str, Any]], profiles: Sequence[Mapping[str, Any]]) -> Any:
     """Draw the largest activation and the size of the gradient of every block."""
     panels = []
     for part, what in (("m", "alignment"), ("z", "pair")):
@@ -316,15 +316,15 @@ def draw(profiles: Mapping[str, Any]) -> Any:
             ("root mean square of its gradient", lambda p, n: p["gradients"].get(n, [None] * 4)[3]),
         ):
             curves = []
-            for label, profile in profiles.items():
+            for row, profile in zip(rows, profiles, strict=True):
                 stack = [n for n in profile["outputs"] if n.startswith("evoformer.blocks")]
                 names = [name for name in stack if name.endswith(part)]
                 values = [pick(profile, name) for name in names]
                 if values and all(value is not None and np.isfinite(value) for value in values):
-                    who, kind, scale = label.rsplit(", ", 2)
-                    times = "" if scale == "1" else f", loss x {int(scale):,}"
-                    curve = f"{who}, {kind}{times}", np.arange(1, 1 + len(values)), np.array(values)
-                    curves.append(Curve(*curve))
+                    scale = row["loss scaled by"]
+                    times = "" if scale == 1 else f", loss x {scale:,}"
+                    label = f"{row['who']}, {row['activations']}{times}"
+                    curves.append(Curve(label, np.arange(1, 1 + len(values)), np.array(values)))
             panels.append(Panel(what, title, curves))
     return plots.curves(panels, "block of the Evoformer")
 

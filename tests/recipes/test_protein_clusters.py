@@ -6,7 +6,7 @@ import pytest
 from bevatron.errors import DataError
 from bevatron.recipes.alphafold2 import stores as chains
 from bevatron.recipes.alphafold3 import stores as complexes
-from bevatron.recipes.proteins import CLUSTERS, write_clusters
+from bevatron.recipes.protein_clusters import CLUSTERS, write_clusters
 
 SEQUENCES = {
     1: "MKVLAAGIVG" * 4,

@@ -10,6 +10,7 @@ import pytest
 from bevatron.cli import main
 from bevatron.data.proteins.alignments import Alignments
 from bevatron.errors import ConfigError, DataError
+from bevatron.recipes import protein_clusters
 from bevatron.recipes import proteins as common
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold3.stores import prepare_complexes
@@ -95,8 +96,8 @@ def test_too_many_proteins_for_the_built_in_clusters_are_clusters_of_their_own(
     folder, tmp_path, monkeypatch
 ):
     (folder / "2abc.cif").write_bytes(proteins.cif(tables=proteins.tables_of(("GLY", "SER") * 8)))
-    monkeypatch.setattr(common, "MOST_CLUSTERED", 1)
-    monkeypatch.setattr(common.shutil, "which", lambda _: None)
+    monkeypatch.setattr(protein_clusters, "MOST_CLUSTERED", 1)
+    monkeypatch.setattr(protein_clusters.shutil, "which", lambda _: None)
     _, lines = prepare(folder, tmp_path / "s")
     assert any("2 distinct proteins are too many to cluster without mmseqs2" in x for x in lines)
     assert not (tmp_path / "s/clusters.txt").read_text()  # what is in no cluster is one

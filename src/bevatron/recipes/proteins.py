@@ -1,7 +1,6 @@
-"""Preparation common to stores of complexes and of chains: alignments, templates, clusters."""
+"""Preparation common to stores of complexes and of chains: alignments, templates, structures."""
 
 import math
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +15,7 @@ from bevatron.data.compressed import read_whole
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
 from bevatron.data.proteins.alignments import Alignments, prepare_alignments
-from bevatron.data.proteins.clusters import cluster_proteins, read_clusters
+from bevatron.data.proteins.clusters import read_clusters
 from bevatron.data.proteins.filters import certain
 from bevatron.data.proteins.hit_files import NamedChain, entry_code, template_queries
 from bevatron.data.proteins.places import ChainSequences
@@ -31,7 +30,6 @@ from bevatron.data.readers.proteins.folders import (
 from bevatron.data.readers.proteins.openfold import read_obsolete
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare, rank_and_world
-from bevatron.data.store.progress import progress as show_progress
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.errors import ConfigError, DataError, StoreError, reason_of
 from bevatron.files import (
@@ -39,19 +37,16 @@ from bevatron.files import (
     is_kept,
     remove_folder,
     write_csv_atomically,
-    write_text_atomically,
 )
 from bevatron.output import counted, say
+from bevatron.recipes.protein_clusters import CLUSTERS, write_clusters
 from bevatron.typing import Array, Arrays
 
 Chains = tuple[Sequence[NamedChain], Sequence[bytes]]
 """The proteins of a store, and the classes of its RNA."""
 
-ALIGNMENTS, TEMPLATES, CLUSTERS = "alignments", "templates", "clusters.txt"
-"""Names inside the folder of a store; clusters are written last."""
-
-MOST_CLUSTERED = 100_000
-"""Distinct proteins that are clustered without mmseqs2; of more, each is a cluster of its own."""
+ALIGNMENTS, TEMPLATES = "alignments", "templates"
+"""Folders inside that of a store."""
 
 MOST_SHOWN = 10
 """Files that were left out and are named on the terminal."""
@@ -378,68 +373,6 @@ def nothing(fields: Sequence[Field]) -> Arrays:
         field.name: np.zeros((0, *field.shape) if field.ragged else field.shape, field.dtype)
         for field in fields
     }
-
-
-def write_clusters(
-    sequences: Mapping[int, str],
-    folder: Path,
-    given: Path | None = None,
-    named: Mapping[str, int] | None = None,
-    *,
-    progress: bool = False,
-) -> list[str]:
-    """Cluster proteins by key, a line of keys for each cluster; return warnings.
-
-    Parameters
-    ----------
-    sequences : sequence by chain key
-    folder : folder of the store
-    given : a file of clusters, see `read_clusters`, for the proteins that it names
-    named : key by ``code_chain``, the code in lower case
-    progress : whether to show progress
-    """
-    warning = []
-    members: dict[object, list[str]] = {}
-    if given is not None:
-        known = _given_clusters(given, named or {})
-        for key in (key for key in sequences if key in known):
-            members.setdefault(("given", known[key]), []).append(str(key))
-        rest = {key: text for key, text in sequences.items() if key not in known}
-        if rest:
-            warning.append(
-                f"{len(rest):,} of {len(sequences):,} distinct proteins are not in {given}; they "
-                "are clustered among themselves"
-            )
-        sequences = rest
-    if len(sequences) > MOST_CLUSTERED and shutil.which("mmseqs") is None:
-        warning.append(
-            f"warning: {len(sequences):,} distinct proteins are too many to cluster without "
-            "mmseqs2; only equal sequences are a cluster until it is installed"
-        )
-        sequences = {}
-    with show_progress("clusters", len(sequences), unit="proteins", enabled=progress) as advance:
-        clusters = cluster_proteins(sequences, advance=advance)
-    for key, number in clusters.items():
-        members.setdefault(number, []).append(str(key))
-    text = "".join(" ".join(each) + "\n" for each in members.values())
-    write_text_atomically(folder / CLUSTERS, text, StoreError)
-    return warning
-
-
-def _given_clusters(path: Path, named: Mapping[str, int]) -> dict[int, int]:
-    """Return the number of the cluster of each key that a file names."""
-    found: dict[int, int] = {}
-    for name, number in read_clusters(path).items():
-        code, _, chain = name.rpartition("_")
-        key = named.get(f"{code.lower()}_{chain}")
-        if key is not None:
-            found.setdefault(key, number)
-    if not found:
-        raise DataError(
-            f"{path}: names no protein of the structures; its members are CODE_CHAIN, such as "
-            f"{next(iter(named), '4hhb_A')}"
-        )
-    return found
 
 
 def prepare_searches(

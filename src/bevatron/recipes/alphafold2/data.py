@@ -23,8 +23,8 @@ from bevatron.errors import DataError
 from bevatron.models.alphafold2.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.output import counted
 from bevatron.recipes.alphafold2.stores import RESIDUE_FIELDS, labels_of, open_chains
+from bevatron.recipes.protein_clusters import CLUSTERS
 from bevatron.recipes.proteins import (
-    CLUSTERS,
     ProteinDataConfig,
     mixture,
     opened_searches,

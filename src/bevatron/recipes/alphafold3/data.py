@@ -17,8 +17,8 @@ from bevatron.data.store.store import Store
 from bevatron.errors import DataError
 from bevatron.models.alphafold3.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.recipes.alphafold3.stores import POSES, open_complexes
+from bevatron.recipes.protein_clusters import CLUSTERS
 from bevatron.recipes.proteins import (
-    CLUSTERS,
     ProteinDataConfig,
     mixture,
     opened_searches,

@@ -1,0 +1,78 @@
+"""Clusters of the similar proteins of a store."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from bevatron.data.proteins.clusters import cluster_proteins, read_clusters
+from bevatron.data.store.progress import progress as show_progress
+from bevatron.errors import DataError, StoreError
+from bevatron.files import write_text_atomically
+
+CLUSTERS = "clusters.txt"
+"""Name inside the folder of a store; it is written last."""
+
+MOST_CLUSTERED = 100_000
+"""Distinct proteins that are clustered without mmseqs2; of more, each is a cluster of its own."""
+
+
+def write_clusters(
+    sequences: Mapping[int, str],
+    folder: Path,
+    given: Path | None = None,
+    named: Mapping[str, int] | None = None,
+    *,
+    progress: bool = False,
+) -> list[str]:
+    """Cluster proteins by key, a line of keys for each cluster; return warnings.
+
+    Parameters
+    ----------
+    sequences : sequence by chain key
+    folder : folder of the store
+    given : a file of clusters, see `read_clusters`, for the proteins that it names
+    named : key by ``code_chain``, the code in lower case
+    progress : whether to show progress
+    """
+    warning = []
+    members: dict[object, list[str]] = {}
+    if given is not None:
+        known = _given_clusters(given, named or {})
+        for key in (key for key in sequences if key in known):
+            members.setdefault(("given", known[key]), []).append(str(key))
+        rest = {key: text for key, text in sequences.items() if key not in known}
+        if rest:
+            warning.append(
+                f"{len(rest):,} of {len(sequences):,} distinct proteins are not in {given}; they "
+                "are clustered among themselves"
+            )
+        sequences = rest
+    if len(sequences) > MOST_CLUSTERED and shutil.which("mmseqs") is None:
+        warning.append(
+            f"warning: {len(sequences):,} distinct proteins are too many to cluster without "
+            "mmseqs2; only equal sequences are a cluster until it is installed"
+        )
+        sequences = {}
+    with show_progress("clusters", len(sequences), unit="proteins", enabled=progress) as advance:
+        clusters = cluster_proteins(sequences, advance=advance)
+    for key, number in clusters.items():
+        members.setdefault(number, []).append(str(key))
+    text = "".join(" ".join(each) + "\n" for each in members.values())
+    write_text_atomically(folder / CLUSTERS, text, StoreError)
+    return warning
+
+
+def _given_clusters(path: Path, named: Mapping[str, int]) -> dict[int, int]:
+    """Return the number of the cluster of each key that a file names."""
+    found: dict[int, int] = {}
+    for name, number in read_clusters(path).items():
+        code, _, chain = name.rpartition("_")
+        key = named.get(f"{code.lower()}_{chain}")
+        if key is not None:
+            found.setdefault(key, number)
+    if not found:
+        raise DataError(
+            f"{path}: names no protein of the structures; its members are CODE_CHAIN, such as "
+            f"{next(iter(named), '4hhb_A')}"
+        )
+    return found
