@@ -30,7 +30,7 @@ from bevatron.train.capture.cuda_graphs import NotCapturableError
 from bevatron.train.capture.step import captured_step
 from bevatron.train.checkpoint import Checkpoint, load_checkpoint
 from bevatron.train.console import Console
-from bevatron.train.course import Choice, begin_step, course_of
+from bevatron.train.course import Choice, begin_step, course_of, no_metric
 from bevatron.train.epochs import EpochPlan, Segment
 from bevatron.train.evaluate import (
     Interrupted,
@@ -575,8 +575,5 @@ class Trainer:
         wanted = self.course.monitor(self.state.progress)
         name = wanted.removeprefix("-")
         if name not in metrics:
-            raise ConfigError(
-                f"train.monitor: '{name}' is not a metric of this validation set "
-                f"(known: {', '.join(sorted(metrics))})"
-            )
+            raise no_metric(wanted, metrics)
         return metrics[name] if name == wanted else -metrics[name]
