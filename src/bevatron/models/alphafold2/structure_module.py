@@ -12,6 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from bevatron.data.proteins.rigid_groups import atoms_of_frames, frames_of_torsions
+from bevatron.kernels import invariant_point_attention
+from bevatron.kernels.shared.parts import split
 from bevatron.maths import rigid
 from bevatron.maths.rigid import Rigid
 from bevatron.models.alphafold2.config import StructureConfig
@@ -27,17 +29,9 @@ UNIT_HEAD_WEIGHT = 0.541324854612918
 
 
 class InvariantPointAttention(nn.Module):
-    r"""Attention over residues that sees points in each other's frames; algorithm 22.
+    """Attention over residues that sees points in each other's frames; algorithm 22.
 
-    .. math::
-        a_{ij} = \operatorname{softmax}_j\Big(\sqrt{\tfrac{1}{3 D}}\, q_i \cdot k_j +
-        \sqrt{\tfrac{1}{3}}\, b_{ij} - \tfrac{\gamma}{2} \sqrt{\tfrac{2}{27 P}} \sum_p
-        |T_i q_{ip} - T_j k_{jp}|^2\Big)
-
-    for each of H heads of D channels and P points. Of the square only
-    :math:`2 T_i q_{ip} \cdot T_j k_{jp} - |T_j k_{jp}|^2` matters to the softmax: it becomes extra
-    channels of q and k, so that no array of all pairs of points is allocated. If processes share a
-    sample, each attends from its own R residues.
+    If processes share a sample, each attends from its own R residues.
     """
 
     def __init__(self, c_s: int, c_z: int, config: StructureConfig) -> None:
@@ -70,44 +64,27 @@ class InvariantPointAttention(nn.Module):
     ) -> Float[Tensor, "*batch N C"]:
         """Return the update of s; ``bias`` is that of `pair_bias`."""
         H, D, P, V = self.sizes
-        # Products of points lose digits with their distance from the origin, which is anywhere.
-        centre = frames.translation.mean(-2, keepdim=True).detach()
-        frames = Rigid(frames.rotation, frames.translation - centre)
-        k, v = self.kv(s).unflatten(-1, (H, 2 * D)).split(D, dim=-1)
-        q_points, k_points, v_points = self._points(s, frames).split([P, P, V], dim=-2)
-        weights = self._weights(s, k, q_points, k_points, bias)
-
-        values = torch.cat([v, v_points.flatten(-2)], dim=-1).transpose(-2, -3)
-        scalars, points = (weights @ values).transpose(-2, -3).split([D, 3 * V], dim=-1)
-        points = points.unflatten(-1, (V, 3))
-        frames = Rigid(own(frames.rotation, -3), own(frames.translation, -2))
-        points = rigid.apply_inverse(rigid.select(frames, (..., None, None)), points)
-        norms = torch.sqrt(points.square().sum(-1) + 1e-8)
-        pairs = weights.transpose(-2, -3) @ z
-        by_axis = points.flatten(-3, -2).mT.flatten(-2)
-        parts = [scalars.flatten(-2), by_axis, norms.flatten(-2), pairs.flatten(-2)]
+        k, v = split(self.kv(s).unflatten(-1, (H, 2 * D)), [D, D])
+        # A projection stores all x, then all y, then all z.
+        local = [each(s).unflatten(-1, (3, H, -1)) for each in (self.q_points, self.kv_points)]
+        points = _turned(frames.rotation, torch.cat(local, dim=-1))
+        points = points + frames.translation[..., None, None]
+        q_points, k_points, v_points = points.split([P, P, V], dim=-1)
+        scalars, points, pairs = invariant_point_attention(
+            own(self.q(s), -2).unflatten(-1, (H, D)),
+            *(k, v, own(q_points, -4), k_points, v_points, bias, z, self.head_weights),
+        )
+        points = points - own(frames.translation, -2)[..., None, None]
+        points = _turned(own(frames.rotation, -3).mT, points)
+        norms = torch.sqrt(points.square().sum(-3) + 1e-8)
+        parts = [scalars.flatten(-2), points.flatten(-3), norms.flatten(-2), pairs.flatten(-2)]
         return all_of(self.out(torch.cat(parts, dim=-1)), -2, s.shape[-2])
 
-    def _weights(
-        self, s: Tensor, k: Tensor, q_points: Tensor, k_points: Tensor, bias: Tensor
-    ) -> Float[Tensor, "*batch H R N"]:
-        H, D, P, _ = self.sizes
-        q = self.q(s).unflatten(-1, (H, D)) * sqrt(1 / (3 * D))
-        q_points, k_points = q_points.flatten(-2), k_points.flatten(-2)
-        gamma = F.softplus(self.head_weights)[:, None] * sqrt(2 / (27 * P))
-        lengths = k_points.square().sum(-1, keepdim=True)
-        q = torch.cat([q, gamma * q_points, (-0.5 * gamma).expand_as(lengths)], dim=-1)
-        k = torch.cat([k, k_points, lengths], dim=-1)
-        logits = own(q, -3).transpose(-2, -3) @ k.transpose(-2, -3).mT
-        return (logits + bias).softmax(-1)
 
-    def _points(self, s: Tensor, frames: Rigid) -> Float[Tensor, "*batch N H _ 3"]:
-        """Project s to points of queries, keys and values, in global coordinates."""
-        # A projection stores all x, then all y, then all z.
-        projected = [each(s).unflatten(-1, (3, self.sizes[0], -1))
-                     for each in (self.q_points, self.kv_points)]  # fmt: skip
-        points = torch.cat(projected, dim=-1).movedim(-3, -1)
-        return rigid.apply(rigid.select(frames, (..., None, None)), points)
+def _turned(
+    rotation: Float[Tensor, "*batch N 3 3"], points: Float[Tensor, "*batch N 3 H P"]
+) -> Float[Tensor, "*batch N 3 H P"]:
+    return (rotation[..., None, None] * points[..., None, :, :, :]).sum(-3)
 
 
 class SingleTransition(nn.Module):
