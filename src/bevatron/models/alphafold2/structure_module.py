@@ -4,7 +4,9 @@ Supplement of AlphaFold2, section 1.8, algorithms 20, 22 and 23; `bevatron.data.
 Internal translations are in units of ``position_scale`` (10 Å); all results are in Å.
 """
 
+from collections.abc import Iterable
 from math import sqrt
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from bevatron.data.proteins.rigid_groups import atoms_of_frames, frames_of_torsions
-from bevatron.kernels import invariant_point_attention
+from bevatron.kernels import invariant_point_attention, linear
 from bevatron.kernels.shared.parts import split
 from bevatron.maths import rigid
 from bevatron.maths.rigid import Rigid
@@ -26,6 +28,22 @@ MASKED = 1e5
 """Subtracted from the logits of masked residues."""
 UNIT_HEAD_WEIGHT = 0.541324854612918
 """Softplus of it is 1."""
+
+
+class Prepared(NamedTuple):
+    """What all blocks of invariant point attention share, H heads.
+
+    Attributes
+    ----------
+    bias : the terms of pair and mask in the logits
+    weight, offset
+        All projections of the single representation as one layer. Its rows are queries, keys and
+        values, then the points of all three: first their x, then y, then z.
+    """
+
+    bias: Float[Tensor, "*batch H R N"]
+    weight: Float[Tensor, "O C"]
+    offset: Float[Tensor, " O"]
 
 
 class InvariantPointAttention(nn.Module):
@@ -47,32 +65,38 @@ class InvariantPointAttention(nn.Module):
         self.bias = Linear(c_z, H)
         self.out = Linear(H * (c_z + D + V * 4), c_s, init="final")
 
-    def pair_bias(
-        self, z: Float[Tensor, "*batch R N Z"], mask: Bool[Tensor, "*batch N"]
-    ) -> Float[Tensor, "*batch H R N"]:
-        """Return the terms of pair and mask in the logits, the same for all blocks."""
+    def prepare(self, z: Float[Tensor, "*batch R N Z"], mask: Bool[Tensor, "*batch N"]) -> Prepared:
+        """Compute what is the same for all blocks: the terms of pair and mask, the joint layer."""
         both = own(mask, -1)[..., None, :, None] & mask[..., None, None, :]
         bias: Tensor = sqrt(1 / 3) * self.bias(z).movedim(-1, -3)
-        return (bias - MASKED * ~both).contiguous()
+        layers = (self.q, self.kv, self.q_points, self.kv_points)
+        weight = self._joined(layer.weight for layer in layers)
+        offset = self._joined(layer.bias for layer in layers)
+        return Prepared((bias - MASKED * ~both).contiguous(), weight, offset)
+
+    def _joined(self, rows: Iterable[Tensor]) -> Tensor:
+        q, kv, *points = rows
+        by_axis = [each.unflatten(0, (3, self.sizes[0], -1)) for each in points]
+        return torch.cat([q, kv, torch.cat(by_axis, dim=2).flatten(0, 2)])
 
     def forward(
         self,
         s: Float[Tensor, "*batch N C"],
         z: Float[Tensor, "*batch R N Z"],
-        bias: Float[Tensor, "*batch H R N"],
+        prepared: Prepared,
         frames: Rigid,
     ) -> Float[Tensor, "*batch N C"]:
-        """Return the update of s; ``bias`` is that of `pair_bias`."""
+        """Return the update of s."""
         H, D, P, V = self.sizes
-        k, v = split(self.kv(s).unflatten(-1, (H, 2 * D)), [D, D])
-        # A projection stores all x, then all y, then all z.
-        local = [each(s).unflatten(-1, (3, H, -1)) for each in (self.q_points, self.kv_points)]
-        points = _turned(frames.rotation, torch.cat(local, dim=-1))
+        projected = linear(s, prepared.weight, prepared.offset)
+        q, kv, local = projected.split([H * D, 2 * H * D, 3 * H * (2 * P + V)], dim=-1)
+        k, v = split(kv.unflatten(-1, (H, 2 * D)), [D, D])
+        points = _turned(frames.rotation, local.unflatten(-1, (3, H, -1)))
         points = points + frames.translation[..., None, None]
         q_points, k_points, v_points = points.split([P, P, V], dim=-1)
         scalars, points, pairs = invariant_point_attention(
-            own(self.q(s), -2).unflatten(-1, (H, D)),
-            *(k, v, own(q_points, -4), k_points, v_points, bias, z, self.head_weights),
+            own(q, -2).unflatten(-1, (H, D)),
+            *(k, v, own(q_points, -4), k_points, v_points, prepared.bias, z, self.head_weights),
         )
         points = points - own(frames.translation, -2)[..., None, None]
         points = _turned(own(frames.rotation, -3).mT, points)
@@ -218,11 +242,11 @@ class StructureModule(nn.Module):
         frames = F.pad(s.new_ones(*s.shape[:-1], 1), (0, 6))
         count = self.config.num_blocks
         masks = drops.draw(s[..., None, :, :], 2 * count, self.config.dropout)
-        bias = self.ipa.pair_bias(z, mask)
+        prepared = self.ipa.prepare(z, mask)
         blocks = []
         for block in range(count):
             moved = rigid.rigid_of_quaternion(frames)
-            s = s + self.ipa(s, z, bias, moved)
+            s = s + self.ipa(s, z, prepared, moved)
             s = self.norm_ipa(_dropped(s, masks[2 * block]))
             s = self.transition(s, masks[2 * block + 1])
             frames = moved_frames(frames, moved.rotation, self.bb_update(s))
