@@ -97,7 +97,9 @@ def test_the_reference_is_the_formula(size, case):
 
 @pytest.mark.parametrize(
     ("size", "case"),
-    [(size, "plain") for size in SIZES] + [("a prime number", case) for case in list(CASES)[1:]],
+    [(size, "plain") for size in SIZES]
+    + [("a prime number", case) for case in list(CASES)[1:]]
+    + [("two samples", "coordinates of 100 Å")],
 )
 @pytest.mark.parametrize("strided", [False, True], ids=["packed", "strided"])
 def test_the_kernels_are_right(size, case, strided):
