@@ -83,52 +83,52 @@ def queries_kernel(
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
     gamma, d_gamma = point_weight(HeadWeights, h, point_scale)
     row = first + tl.arange(0, BLOCK_Q)
-    at = QPoints + b * Nq * q_points_N + h * q_points_H
-    q_points = load_points(at, first, Nq, q_points_N, q_points_A, BLOCK_Q, P, P_PAD)
-    at = DScalars + b * Nq * d_scalars_N + h * d_scalars_H
-    d_scalars = load_rows(at, first, Nq, d_scalars_N, BLOCK_Q, D, D_PAD)
-    at = DPoints + b * Nq * d_points_N + h * d_points_H
-    d_points = load_points(at, first, Nq, d_points_N, d_points_A, BLOCK_Q, V_POINTS, V_PAD)
     at_k, at_v = K + b * Nk * k_N + h * k_H, V + b * Nk * v_N + h * v_H
     at_k_points = KPoints + b * Nk * k_points_N + h * k_points_H
     at_v_points = VPoints + b * Nk * v_points_N + h * v_points_H
     k_centre = load_points(at_k_points, 0, Nk, k_points_N, k_points_A, 1, P, P_PAD)
     v_centre = load_points(at_v_points, 0, Nk, v_points_N, v_points_A, 1, V_POINTS, V_PAD)
+    at = QPoints + b * Nq * q_points_N + h * q_points_H
+    q_points = load_points(at, first, Nq, q_points_N, q_points_A, BLOCK_Q, P, P_PAD) - k_centre
+    DScalars += b * Nq * d_scalars_N + h * d_scalars_H
+    d_scalars = load_rows(DScalars, first, Nq, d_scalars_N, BLOCK_Q, D, D_PAD)
+    DPoints += b * Nq * d_points_N + h * d_points_H
+    d_points = load_points(DPoints, first, Nq, d_points_N, d_points_A, BLOCK_Q, V_POINTS, V_PAD)
     at = (b * H + h) * Nq + row
     most = tl.load(Statistics + at, mask=row < Nq, other=0.0)  # [BLOCK_Q]
     share = tl.load(Statistics + B * H * Nq + at, mask=row < Nq, other=0.0)  # [BLOCK_Q]
     delta = tl.load(Delta + at, mask=row < Nq, other=0.0)  # [BLOCK_Q]
-    pair = at[:, None] * Nk
+    pair = at[:, None] * Nk + tl.arange(0, BLOCK_K)[None, :]
     dq = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
     dq_points = tl.zeros([BLOCK_Q, P_PAD], tl.float32)
     sum_dx = tl.zeros([BLOCK_Q], tl.float32)
     by_distance = tl.zeros([BLOCK_Q], tl.float32)
     mean_distance = tl.zeros([BLOCK_Q], tl.float32)
     for start in range(0, Nk, BLOCK_K):
-        key = start + tl.arange(0, BLOCK_K)
-        inside = (row < Nq)[:, None] & (key < Nk)[None, :]
+        inside = (row < Nq)[:, None] & (start + tl.arange(0, BLOCK_K) < Nk)[None, :]
         # [BLOCK_Q, BLOCK_K]
-        x = tl.load(Logits + pair + key[None, :], mask=inside, other=float("-inf"))
+        x = tl.load(Logits + pair + start, mask=inside, other=float("-inf"))
         # [BLOCK_Q, BLOCK_K]
-        dw = tl.load(DWeights + pair + key[None, :], mask=inside, other=0.0)
+        dw = tl.load(DWeights + pair + start, mask=inside, other=0.0)
         v = load_rows(at_v, start, Nk, v_N, BLOCK_K, D, D_PAD)
-        dw += multiply(d_scalars, tl.trans(v), PRECISION)
         v_points = load_points(
             at_v_points, start, Nk, v_points_N, v_points_A, BLOCK_K, V_POINTS, V_PAD
         )
+        k = load_rows(at_k, start, Nk, k_N, BLOCK_K, D, D_PAD)
+        k_points = load_points(at_k_points, start, Nk, k_points_N, k_points_A, BLOCK_K, P, P_PAD)
+        dw += multiply(d_scalars, tl.trans(v), PRECISION)
         dw += multiply(d_points, tl.trans(v_points - v_centre), PRECISION)
         w = tl.exp(x - most[:, None]) * share[:, None]
         dx = tl.where(inside, w * (dw - delta[:, None]), 0.0)
-        tl.store(DLogits + pair + key[None, :], dx, mask=inside)
-        dq += multiply(dx, load_rows(at_k, start, Nk, k_N, BLOCK_K, D, D_PAD), PRECISION)
-        k_points = load_points(at_k_points, start, Nk, k_points_N, k_points_A, BLOCK_K, P, P_PAD)
-        distance = squared_distances(q_points, k_points)
+        tl.store(DLogits + pair + start, dx, mask=inside)
+        dq += multiply(dx, k, PRECISION)
+        dq_points += multiply(dx, k_points - k_centre, PRECISION)
+        distance = squared_distances(q_points, k_points - k_centre)
         by_distance += tl.sum(dx * distance, 1)
         mean_distance += tl.sum(w * distance, 1)
-        dq_points += multiply(dx, k_points - k_centre, PRECISION)
         sum_dx += tl.sum(dx, 1)
     store_rows(DQ + (b * Nq * H + h) * D, first, Nq, H * D, dq * scale, BLOCK_Q, D, D_PAD)
-    dq_points = 2 * gamma * (dq_points - sum_dx[:, None] * (q_points - k_centre))
+    dq_points = 2 * gamma * (dq_points - sum_dx[:, None] * q_points)
     at = DQPoints + (b * Nq * 3 * H + h) * P
     store_points(at, first, Nq, 3 * H * P, H * P, dq_points, BLOCK_Q, P, P_PAD)
     at = DHeadWeights + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
@@ -175,18 +175,19 @@ def keys_kernel(
         pair = query[:, None] * Nk + key[None, :]
         inside = (row < Nq)[:, None] & (key < Nk)[None, :]
         x = tl.load(Logits + pair, mask=inside, other=float("-inf"))  # [BLOCK_Q, BLOCK_K]
-        w = tl.trans(tl.exp(x - most[:, None]) * share[:, None])
         # [BLOCK_K, BLOCK_Q]
         dx = tl.trans(tl.load(DLogits + pair, mask=inside, other=0.0))
-        dk += multiply(dx, load_rows(at_q, start, Nq, q_N, BLOCK_Q, D, D_PAD), PRECISION)
+        q = load_rows(at_q, start, Nq, q_N, BLOCK_Q, D, D_PAD)
         q_points = load_points(at_q_points, start, Nq, q_points_N, q_points_A, BLOCK_Q, P, P_PAD)
-        dk_points += multiply(dx, q_points - centre, PRECISION)
-        sum_dx += tl.sum(dx, 1)
         d_scalars = load_rows(at_scalars, start, Nq, d_scalars_N, BLOCK_Q, D, D_PAD)
-        dv += multiply(w, d_scalars, PRECISION)
         d_points = load_points(
             at_points, start, Nq, d_points_N, d_points_A, BLOCK_Q, V_POINTS, V_PAD
         )
+        w = tl.trans(tl.exp(x - most[:, None]) * share[:, None])
+        dk += multiply(dx, q, PRECISION)
+        dk_points += multiply(dx, q_points - centre, PRECISION)
+        sum_dx += tl.sum(dx, 1)
+        dv += multiply(w, d_scalars, PRECISION)
         dv_points += multiply(w, d_points, PRECISION)
     at = DKV + (b * Nk * H + h) * 2 * D
     store_rows(at, first, Nk, 2 * H * D, dk * scale, BLOCK_K, D, D_PAD)

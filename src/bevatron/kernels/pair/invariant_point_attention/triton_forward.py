@@ -64,9 +64,13 @@ def store_points(
 
 @triton.jit
 def squared_distances(a, b):
-    """Return sums over points [BLOCK_Q, BLOCK_K], by differences, which lose no digits."""
-    gap = a[:, None, :] - b[None, :, :]
-    return tl.sum(gap * gap, 2)
+    """Return sums over points [BLOCK_Q, BLOCK_K]; both are relative to a point near them.
+
+    As products they are on the tensor cores, and lose digits only by the extent of the structure.
+    They are never rounded to TF32.
+    """
+    lengths = tl.sum(a * a, 1)[:, None] + tl.sum(b * b, 1)[None, :]
+    return lengths - 2.0 * multiply(a, tl.trans(b), "split")
 
 
 @triton.jit
@@ -104,7 +108,9 @@ def attend_kernel(
     at_k, at_v = K + b * Nk * k_N + h * k_H, V + b * Nk * v_N + h * v_H
     at_k_points = KPoints + b * Nk * k_points_N + h * k_points_H
     at_v_points = VPoints + b * Nk * v_points_N + h * v_points_H
-    centre = load_points(at_v_points, 0, Nk, v_points_N, v_points_A, 1, V_POINTS, V_PAD)
+    k_centre = load_points(at_k_points, 0, Nk, k_points_N, k_points_A, 1, P, P_PAD)
+    v_centre = load_points(at_v_points, 0, Nk, v_points_N, v_points_A, 1, V_POINTS, V_PAD)
+    q_points -= k_centre
     pair = ((b * H + h) * Nq + row)[:, None] * Nk
     most = tl.full([BLOCK_Q], LEAST, tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
@@ -117,19 +123,19 @@ def attend_kernel(
         k_points = load_points(at_k_points, start, Nk, k_points_N, k_points_A, BLOCK_K, P, P_PAD)
         # [BLOCK_Q, BLOCK_K]
         bias = tl.load(Bias + pair + key[None, :], mask=inside, other=0.0).to(tl.float32)
-        x = multiply(q, tl.trans(k), PRECISION) - gamma * squared_distances(q_points, k_points)
-        x += bias
+        v = load_rows(at_v, start, Nk, v_N, BLOCK_K, D, D_PAD)
+        v_points = load_points(
+            at_v_points, start, Nk, v_points_N, v_points_A, BLOCK_K, V_POINTS, V_PAD
+        )
+        x = multiply(q, tl.trans(k), PRECISION) + bias
+        x -= gamma * squared_distances(q_points, k_points - k_centre)
         tl.store(Logits + pair + key[None, :], x, mask=inside)
         x = tl.where((key < Nk)[None, :], x, float("-inf"))
         higher = tl.maximum(most, tl.max(x, 1))
         shrink, e = tl.exp(most - higher), tl.exp(x - higher[:, None])
         total, most = total * shrink + tl.sum(e, 1), higher
-        v = load_rows(at_v, start, Nk, v_N, BLOCK_K, D, D_PAD)
         scalars = scalars * shrink[:, None] + multiply(e, v, PRECISION)
-        v_points = load_points(
-            at_v_points, start, Nk, v_points_N, v_points_A, BLOCK_K, V_POINTS, V_PAD
-        )
-        points = points * shrink[:, None] + multiply(e, v_points - centre, PRECISION)
+        points = points * shrink[:, None] + multiply(e, v_points - v_centre, PRECISION)
     share = 1.0 / total
     at = Statistics + (b * H + h) * Nq + row
     tl.store(at, most, mask=row < Nq)
@@ -140,7 +146,7 @@ def attend_kernel(
     A: tl.constexpr = H * V_POINTS
     points *= share[:, None]
     store_points(Relative + at, first, Nq, 3 * A, A, points, BLOCK_Q, V_POINTS, V_PAD)
-    store_points(Points + at, first, Nq, 3 * A, A, points + centre, BLOCK_Q, V_POINTS, V_PAD)
+    store_points(Points + at, first, Nq, 3 * A, A, points + v_centre, BLOCK_Q, V_POINTS, V_PAD)
 
 
 @triton.jit
