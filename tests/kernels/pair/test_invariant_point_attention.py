@@ -103,12 +103,14 @@ def test_the_reference_is_the_formula(size, case):
 )
 @pytest.mark.parametrize("strided", [False, True], ids=["packed", "strided"])
 def test_the_kernels_are_right(size, case, strided):
+    # Logits of hundreds keep five digits in float32, also as the formula is written.
+    far = case == "coordinates of 100 Å"
     check_op(
         joined(invariant_point_attention),
         joined(as_written),
         draw(SIZES[size], **CASES[case]),
         order=1,
-        tolerance=Tolerance(5e-6, 2e-5),
+        tolerance=Tolerance(2e-5, 5e-5) if far else Tolerance(5e-6, 2e-5),
         ran=("invariant_point_attention", "triton"),
         strided=strided,
     )
