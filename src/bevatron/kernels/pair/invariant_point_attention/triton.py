@@ -26,8 +26,8 @@ from bevatron.kernels.shared.triton_launch import Launch
 from bevatron.kernels.shared.triton_math import precision
 
 ATTEND = {"BLOCK_Q": 16, "BLOCK_K": 32, "num_warps": 4}
-QUERIES = {"BLOCK_Q": 16, "BLOCK_K": 32, "num_warps": 4}
-KEYS = {"BLOCK_Q": 32, "BLOCK_K": 16, "num_warps": 4}
+QUERIES = {"BLOCK_Q": 16, "BLOCK_K": 32, "num_warps": 2}
+KEYS = {"BLOCK_Q": 32, "BLOCK_K": 16, "num_warps": 2}
 """Blocks of queries and keys of a head."""
 PAIRS = {"num_warps": 4, "num_stages": 3}
 PAIRS_BACKWARD = {"num_warps": 4, "num_stages": 2}
