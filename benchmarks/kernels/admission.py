@@ -20,8 +20,17 @@ import torch
 from benchmarks.common import timing
 from benchmarks.common.arguments import add_out
 from benchmarks.common.report import write_result
-from benchmarks.kernels import cases_pair
-from benchmarks.kernels.cases import Case, Inputs, Row, Setup, cases_of, direction, leaves_of
+from benchmarks.kernels import cases_folding, cases_pair  # noqa: F401  they register operators
+from benchmarks.kernels.cases import (
+    OPERATORS,
+    Case,
+    Inputs,
+    Row,
+    Setup,
+    cases_of,
+    direction,
+    leaves_of,
+)
 from benchmarks.kernels.checks import DRAWS, ROUNDING, errors, gradients, over_draws
 from torch import Tensor
 
@@ -34,6 +43,10 @@ CASES = {
     "layer_norm": ("147456 x 128", "32768 rows, 384 wide", "N 64, 128 wide"),
     "layer_norm_linear": ("147456 x 128 to 512", "147456 x 128 to 4", "N 64, 128 wide"),
     "qkvg": ("147456 x 128", "18432 x 128"),
+    "add_dropped": ("N 384", "N 384, transposed"),
+    "window_attention": ("48 x 4600 atoms",),
+    "pair_weighted_averaging": ("1024 x 384 x 64",),
+    "smooth_lddt": ("48 x 4600 atoms",),
 }
 """Operator -> cases; the smallest of each is soaked."""
 SHARE = 1.3
@@ -67,7 +80,7 @@ def masked(keep: int) -> Kind:
 
 def late(inputs: Inputs) -> Inputs:
     """Make the last key, or the last channel of rows, larger than all others."""
-    name = next(name for name in ("z", "x", "bias") if name in inputs)
+    name = next(name for name in ("z", "x", "bias", "m", "predicted") if name in inputs)
     value = inputs[name].clone()
     value[..., -1] += LATE
     return inputs | {name: value}
@@ -169,7 +182,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with kernels.use("triton"):
         for op in given.op:
-            setup = Setup(getattr(torch, cases_pair.PAIR.dtype))
+            setup = Setup(getattr(torch, OPERATORS[op].family.dtype))
             found = list(cases_of(op, setup, CASES[op]))
             for case in found:
                 rows += filter(None, (accuracy(case, kind) for kind in KINDS))
