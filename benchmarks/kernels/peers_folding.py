@@ -106,12 +106,10 @@ def pair_weighted_averaging(
     v_weight: Tensor,
     gate_weight: Tensor,
     out_weight: Tensor,
-    mask: Tensor,
 ) -> Tensor:
     n = F.layer_norm(m, norm_weight.shape, norm_weight, norm_bias)
     v = F.linear(n, v_weight).unflatten(-1, (len(logits), -1))
-    weights = logits.masked_fill(~mask, float("-inf")).softmax(-1)
-    average = torch.einsum("hij,sjhd->sihd", weights, v).flatten(-2)
+    average = torch.einsum("hij,sjhd->sihd", logits.softmax(-1), v).flatten(-2)
     return F.linear(F.linear(n, gate_weight).sigmoid() * average, out_weight)
 
 

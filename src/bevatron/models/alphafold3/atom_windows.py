@@ -8,7 +8,7 @@ Legend: A atoms, W windows, Q = 32 queries and K = 128 keys of a window, C chann
 """
 
 import torch.nn.functional as F
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
 QUERIES, KEYS = 32, 128
@@ -43,4 +43,3 @@ def keys_of(x: Shaped[Tensor, "*batch A C"]) -> Shaped[Tensor, "*batch W K C"]:
     A = x.shape[-2]
     behind = num_windows(A) * QUERIES - A + KEYS - QUERIES - KEYS_BEFORE
     return F.pad(x, (0, 0, KEYS_BEFORE, behind)).unfold(-2, KEYS, QUERIES).transpose(-1, -2)
-

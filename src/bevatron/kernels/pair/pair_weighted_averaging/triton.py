@@ -103,25 +103,26 @@ def _turn(
 ) -> None:
     """Write rows, with a gate their gradient behind it, as [B, H, N, S D]."""
     given = pointers(x, gate, out, dgate)
-    _prepare(x, given[0], given[2], turned.shape[1], True, gate is not None)(x, *given, turned)
+    sides = x, given[0], given[2]
+    _prepare(*sides, turned.shape[1], gate is not None)(x, *given, turned)
 
 
 def _turn_back(turned: Tensor, x: Tensor, gate: Tensor | None = None) -> None:
     """Write rows from what is [B, H, N, S D], with a gate behind it."""
     (given,) = pointers(x, gate)
-    _prepare(x, given, x, turned.shape[1], False, gate is not None)(x, given, x, x, turned)
+    _prepare(x, given, None, turned.shape[1], gate is not None)(x, given, turned)
 
 
 @per_layout
-def _prepare(
-    x: Tensor, gate: Tensor, dgate: Tensor, heads: int, turns: bool, is_gated: bool
-) -> Launch:
+def _prepare(x: Tensor, gate: Tensor, dgate: Tensor | None, heads: int, is_gated: bool) -> Launch:
+    """Prepare the kernel that turns rows, or without ``dgate`` the one that turns them back."""
     B, S, N, C = x.shape
     block_c = 1 << max(C - 1, 0).bit_length()
     block = max(1, ELEMENTS // block_c)
-    strides = [step for each in (x, gate, dgate) for step in each.stride()[:3]]
+    sides = (x, gate) if dgate is None else (x, gate, dgate)
+    strides = [step for each in sides for step in each.stride()[:3]]
     return Launch(
-        turn_kernel if turns else turn_back_kernel,
+        turn_back_kernel if dgate is None else turn_kernel,
         (-(-S // block), N, B) if C else (0,),
         (*strides, S, N),
         C=C,
@@ -168,7 +169,7 @@ def turn_kernel(
 
 @triton.jit
 def turn_back_kernel(
-    X, Gate, _Out, _DGate, Turned, x_B, x_S, x_N, g_B, g_S, g_N, d_B, d_S, d_N, S, N,
+    X, Gate, Turned, x_B, x_S, x_N, g_B, g_S, g_N, S, N,
     C: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
     GATED: tl.constexpr,
 ):  # fmt: skip

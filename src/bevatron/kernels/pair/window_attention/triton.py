@@ -21,6 +21,12 @@ LARGEST_HEAD, SMALLEST = 128, 16
 """Channels of a head; rows, columns and channels of a block for the tensor cores."""
 PROGRAMS = 8
 """An SM; where windows and heads are fewer, they share copies."""
+OPTIONS = {
+    "forward": {"num_warps": 4, "num_stages": 2},
+    "queries": {"num_warps": 4, "num_stages": 2},
+    "keys": {"num_warps": 4, "num_stages": 2},
+}
+"""Of the kernels, for windows of 32 queries and 128 keys."""
 
 
 def window_attention(
@@ -145,7 +151,7 @@ def _prepare_forward(
     copies, chunks = _shared_copies(q, bias)
     numbers = (*_strides(q, k, v, gate), *_sizes(q, bias), copies, q.shape[-1] ** -0.5)
     grid = (bias.shape[1] * bias.shape[2], chunks, q.shape[0])
-    return Launch(forward_kernel, grid, numbers, **_constants(q, bias, rounds))
+    return Launch(forward_kernel, grid, numbers, **_constants("forward", q, bias, rounds))
 
 
 @per_layout
@@ -162,12 +168,12 @@ def _prepare_backward(
     (B, *_), (_, W, H, queries, keys) = q.shape, bias.shape
     copies, chunks = _shared_copies(q, bias)
     read, sizes, scale = _strides(q, k, v, gate), _sizes(q, bias), q.shape[-1] ** -0.5
-    constants = _constants(q, bias, rounds)
-    of_queries = Launch(
-        queries_kernel, (W * H, B), (*read, *_strides(dq), *sizes, scale), **constants
-    )
+    constants = _constants("queries", q, bias, rounds)
+    numbers = (*read, *_strides(dq), *sizes, scale)
+    of_queries = Launch(queries_kernel, (W * H, B), numbers, **constants)
     blocks = W + keys // queries - 1 if W else 0
     numbers = (*read, *_strides(dk), *sizes, copies, scale)
+    constants = _constants("keys", q, bias, rounds)
     return of_queries, Launch(keys_kernel, (blocks * H, chunks, B), numbers, **constants)
 
 
@@ -188,7 +194,7 @@ def _shared_copies(q: Tensor, bias: Tensor) -> tuple[int, int]:
     return copies, -(-M // copies)
 
 
-def _constants(q: Tensor, bias: Tensor, rounds: bool) -> dict[str, Any]:
+def _constants(kernel: str, q: Tensor, bias: Tensor, rounds: bool) -> dict[str, Any]:
     D, (queries, keys) = q.shape[-1], bias.shape[-2:]
     return {
         "H": q.shape[3],
@@ -197,6 +203,5 @@ def _constants(q: Tensor, bias: Tensor, rounds: bool) -> dict[str, Any]:
         "NQ": queries,
         "NK": keys,
         "PRECISION": "tf32" if rounds or q.dtype != torch.float32 else "ieee",
-        "num_warps": 4,
-        "num_stages": 2,
+        **OPTIONS[kernel],
     }
