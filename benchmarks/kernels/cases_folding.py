@@ -28,8 +28,9 @@ COPIES = 48
 QUERIES, KEYS = 32, 128
 SMALL = 1500
 """Atoms whose pairs plain PyTorch holds in memory, and a captured graph too."""
-RADIUS = 15.0
-"""Å."""
+RADIUS = 15.001
+"""Å; between two distances of points on a grid of `GRID` Å, so that all types count the same."""
+GRID = 1 / 16
 ATOMS_OF_RESIDUE, DISTANCE = 8, 5.1
 """Å between residues on a lattice, so that atoms are as dense as in proteins."""
 SPECIAL = 3
@@ -107,7 +108,8 @@ def chain(device: str, atoms: int) -> Tensor:
     x = torch.where(residue // side % 2 == 1, side - 1 - x, x)
     y = torch.where(z % 2 == 1, side - 1 - y, y)
     noise = torch.randn((1, atoms, 3), generator=generator, device=device)
-    return DISTANCE * torch.stack([x, y, z], -1)[None] + 1.5 * noise
+    points = DISTANCE * torch.stack([x, y, z], -1)[None] + 1.5 * noise
+    return GRID * torch.round(points / GRID)
 
 
 def noisy(setup: Setup, atoms: int, copies: int, seed: int) -> Inputs:

@@ -35,8 +35,7 @@ def pair_weighted_averaging(
     Returns
     -------
     Tensor
-        Same shape and type as ``v``. Saved for the backward pass beside the inputs: the result and
-        the values once more.
+        Same shape and type as ``v``. Saved for the backward pass: inputs and result.
 
     Examples
     --------

@@ -11,6 +11,7 @@ from bevatron.kernels.shared.triton_launch import launch
 
 BLOCK = 32
 """Atoms along each side of a block of pairs, all that a program holds."""
+OPTIONS = {"num_warps": 4}
 
 
 def smooth_lddt(predicted: Tensor, truth: Tensor, radius: Tensor) -> Tensor:
@@ -51,6 +52,7 @@ def scores(
         (atoms, copies, blocks),
         BLOCK=BLOCK,
         GRADIENT=wants_gradient,
+        **OPTIONS,
     )
     return score.sum(-1), gradient
 

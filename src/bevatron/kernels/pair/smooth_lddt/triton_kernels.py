@@ -97,7 +97,7 @@ def steps(x0, x1, x2, at, m, atoms):
 
 @triton.jit
 def weights(y0, y1, y2, r, y_at, r_at, row, m, atoms):
-    """Return true distances and how often pairs count: once for their row, once for their column."""
+    """Return true distances and how often pairs count, for their row and for their column."""
     r_m = tl.load(r_at + m, mask=m < atoms, other=0.0).to(tl.float32)  # [BLOCK]
     # [BLOCK, BLOCK]
     d0, d1, d2 = steps(y0, y1, y2, y_at, m, atoms)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bevatron.errors import KernelError
 from bevatron.kernels.pair.window_attention.triton_kernels import (
+    bias_kernel,
     forward_kernel,
     keys_kernel,
     queries_kernel,
@@ -22,9 +23,10 @@ LARGEST_HEAD, SMALLEST = 128, 16
 PROGRAMS = 8
 """An SM; where windows and heads are fewer, they share copies."""
 OPTIONS = {
-    "forward": {"num_warps": 4, "num_stages": 2},
-    "queries": {"num_warps": 4, "num_stages": 2},
-    "keys": {"num_warps": 4, "num_stages": 2},
+    "forward": {"num_warps": 2, "num_stages": 2},
+    "queries": {"num_warps": 2, "num_stages": 2},
+    "keys": {"num_warps": 2, "num_stages": 2},
+    "bias": {"num_warps": 2, "num_stages": 2},
 }
 """Of the kernels, for windows of 32 queries and 128 keys."""
 
@@ -34,11 +36,11 @@ def window_attention(
 ) -> Tensor:
     """Compute the same as the reference; see `bevatron.kernels.pair.window_attention`."""
     queries, keys, head = *bias.shape[-2:], q.shape[-1]
-    if head > LARGEST_HEAD or not _is_power(queries) or not _is_power(keys):
+    if head > LARGEST_HEAD or not _is_power(queries) or not _is_power(keys // 2):
         raise KernelError(
             f"window_attention: heads of {head} and windows of {queries} queries and {keys} keys; "
             f"the Triton kernel takes heads up to {LARGEST_HEAD} and powers of two from {SMALLEST} "
-            "on; use('reference') takes any"
+            f"and {2 * SMALLEST} on; use('reference') takes any"
         )
     # Copied here for both passes, if at all.
     out: Tensor = attention(q, k, v, gate, bias.contiguous(), mask.contiguous())[0]
@@ -132,11 +134,13 @@ def _write_gradients(
     dbias: Tensor,
 ) -> None:
     q, k, v, gate = map(_readable, (q, k, v, gate))
-    dout, delta = dout.contiguous(), torch.empty_like(lse)
-    of_queries, of_keys = _prepare_backward(q, k, v, gate, bias, dq, dk, allows_tf32())
+    dout, gated, delta = dout.contiguous(), torch.empty_like(out), torch.empty_like(lse)
+    prepared = _prepare_backward(q, k, v, gate, bias, dq, dk, allows_tf32())
+    of_queries, of_keys, of_bias = prepared
     mask = mask.view(torch.uint8)
-    of_queries(q, k, v, gate, bias, mask, out, lse, dout, dq, dgate, dbias, delta)
-    of_keys(q, k, v, gate, bias, mask, lse, delta, dout, dk, dv)
+    of_queries(q, k, v, gate, bias, mask, out, lse, dout, dq, dgate, gated, delta)
+    of_keys(q, k, v, bias, mask, lse, delta, gated, dk, dv)
+    of_bias(q, k, v, bias, mask, lse, delta, gated, dbias)
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -164,17 +168,29 @@ def _prepare_backward(
     dq: Tensor,
     dk: Tensor,
     rounds: bool,
-) -> tuple[Launch, Launch]:
-    (B, *_), (_, W, H, queries, keys) = q.shape, bias.shape
+) -> tuple[Launch, Launch, Launch]:
+    (B, *_), (_, W, H, queries, keys), scale = q.shape, bias.shape, q.shape[-1] ** -0.5
     copies, chunks = _shared_copies(q, bias)
-    read, sizes, scale = _strides(q, k, v, gate), _sizes(q, bias), q.shape[-1] ** -0.5
-    constants = _constants("queries", q, bias, rounds)
-    numbers = (*read, *_strides(dq), *sizes, scale)
-    of_queries = Launch(queries_kernel, (W * H, B), numbers, **constants)
+    of_queries = Launch(
+        queries_kernel,
+        (W * H, chunks, B),
+        (*_strides(q, k, v, gate, dq), *_sizes(q, bias), copies, scale),
+        **_constants("queries", q, bias, rounds),
+    )
     blocks = W + keys // queries - 1 if W else 0
-    numbers = (*read, *_strides(dk), *sizes, copies, scale)
-    constants = _constants("keys", q, bias, rounds)
-    return of_queries, Launch(keys_kernel, (blocks * H, chunks, B), numbers, **constants)
+    of_keys = Launch(
+        keys_kernel,
+        (blocks * H, chunks, B),
+        (*_strides(q, k, v, dk), *_sizes(q, bias), copies, scale),
+        **_constants("keys", q, bias, rounds),
+    )
+    of_bias = Launch(
+        bias_kernel,
+        (W * H, 2, B),
+        (*_strides(q, k, v), *_sizes(q, bias), scale),
+        **_constants("bias", q, bias, rounds),
+    )
+    return of_queries, of_keys, of_bias
 
 
 def _strides(*tensors: Tensor) -> list[int]:
