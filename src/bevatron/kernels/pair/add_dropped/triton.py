@@ -15,7 +15,6 @@ from bevatron.kernels.shared.triton_launch import Launch
 
 ELEMENTS, LARGEST_BLOCK_C = 4096, 1024
 """Elements of a block, and the most channels it spans."""
-WARPS = 4
 
 
 def add_dropped(x: Tensor, update: Tensor, mask: Tensor | None, columns: bool) -> Tensor:
@@ -87,7 +86,6 @@ def _prepare(
         COLUMNS=columns,
         MASKED=masked,
         ADDS=adds,
-        num_warps=WARPS,
     )
     return made, strides is not None
 

@@ -7,11 +7,12 @@ from bevatron.kernels.pair.smooth_lddt.triton_kernels import near_kernel, rows_k
 from bevatron.kernels.shared.autograd import needs_grad
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide
+from bevatron.kernels.shared.tiles import Tiles
 from bevatron.kernels.shared.triton_launch import launch
 
 BLOCK = 32
 """Atoms along each side of a block of pairs, all that a program holds."""
-OPTIONS = {"num_warps": 4}
+TILES = Tiles(BLOCK, BLOCK, registers=96)
 
 
 def smooth_lddt(predicted: Tensor, truth: Tensor, radius: Tensor) -> Tensor:
@@ -52,7 +53,8 @@ def scores(
         (atoms, copies, blocks),
         BLOCK=BLOCK,
         GRADIENT=wants_gradient,
-        **OPTIONS,
+        num_warps=TILES.warps,
+        **TILES.register_limit(predicted.device),
     )
     return score.sum(-1), gradient
 

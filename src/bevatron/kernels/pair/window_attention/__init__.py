@@ -67,10 +67,13 @@ def window_attention(
             f"window_attention: bias {tuple(bias.shape)} has windows of {queries} queries and "
             f"{keys} keys; give an even number of keys more than queries"
         )
-    wanted = {name: (tensor, q.shape) for name, tensor in (("k", k), ("v", v), ("gate", gate))}
-    wanted["bias"] = bias, (B, -(-A // queries), H, queries, keys)
-    wanted["mask"] = mask, (B, A)
-    check_shapes("window_attention", wanted, f"q {tuple(q.shape)}")
+    shape = tuple(q.shape)
+    wanted = {
+        **{name: (tensor, shape) for name, tensor in (("k", k), ("v", v), ("gate", gate))},
+        "bias": (bias, (B, -(-A // queries), H, queries, keys)),
+        "mask": (mask, (B, A)),
+    }
+    check_shapes("window_attention", wanted, f"q {shape}")
     if not q.dtype == k.dtype == v.dtype == gate.dtype:
         raise ValueError(
             f"window_attention: q, k, v and gate are {q.dtype}, {k.dtype}, {v.dtype} and "

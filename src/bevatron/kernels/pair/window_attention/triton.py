@@ -1,5 +1,6 @@
 """Attention in windows of atoms in Triton: two custom operators and their launches."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from bevatron.kernels.pair.window_attention.triton_kernels import (
 from bevatron.kernels.shared.custom_op import custom_op, is_watched
 from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.layouts import per_layout
+from bevatron.kernels.shared.tiles import Tiles
 from bevatron.kernels.shared.triton_launch import Launch
 from bevatron.kernels.shared.triton_math import allows_tf32
 
@@ -22,13 +24,14 @@ LARGEST_HEAD, SMALLEST = 128, 16
 """Channels of a head; rows, columns and channels of a block for the tensor cores."""
 PROGRAMS = 8
 """An SM; where windows and heads are fewer, they share copies."""
-OPTIONS = {
-    "forward": {"num_warps": 2, "num_stages": 2},
-    "queries": {"num_warps": 2, "num_stages": 2},
-    "keys": {"num_warps": 2, "num_stages": 2},
-    "bias": {"num_warps": 2, "num_stages": 2},
+TILES: Mapping[str, Tiles] = {
+    "forward": Tiles(32, 128, 2, 3),
+    "queries": Tiles(32, 128, 2, 3),
+    "keys": Tiles(32, 128, 2, 3),
+    "bias": Tiles(32, 64, 2, 2, registers=168),
 }
-"""Of the kernels, for windows of 32 queries and 128 keys."""
+STAGED = 96 * 1024
+"""Bytes of shared memory for the stages of a pipeline, so that two programs fit on an SM."""
 
 
 def window_attention(
@@ -211,7 +214,8 @@ def _shared_copies(q: Tensor, bias: Tensor) -> tuple[int, int]:
 
 
 def _constants(kernel: str, q: Tensor, bias: Tensor, rounds: bool) -> dict[str, Any]:
-    D, (queries, keys) = q.shape[-1], bias.shape[-2:]
+    tiles, D, (queries, keys) = TILES[kernel], q.shape[-1], bias.shape[-2:]
+    bytes_of_stage = (2 * keys + 4 * queries) * max(D, SMALLEST) * q.element_size()
     return {
         "H": q.shape[3],
         "D": D,
@@ -219,5 +223,7 @@ def _constants(kernel: str, q: Tensor, bias: Tensor, rounds: bool) -> dict[str, 
         "NQ": queries,
         "NK": keys,
         "PRECISION": "tf32" if rounds or q.dtype != torch.float32 else "ieee",
-        **OPTIONS[kernel],
+        "num_warps": tiles.warps,
+        "num_stages": max(1, min(tiles.stages, STAGED // bytes_of_stage)),
+        **tiles.register_limit(q.device),
     }
