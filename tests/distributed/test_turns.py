@@ -13,7 +13,7 @@ import torch
 from graph_ranks import fork_ranks, run_ranks
 
 from bevatron.data.loader import Loader
-from bevatron.errors import LoaderError
+from bevatron.errors import BevatronError, LoaderError
 from bevatron.parallel import turns
 from bevatron.parallel.axial import shared
 from bevatron.parallel.turns import turns_of
@@ -110,6 +110,25 @@ def test_a_process_that_is_killed_ends_those_that_wait_for_its_batches(tmp_path,
     assert codes[0] > 0
     assert "rank 1 failed: it ended without a message: killed" in output
     assert took < 30
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_process_that_fails_and_takes_long_to_end_is_named_by_the_others(tmp_path, workers):
+    def work(mesh):
+        try:
+            with begin(mesh, 2, Numbers(), workers, prefetch=2) as loader:
+                loader.set_batches(plan(range(20)))
+                for loaded in loader:
+                    if mesh.rank == 1 and loaded.position == 4:
+                        raise BevatronError("the dog ate it")
+        finally:
+            if mesh.rank == 1:
+                time.sleep(4)
+
+    codes, output = fork_ranks(2, work, tmp_path)
+    assert 0 not in codes
+    assert "rank 1 failed: BevatronError: the dog ate it" in output
+    assert "rank 0 failed" not in output
 
 
 def test_processes_of_which_one_cannot_listen_make_all_batches_themselves(tmp_path, monkeypatch):
