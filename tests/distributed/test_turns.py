@@ -148,16 +148,17 @@ def test_processes_of_which_one_cannot_listen_make_all_batches_themselves(tmp_pa
     assert len((tmp_path / "read3").read_text().split()) == 2
 
 
-def test_processes_of_several_machines_take_turns_on_each(tmp_path):
-    """Four processes of a group, two a machine: each batch is made once on each."""
+@pytest.mark.parametrize("size", [3, 4])
+def test_processes_of_several_machines_take_turns_on_each(tmp_path, size):
+    """Processes of a group, two a machine or one on the last: each batch is made once on each."""
 
     def work(mesh):
         mesh = replace(mesh, local_world=2, local_rank=mesh.rank % 2)
-        with begin(mesh, 4, Noted(tmp_path), 0) as loader:
+        with begin(mesh, size, Noted(tmp_path), 0) as loader:
             loader.set_batches(plan(range(5)))
             return [loaded.position for loaded in loader]
 
-    assert run_ranks(4, work, tmp_path) == [[0, 1, 2, 3, 4]] * 4
+    assert run_ranks(size, work, tmp_path) == [[0, 1, 2, 3, 4]] * size
     readers = [(tmp_path / f"read{sample}").read_text().split() for sample in range(5)]
     assert [len(set(each)) for each in readers] == [2] * 5
 
