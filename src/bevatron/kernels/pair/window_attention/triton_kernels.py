@@ -16,6 +16,9 @@ import triton.language as tl
 
 from bevatron.kernels.shared.triton_math import LOG2E, logistic, sigmoids
 
+NUMBERS = ("A", "W", "M", "copies")
+"""Arguments that the kernels are not specialised on: new values need no compilation."""
+
 
 @triton.jit
 def load_rows(base, row, A, stride, D: tl.constexpr, D_PAD: tl.constexpr):
@@ -41,7 +44,7 @@ def load_kept(Mask, key, A):
     return tl.load(Mask + key, mask=(key >= 0) & (key < A), other=0) != 0  # [keys]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def forward_kernel(
     Q, K, V, Gate, Bias, Mask, Out, Lse,
     q_B, q_M, q_A, k_B, k_M, k_A, v_B, v_M, v_A, g_B, g_M, g_A, A, W, M, copies, scale,
@@ -84,7 +87,7 @@ def load_bias(Bias, Mask, key, A, NQ: tl.constexpr, NK: tl.constexpr):
     return tl.where(load_kept(Mask, key, A)[None, :], bias, float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def queries_kernel(
     Q, K, V, Gate, Bias, Mask, Out, Lse, DOut, DQ, DGate, Gated, Delta,
     q_B, q_M, q_A, k_B, k_M, k_A, v_B, v_M, v_A, g_B, g_M, g_A, dq_B, dq_M, dq_A,
@@ -130,7 +133,7 @@ def queries_kernel(
         tl.store(Delta + of_query, delta, mask=row < A)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def keys_kernel(
     Q, K, V, Bias, Mask, Lse, Delta, Gated, DK, DV,
     q_B, q_M, q_A, k_B, k_M, k_A, v_B, v_M, v_A, dk_B, dk_M, dk_A, A, W, M, copies, scale,
@@ -189,7 +192,7 @@ def load_bias_of_keys(
     return tl.where(kept[:, None], bias.to(tl.float32) * LOG2E, float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS[:3])
 def bias_kernel(
     Q, K, V, Bias, Mask, Lse, Delta, Gated, DBias,
     q_B, q_M, q_A, k_B, k_M, k_A, v_B, v_M, v_A, A, W, M, scale,
