@@ -5,6 +5,9 @@ which begins at c NQ - (NK - NQ) / 2, is read by the windows c - NK / NQ + 1 to 
 its part of the bias once, masked keys as minus infinity, and goes through copies; the logits of a
 window fit on chip. Nothing is added up across programs, so results repeat bit for bit.
 
+The logarithm of the sum of exponentials of a query that does not exist is infinite: its weights are
+0 even where its part of the bias is large.
+
 Two warps own 16 rows of logits each: sums over a row stay within a warp, and weights enter the next
 matmul from registers. Rows of inputs and gradients have strides along samples, copies and atoms;
 heads are contiguous.
@@ -122,7 +125,7 @@ def queries_kernel(
         gated = (do * opened).to(q.dtype)
         store_rows(Gated + of_copy, row, A, H * D, gated, D, D_PAD)
         of_query = (place * H + h) * A + row
-        lse = tl.load(Lse + of_query, mask=row < A, other=0.0)  # [NQ]
+        lse = tl.load(Lse + of_query, mask=row < A, other=float("inf"))  # [NQ]
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [NQ, NK]
         p = tl.exp2(s * (scale * LOG2E) + (bias - lse[:, None]))
         dp = tl.dot(gated, tl.trans(v), input_precision=PRECISION)  # [NQ, NK]
@@ -162,7 +165,7 @@ def keys_kernel(
             of_copy = place * A * H * D + h * D
             gated = load_rows(Gated + of_copy, row, A, H * D, D, D_PAD)  # [HALF, D_PAD]
             of_row, exists = (place * H + h) * A + row, (row >= 0) & (row < A)
-            lse = tl.load(Lse + of_row, mask=exists, other=0.0)  # [HALF]
+            lse = tl.load(Lse + of_row, mask=exists, other=float("inf"))  # [HALF]
             delta = tl.load(Delta + of_row, mask=exists, other=0.0)  # [HALF]
             bias = bias0 if part == 0 else bias1
             s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [NQ, HALF]
@@ -219,7 +222,7 @@ def bias_kernel(
         # [NQ, D_PAD]
         gated = load_rows(Gated + place * A * H * D + h * D, row, A, H * D, D, D_PAD)
         of_query = (place * H + h) * A + row
-        lse = tl.load(Lse + of_query, mask=row < A, other=0.0)  # [NQ]
+        lse = tl.load(Lse + of_query, mask=row < A, other=float("inf"))  # [NQ]
         delta = tl.load(Delta + of_query, mask=row < A, other=0.0)  # [NQ]
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [NQ, HALF]
         p = tl.exp2(s * (scale * LOG2E) + (bias - lse[:, None]))
