@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bevatron.kernels.pair.add_dropped import triton_linear
+from bevatron.kernels.pair.add_dropped.reference import linear
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.layouts import per_layout
 from bevatron.kernels.shared.triton_launch import Launch
@@ -17,10 +19,23 @@ ELEMENTS, LARGEST_BLOCK_C = 4096, 1024
 """Elements of a block, and the most channels it spans."""
 
 
-def add_dropped(x: Tensor, update: Tensor, mask: Tensor | None, columns: bool) -> Tensor:
+def add_dropped(
+    x: Tensor,
+    update: Tensor,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    columns: bool,
+) -> Tensor:
     """Compute the same as the reference; see `bevatron.kernels.pair.add_dropped`."""
+    result: Tensor
+    if weight is not None and triton_linear.fits(update, weight):
+        result = triton_linear.add_linear(x, update, weight, bias, mask, columns)
+        return result
+    if weight is not None:
+        update = linear(update, weight, bias)
     turned = update.stride(-2) > update.stride(-3)
-    result: Tensor = added(x, update, mask, columns, turned)
+    result = added(x, update, mask, columns, turned)
     return result
 
 

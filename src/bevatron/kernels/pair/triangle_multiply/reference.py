@@ -3,11 +3,10 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bevatron.kernels.pair.add_dropped.reference import add_dropped
+from bevatron.kernels.pair.add_dropped.reference import add_dropped, linear
 from bevatron.kernels.pair.layer_norm.reference import layer_norm
 from bevatron.kernels.pair.triangle_multiply.contraction import Contraction
 
@@ -62,7 +61,7 @@ def triangle_multiply(
     gate = linear(n, out_gate_weight, out_gate_bias).sigmoid()
     y = gate * linear(x, out_weight, out_bias)
     if residual:
-        return add_dropped(z, y, drop, columns=False)
+        return add_dropped(z, y, drop)
     return y if drop is None else y * drop.unsqueeze(-3)
 
 
@@ -82,8 +81,3 @@ class _Contracted(torch.autograd.Function):
         da, db = a.new_empty(a.shape), b.new_empty(b.shape)
         contraction.contract_backward(dx, a, b, kept, da, db, outgoing, lambda: None)
         return None, None, da, db
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Apply a linear layer in the type of the rows."""
-    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
