@@ -74,7 +74,7 @@ def linear_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return gradients of the update, the weight and the bias."""
     du, dweight, dbias = _new_gradients(update, weight, bias)
-    launch, readable, programs = _backward(dy, update, weight, mask, columns)
+    launch, readable, programs = _backward(dy, update, weight, bias, mask, columns)
     if not readable:
         dy, update = dy.contiguous(), update.contiguous()
     C, H = weight.shape
@@ -119,8 +119,7 @@ def _forward(
         add_linear_kernel,
         (-(-numbers[0] // tiles.rows),),
         numbers,
-        HAS_BIAS=bias is not None,
-        **_constants(weight, mask, columns, axes, tiles.rows),
+        **_constants(weight, bias, mask, columns, axes, tiles.rows),
         num_warps=tiles.warps,
     )
     return made, readable
@@ -128,7 +127,12 @@ def _forward(
 
 @per_layout
 def _backward(
-    dy: Tensor, update: Tensor, weight: Tensor, mask: Tensor | None, columns: bool
+    dy: Tensor,
+    update: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    columns: bool,
 ) -> tuple[Launch, bool, int]:
     """Prepare the launch; return whether it reads rows in place, and its programs."""
     numbers, readable, axes = _rows(dy, update)
@@ -139,7 +143,7 @@ def _backward(
         (programs,),
         numbers,
         STAGES=tiles.stages,
-        **_constants(weight, mask, columns, axes, tiles.rows),
+        **_constants(weight, bias, mask, columns, axes, tiles.rows),
         num_warps=tiles.warps,
     )
     return made, readable, programs
@@ -160,7 +164,7 @@ def _rows(first: Tensor, update: Tensor, *others: Tensor) -> tuple[tuple[int, ..
 
 
 def _constants(
-    weight: Tensor, mask: Tensor | None, columns: bool, axes: int, block: int
+    weight: Tensor, bias: Tensor | None, mask: Tensor | None, columns: bool, axes: int, block: int
 ) -> dict[str, Any]:
     C, H = weight.shape
     return {
@@ -170,6 +174,7 @@ def _constants(
         "AXES": axes,
         "COLUMNS": columns,
         "MASKED": mask is not None,
+        "HAS_BIAS": bias is not None,
     }
 
 
@@ -213,7 +218,7 @@ def linear_gradients_kernel(
     DY, U, Weight, Mask, DU, Parts,
     count, R, N, n1, n2, dy_0, dy_1, dy_2, u_0, u_1, u_2,
     C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, AXES: tl.constexpr,
-    COLUMNS: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
+    COLUMNS: tl.constexpr, MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute du of every num_programs-th block; write sums of dW [C, H] and db [C] to Parts."""
     c, h = tl.arange(0, C), tl.arange(0, H)
@@ -232,7 +237,8 @@ def linear_gradients_kernel(
         u = tl.load(at, mask=inside, other=0.0)  # [BLOCK, H]
         if MASKED:
             d = (d * _load_mask(Mask, row, inside, R, N, C, COLUMNS)).to(u.dtype)  # [BLOCK, C]
-        dbias += tl.sum(d.to(tl.float32), 0)
+        if HAS_BIAS:
+            dbias += tl.sum(d.to(tl.float32), 0)
         dweight = tl.dot(tl.trans(d), u, dweight)  # [C, H]
         du = tl.dot(d, weight)  # [BLOCK, H]
         tl.store(DU + (wide * H)[:, None] + h[None, :], du.to(DU.dtype.element_ty), mask=inside)

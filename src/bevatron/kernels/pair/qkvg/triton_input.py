@@ -14,12 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.pair.qkvg.tiles import TILES
-from bevatron.kernels.shared.launch import contiguous, num_sms, pointers
+from bevatron.kernels.shared.launch import contiguous, pointers
 from bevatron.kernels.shared.layouts import per_layout
 from bevatron.kernels.shared.rows import as_rows
 from bevatron.kernels.shared.triton_launch import Launch
 from bevatron.kernels.shared.triton_math import load_vector, norm_gradient, row_offsets
-from bevatron.kernels.shared.triton_partial_sums import sum_partials, sum_weight_and_bias_partials
+from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
 WIDTHS = (16, 32, 64, 128)
 STEP = 64
@@ -60,23 +60,21 @@ def gradients(
     mean, rstd : of every row
     """
     dx, given = torch.empty_like(x), (dbias, dresidual)
-    launch, readable, programs = _launch(x, dx, *given, *norm, matrix, bias_weight)
+    launch, readable, blocks = _launch(x, dx, *given, *norm, matrix, bias_weight)
     if not readable:
         x, dbias, dx = x.contiguous(), dbias.contiguous(), x.new_empty(x.shape)
         dresidual = contiguous(dresidual)
     C, heads = x.shape[-1], bias_weight.shape[0]
     normed = x.new_empty((mean.numel(), C))
-    of_norm = mean.new_empty((programs, 2, C))
-    of_bias = mean.new_empty((programs, heads * C))
+    parts, sums = mean.new_empty((blocks, 2 + heads, C)), mean.new_empty((2 + heads, C))
     launch(
         *(dy, dbias, *pointers(x, dresidual), x, *pointers(x, *map(contiguous, norm))),
-        *(matrix, bias_weight.contiguous(), mean, rstd, dx, normed, of_norm, of_bias),
+        *(matrix, bias_weight.contiguous(), mean, rstd, dx, normed, parts),
     )
-    dnorm = [None if each is None else torch.empty_like(each) for each in norm]
-    sum_weight_and_bias_partials(of_norm, *norm, *pointers(x, *dnorm))
-    dbias_weight = mean.new_empty((heads, C))
-    sum_partials(of_bias, dbias_weight)
-    return dx, dnorm[0], dnorm[1], dbias_weight.to(bias_weight.dtype), normed
+    sum_partials(parts, sums)
+    vectors = zip(norm, sums[:2], strict=True)
+    dnorm = [None if each is None else found.to(each.dtype) for each, found in vectors]
+    return dx, dnorm[0], dnorm[1], sums[2:].to(bias_weight.dtype), normed
 
 
 @per_layout
@@ -99,10 +97,10 @@ def _launch(
     strides = (*steps[:9], dbias.stride(-1), *steps[9:])
     if not readable:
         strides = (0, 0, C, 0, 0, C, 0, 0, heads, 1, 0, 0, C)
-    programs = min(-(-rows.count // tiles.rows), tiles.per_sm * num_sms(x.device))
+    blocks = -(-rows.count // tiles.rows)
     made = Launch(
         input_kernel,
-        (programs,),
+        (blocks,),
         (rows.count, *rows.sizes, *strides),
         K=K,
         C=C,
@@ -118,72 +116,62 @@ def _launch(
         num_warps=tiles.warps,
         **tiles.register_limit(x.device),
     )
-    return made, readable, programs
+    return made, readable, blocks
 
 
 @triton.jit
 def input_kernel(
     DY, DBias, DResidual, X, NormWeight, NormBias, Matrix, BiasWeight, Mean, Rstd,
-    DX, Normed, NormParts, BiasParts,
+    DX, Normed, Parts,
     count, n1, n2, x_0, x_1, x_2, dx_0, dx_1, dx_2, db_0, db_1, db_2, db_H, r_0, r_1, r_2,
     K: tl.constexpr, C: tl.constexpr, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, AXES: tl.constexpr, HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr, RESIDUAL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute dx of every num_programs-th block of rows, and write their normalised rows.
+    """Compute dx of BLOCK rows, and write their normalised rows n.
 
-    With g = W^T dy + W_bias^T dbias: dx = norm_gradient(weight g) + dresidual. NormParts
-    [programs, 2, C] are sums of g xhat and g, BiasParts [programs, HEADS, C] of dbias^T n.
+    With g = W^T dy + W_bias^T dbias: dx = norm_gradient(weight g) + dresidual. Parts
+    [programs, 2 + HEADS, C] are sums of g xhat, of g, and of dbias^T n.
     """
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = (row < count)[:, None]
     c, h = tl.arange(0, C), tl.arange(0, HEADS_PAD)
+    g = tl.zeros([BLOCK, C], tl.float32)
+    for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        of_k = k + tl.arange(0, BLOCK_K)
+        # [BLOCK, BLOCK_K]
+        dy = tl.load(DY + row[:, None] * K + of_k[None, :], mask=inside, other=0.0)
+        matrix = tl.load(Matrix + of_k[:, None] * C + c[None, :])  # [BLOCK_K, C]
+        g = tl.dot(dy, matrix, g)  # [BLOCK, C]
+    of_heads = (h < HEADS)[:, None]
     # [HEADS_PAD, C]
-    bias_weight = tl.load(
-        BiasWeight + h[:, None] * C + c[None, :], mask=(h < HEADS)[:, None], other=0.0
-    ).to(X.dtype.element_ty)
-    dbias_weight = tl.zeros([HEADS_PAD, C], tl.float32)
-    dweight = tl.zeros([C], tl.float32)
-    dshift = tl.zeros([C], tl.float32)
-    for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
-        row = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        inside = (row < count)[:, None]
-        g = tl.zeros([BLOCK, C], tl.float32)
-        for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            of_k = k + tl.arange(0, BLOCK_K)
-            # [BLOCK, BLOCK_K]
-            dy = tl.load(DY + row[:, None] * K + of_k[None, :], mask=inside, other=0.0)
-            matrix = tl.load(Matrix + of_k[:, None] * C + c[None, :])  # [BLOCK_K, C]
-            g = tl.dot(dy, matrix, g)  # [BLOCK, C]
-        at = DBias + row_offsets(row, n1, n2, db_0, db_1, db_2, AXES)[:, None]
-        # [BLOCK, HEADS_PAD]
-        dbias = tl.load(at + (h * db_H)[None, :], mask=inside & (h < HEADS)[None, :], other=0.0)
-        g = tl.dot(dbias, bias_weight, g)  # [BLOCK, C]
-        mean = tl.load(Mean + row, mask=row < count, other=0.0)  # [BLOCK]
-        rstd = tl.load(Rstd + row, mask=row < count, other=0.0)  # [BLOCK]
-        at = X + row_offsets(row, n1, n2, x_0, x_1, x_2, AXES)[:, None] + c[None, :]
-        x = tl.load(at, mask=inside, other=0.0).to(tl.float32)  # [BLOCK, C]
-        xhat = tl.where(inside, (x - mean[:, None]) * rstd[:, None], 0.0)
-        normed = xhat
-        if HAS_WEIGHT:
-            normed = normed * load_vector(NormWeight, c, C)  # [BLOCK, C]
-        if HAS_BIAS:
-            normed = normed + load_vector(NormBias, c, C)  # [BLOCK, C]
-        normed = normed.to(X.dtype.element_ty)
-        tl.store(Normed + row[:, None] * C + c[None, :], normed, mask=inside)
-        dbias_weight = tl.dot(tl.trans(dbias), normed, dbias_weight)  # [HEADS_PAD, C]
-        if HAS_WEIGHT:
-            dweight += tl.sum(g * xhat, 0)
-        if HAS_BIAS:
-            dshift += tl.sum(g, 0)
-        if HAS_WEIGHT:
-            g *= load_vector(NormWeight, c, C)  # [BLOCK, C]
-        dx = norm_gradient(g, xhat, rstd, C)
-        if RESIDUAL:
-            at = DResidual + row_offsets(row, n1, n2, r_0, r_1, r_2, AXES)[:, None] + c[None, :]
-            dx += tl.load(at, mask=inside, other=0.0)  # [BLOCK, C]
-        at = DX + row_offsets(row, n1, n2, dx_0, dx_1, dx_2, AXES)[:, None] + c[None, :]
-        tl.store(at, dx.to(DX.dtype.element_ty), mask=inside)
-    program = tl.program_id(0).to(tl.int64)
-    tl.store(NormParts + program * 2 * C + c, dweight)
-    tl.store(NormParts + program * 2 * C + C + c, dshift)
-    at = BiasParts + program * HEADS * C + h[:, None] * C + c[None, :]
-    tl.store(at, dbias_weight, mask=(h < HEADS)[:, None])
+    matrix = tl.load(BiasWeight + h[:, None] * C + c[None, :], mask=of_heads, other=0.0)
+    at = DBias + row_offsets(row, n1, n2, db_0, db_1, db_2, AXES)[:, None]
+    # [BLOCK, HEADS_PAD]
+    dbias = tl.load(at + (h * db_H)[None, :], mask=inside & (h < HEADS)[None, :], other=0.0)
+    g = tl.dot(dbias, matrix.to(dbias.dtype), g)  # [BLOCK, C]
+    mean = tl.load(Mean + row, mask=row < count, other=0.0)  # [BLOCK]
+    rstd = tl.load(Rstd + row, mask=row < count, other=0.0)  # [BLOCK]
+    at = X + row_offsets(row, n1, n2, x_0, x_1, x_2, AXES)[:, None] + c[None, :]
+    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)  # [BLOCK, C]
+    xhat = tl.where(inside, (x - mean[:, None]) * rstd[:, None], 0.0)
+    normed = xhat
+    if HAS_WEIGHT:
+        normed = normed * load_vector(NormWeight, c, C)  # [BLOCK, C]
+    if HAS_BIAS:
+        normed = normed + load_vector(NormBias, c, C)  # [BLOCK, C]
+    normed = normed.to(X.dtype.element_ty)
+    tl.store(Normed + row[:, None] * C + c[None, :], normed, mask=inside)
+    part = Parts + tl.program_id(0).to(tl.int64) * (2 + HEADS) * C
+    dbias_weight = tl.dot(tl.trans(dbias), normed)  # [HEADS_PAD, C]
+    tl.store(part + (2 + h)[:, None] * C + c[None, :], dbias_weight, mask=of_heads)
+    tl.store(part + c, tl.sum(g * xhat, 0))
+    tl.store(part + C + c, tl.sum(g, 0))
+    if HAS_WEIGHT:
+        g *= load_vector(NormWeight, c, C)  # [BLOCK, C]
+    dx = norm_gradient(g, xhat, rstd, C)
+    if RESIDUAL:
+        at = DResidual + row_offsets(row, n1, n2, r_0, r_1, r_2, AXES)[:, None] + c[None, :]
+        dx += tl.load(at, mask=inside, other=0.0)  # [BLOCK, C]
+    at = DX + row_offsets(row, n1, n2, dx_0, dx_1, dx_2, AXES)[:, None] + c[None, :]
+    tl.store(at, dx.to(DX.dtype.element_ty), mask=inside)

@@ -85,10 +85,6 @@ def output_kernel(
     if RESIDUAL:
         z_at = Z + row_offsets(row, n1, n2, z_0, z_1, z_2, AXES)[:, None]
     for h in tl.range(0, C, BLOCK_H, num_stages=STAGES):
-        if RESIDUAL:  # before the matmuls, which then need not wait for it
-            channel = h + tl.arange(0, BLOCK_H)[None, :]
-            # [BLOCK, BLOCK_H]
-            z = tl.load(z_at + channel, mask=inside[:, None] & (channel < C), other=0.0)
         weight = load_matrix(Weight, h, C, H, H_PAD, BLOCK_H, FULL)  # [BLOCK_H, H_PAD]
         y = tl.dot(xn, tl.trans(weight), input_precision=PRECISION)  # [BLOCK, BLOCK_H]
         weight = load_matrix(Gate, h, C, C, C_PAD, BLOCK_H, FULL)  # [BLOCK_H, C_PAD]
@@ -101,7 +97,9 @@ def output_kernel(
             # [BLOCK, BLOCK_H]
             y *= load_drop(Drop, row, inside, h, N, edges, plane, C, BLOCK_H)
         if RESIDUAL:
-            y += z
+            channel = h + tl.arange(0, BLOCK_H)[None, :]
+            # [BLOCK, BLOCK_H]
+            y += tl.load(z_at + channel, mask=inside[:, None] & (channel < C), other=0.0)
         store_cols(Y, row, inside, h, y, C, BLOCK_H)
 
 
