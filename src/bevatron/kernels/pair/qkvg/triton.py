@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bevatron.kernels.pair.layer_norm.triton import launch_forward, new_outputs
+from bevatron.kernels.pair.layer_norm.triton import new_outputs
 from bevatron.kernels.pair.layer_norm_linear import triton_narrow
 from bevatron.kernels.pair.layer_norm_linear.triton import (
     in_chunks,
@@ -170,7 +170,7 @@ project.gradients(
 class _WithBias(torch.autograd.Function):
     """The layers and the bias of the attention; the rows, passed on, get all their gradients here.
 
-    What a custom operator returns must not be one of its arguments.
+    One kernel normalises the rows, in any strides, and projects the bias. What a custom operator returns must not be one of its arguments.
     """
 
     @staticmethod
@@ -193,11 +193,10 @@ class _WithBias(torch.autograd.Function):
         with on_device(x):
             layer = Linear(x.dtype, weights, [q_bias, None, None, gate_bias])
             made, mean, rstd = new_outputs(x, len(layer.matrix))
-            bias = x.new_empty((*x.shape[:-1], len(bias_weight)))
-            triton_narrow.project(x, *norm, bias_weight, None, bias, mean, rstd, eps)
-            # The rows are read in place, in any strides.
+            # Heads first, as attention reads it.
+            bias = x.new_empty((*x.shape[:-3], len(bias_weight), *x.shape[-3:-1])).movedim(-3, -1)
             normed = torch.empty_like(x, memory_format=torch.contiguous_format)
-            launch_forward(x, *norm, None, None, normed, mean, rstd, eps)
+            triton_narrow.project(x, *norm, bias_weight, None, bias, mean, rstd, eps, normed)
             layer(normed.view(mean.numel(), -1), out=made.view(mean.numel(), -1))
         ctx.save_for_backward(x, *norm, bias_weight, layer.matrix, mean, rstd)
         ctx.sizes, ctx.dtype = [weight.shape[0] for weight in weights], q_weight.dtype

@@ -33,6 +33,7 @@ def fits(x: Tensor, channels: int, bias_weight: Tensor) -> bool:
     return (
         x.element_size() == 2
         and x.shape[-1] in WIDTHS
+        and x.ndim >= 3
         and x.numel() > 0
         and channels % STEP == 0
         and bias_weight.shape[0] <= MOST_HEADS
