@@ -66,9 +66,13 @@ def test_a_transposed_update_is_read_in_place_and_its_gradient_keeps_the_layout(
 @pytest.mark.parametrize("order", [None, (1, 0, 2)])
 @pytest.mark.parametrize(
     ("shape", "width", "shared", "biased"),
-    [((3, 5, 16), 32, "rows", True), ((4, 4, 32), 16, "columns", False), ((3, 7, 16), 16, None, True),
-     ((2, 3, 9, 16), 16, "rows", False)],
-)  # fmt: skip
+    [
+        ((3, 5, 16), 32, "rows", True),
+        ((4, 4, 32), 16, "columns", False),
+        ((3, 7, 16), 16, None, True),
+        ((2, 3, 9, 16), 16, "rows", False),
+    ],
+)
 def test_a_linear_layer_of_the_update_is_right(shape, width, shared, biased, order, dtype):
     inputs = {"x": draw(shape, dtype), "update": draw((*shape[:-1], width), dtype, seed=8)}
     inputs["weight"] = draw((shape[-1], width), dtype, seed=11) / width**0.5

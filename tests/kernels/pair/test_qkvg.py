@@ -67,7 +67,11 @@ def updated(order=None, **inputs):
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize(
     ("rows", "order", "names", "heads"),
-    [((7, 9), None, (), 4), ((5, 5), (1, 0, 2), ("q_bias", "gate_bias"), 3), ((2, 3, 17), None, (), 16)],
+    [
+        ((7, 9), None, (), 4),
+        ((5, 5), (1, 0, 2), ("q_bias", "gate_bias"), 3),
+        ((2, 3, 17), None, (), 16),
+    ],
 )
 def test_rows_that_several_read_get_the_sum_of_all_gradients(rows, order, names, heads, dtype):
     inputs = make(rows, 16, "norm_weight", "norm_bias", dtype=dtype, parts=BIASED)

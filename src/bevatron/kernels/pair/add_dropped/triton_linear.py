@@ -37,7 +37,11 @@ def fits(update: Tensor, weight: Tensor) -> bool:
     )
 
 
-@custom_op("add_dropped_linear", fake=lambda x: torch.empty_like(x))
+def _new_result(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@custom_op("add_dropped_linear", fake=_new_result)
 def add_linear(
     x: Tensor,
     update: Tensor,
@@ -47,7 +51,7 @@ def add_linear(
     columns: bool,
 ) -> Tensor:
     """Return ``x + mask * (weight update + bias)``, laid out as x."""
-    y = torch.empty_like(x)
+    y = _new_result(x)
     launch, readable = _forward(y, x, update, weight, bias, mask, columns)
     given = (x, update) if readable else (x.contiguous(), update.contiguous())
     to = y if readable else torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -93,7 +93,5 @@ def qkvg(
         raise ValueError("qkvg: bias_weight is a layer of normalised rows, but no norm is given")
     run = _operator.dispatch(x)
     given = (q_weight, k_weight, v_weight, gate_weight, gate_bias, q_bias, norm is not None)
-    found: tuple[Tensor, ...] = run(
-        x, *given, norm_weight, norm_bias, bias_weight, eps, head_width
-    )
+    found: tuple[Tensor, ...] = run(x, *given, norm_weight, norm_bias, bias_weight, eps, head_width)
     return found

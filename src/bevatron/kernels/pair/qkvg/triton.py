@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.pair.layer_norm.triton import new_outputs
-from bevatron.kernels.pair.layer_norm_linear import triton_narrow
 from bevatron.kernels.pair.layer_norm_linear.triton import (
     in_chunks,
     in_chunks_backward,
     layer_norm_linear,
 )
+from bevatron.kernels.pair.layer_norm_linear.triton_narrow import project as project_bias
 from bevatron.kernels.pair.qkvg import triton_input
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.chunked_linear import BiasGradient, Linear, weight_gradient
@@ -44,7 +44,7 @@ def qkvg(
 ) -> tuple[Tensor, ...]:
     """Compute the same as the reference; see `bevatron.kernels.pair.qkvg`."""
     weights = [q_weight, k_weight, v_weight, gate_weight]
-    sizes, others = [weight.shape[0] for weight in weights], ()
+    sizes, others = [weight.shape[0] for weight in weights], list[Tensor]()
     if has_norm:
         if len({weight.dtype for weight in weights}) > 1:  # their gradients lie in one tensor
             weights = [weight.float() for weight in weights]
@@ -55,7 +55,7 @@ def qkvg(
             made, *others = unwatched(_WithBias)(eps, bias_weight, *given)
         else:
             made = project(*given, eps)[0]
-            others = layer_norm_linear(x, norm_weight, norm_bias, bias_weight, None, eps), x
+            others = [layer_norm_linear(x, norm_weight, norm_bias, bias_weight, None, eps), x]
     else:
         joint = once(lambda: torch.cat(weights).to(x.dtype), *weights, to=x.dtype)
         made = F.linear(indexable_by_32_bits(x), joint, _joint_bias(weights, gate_bias, q_bias, x))
@@ -170,7 +170,8 @@ project.gradients(
 class _WithBias(torch.autograd.Function):
     """The layers and the bias of the attention; the rows, passed on, get all their gradients here.
 
-    One kernel normalises the rows, in any strides, and projects the bias. What a custom operator returns must not be one of its arguments.
+    One kernel normalises the rows, in any strides, and projects the bias. This is no custom
+    operator: what one returns must not be one of its arguments.
     """
 
     @staticmethod
@@ -196,7 +197,7 @@ class _WithBias(torch.autograd.Function):
             # Heads first, as attention reads it.
             bias = x.new_empty((*x.shape[:-3], len(bias_weight), *x.shape[-3:-1])).movedim(-3, -1)
             normed = torch.empty_like(x, memory_format=torch.contiguous_format)
-            triton_narrow.project(x, *norm, bias_weight, None, bias, mean, rstd, eps, normed)
+            project_bias(x, *norm, bias_weight, None, bias, mean, rstd, eps, normed)
             layer(normed.view(mean.numel(), -1), out=made.view(mean.numel(), -1))
         ctx.save_for_backward(x, *norm, bias_weight, layer.matrix, mean, rstd)
         ctx.sizes, ctx.dtype = [weight.shape[0] for weight in weights], q_weight.dtype
@@ -219,14 +220,15 @@ class _WithBias(torch.autograd.Function):
             )
             rows = dy.view(-1, K)
             dweight = weight_gradient(rows, normed, matrix.new_empty(0, dtype=ctx.dtype))
-            dbiases: list[Tensor | None] = [None, None]
-            if ctx.of_biases != dbiases:
-                total = BiasGradient(dy.new_empty(0, dtype=torch.float32), dy)
-                total.add(rows)
-                first, *_, last = total.result().split_with_sizes(ctx.sizes)
-                dbiases = [first, last]
-        for i, dtype in enumerate(ctx.of_biases):
-            dbiases[i] = None if dtype is None else dbiases[i].to(dtype)
+            # Of all four layers, in float32: the two biases may differ in length and type.
+            has_bias = any(dtype is not None for dtype in ctx.of_biases)
+            total = BiasGradient(dy.new_empty(K, dtype=torch.float32) if has_bias else None, dy)
+            total.add(rows)
+        dbiases: list[Tensor | None] = [None, None]
+        if has_bias:
+            first, *_, last = total.result().split_with_sizes(ctx.sizes)
+            of_biases = zip((first, last), ctx.of_biases, strict=True)
+            dbiases = [None if dtype is None else part.to(dtype) for part, dtype in of_biases]
         dweights = dweight.split_with_sizes(ctx.sizes)
         return None, dbias_weight, dx, *dnorm, *dweights, *dbiases
 

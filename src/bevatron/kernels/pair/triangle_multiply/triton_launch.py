@@ -252,9 +252,8 @@ def prepare(
     numbers, C, H = (*pair.geometry, *pair.places), pair.C, pair.H
     with_eps, axes = (*pair.geometry, eps, *pair.places), {"AXES": pair.axes}
     masked = {"HAS_BIAS": joint_bias is not None, "HAS_MASK": mask is not None, "H": H}
-    of_out = {"HAS_BIAS": out_bias is not None, "HAS_DROP": drop is not None}
-    of_out |= {"H": H, "H_PAD": pad(H)}
-    of_out["PREFETCH"] = pair.exceeds_cache
+    of_out = {"HAS_BIAS": out_bias is not None, "HAS_DROP": drop is not None, "H": H}
+    of_out |= {"H_PAD": pad(H), "PREFETCH": pair.exceeds_cache}
     sizes = (4 * H * C, C * H, C * C)
     of_output = LayerSums.of(pair, output_weights_kernel, C, H, C, H=H, H_PAD=pad(H))
     of_joint = LayerSums.of(pair, joint_kernel, 4 * H, C)

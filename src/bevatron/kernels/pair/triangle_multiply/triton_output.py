@@ -59,8 +59,8 @@ def output_kernel(
     n1, n2, z_0, z_1, z_2, eps, N, N_pad, plane, edges,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_DROP: tl.constexpr, RESIDUAL: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PREFETCH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HAS_DROP: tl.constexpr, RESIDUAL: tl.constexpr, PADDED: tl.constexpr,
+    STAGES: tl.constexpr, HOLD: tl.constexpr, PREFETCH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK rows of y, and mean and 1/sigma of x over its channels.
 

@@ -125,7 +125,13 @@ class GatedAttention(nn.Module):
         )
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: Tensor | None, mask: Tensor | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gate: Tensor,
+        bias: Tensor | None,
+        mask: Tensor | None,
     ) -> Tensor:
         """Return the rows in front of the last layer, [B, S, N, H D]."""
         B, S, N = k.shape[:3]
