@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from bevatron.kernels import pair_attention, qkvg, use
-from bevatron.kernels.pair.qkvg.tiles import TILES
+from bevatron.kernels.pair.qkvg.triton_input import TILES
 from bevatron.kernels.shared.parts import split
 from bevatron.kernels.shared.tiles import Tiles
 from bevatron.testing import Tolerance, assert_close, check_op
@@ -52,7 +52,6 @@ def test_results_and_gradients_are_right(names, norm, dtype):
 
 
 BIASED = {"q": 16, "k": 16, "v": 16, "gate": 16}
-SMALL = {"input": Tiles(16, 0, 4, 1, depth=32, per_sm=1)}
 
 
 def updated(order=None, **inputs):
@@ -79,7 +78,7 @@ def test_rows_that_several_read_get_the_sum_of_all_gradients(rows, order, names,
     shapes = {"bias_weight": (heads, 16)} | dict.fromkeys(names, (16,))
     for name, shape in shapes.items():
         inputs[name] = (torch.randn(shape, generator=generator) / 4).to(DEVICE, dtype)
-    with TILES.replaced(**SMALL):
+    with TILES.replaced(input=Tiles(2, 0, 4)):
         check_op(
             *(updated, updated, inputs | {"order": order}),
             order=1,

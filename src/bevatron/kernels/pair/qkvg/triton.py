@@ -51,7 +51,7 @@ def qkvg(
         given = x, norm_weight, norm_bias, *weights, q_bias, gate_bias
         if bias_weight is None:
             made = project(*given, eps)[0]
-        elif triton_input.fits(x, sum(sizes), bias_weight) and not is_watched(given):
+        elif triton_input.fits(x, bias_weight) and not is_watched(given):
             made, *others = unwatched(_WithBias)(eps, bias_weight, *given)
         else:
             made = project(*given, eps)[0]
@@ -215,10 +215,10 @@ class _WithBias(torch.autograd.Function):
         dy = x.new_zeros((*x.shape[:-1], K)) if dy is None else dy.contiguous()
         dbias = x.new_zeros((*x.shape[:-1], len(bias_weight))) if dbias is None else dbias
         with on_device(x):
-            dx, *dnorm, dbias_weight, normed = triton_input.gradients(
-                dy, dbias, dresidual, x, norm, matrix, bias_weight, mean, rstd
-            )
             rows = dy.view(-1, K)
+            dx, *dnorm, dbias_weight, normed = triton_input.gradients(
+                rows, dbias, dresidual, x, norm, matrix, bias_weight, mean, rstd
+            )
             dweight = weight_gradient(rows, normed, matrix.new_empty(0, dtype=ctx.dtype))
             # Of all four layers, in float32: the two biases may differ in length and type.
             has_bias = any(dtype is not None for dtype in ctx.of_biases)
