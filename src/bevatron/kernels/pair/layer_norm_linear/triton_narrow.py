@@ -37,9 +37,6 @@ from bevatron.kernels.shared.triton_partial_sums import (
     sum_weight_and_bias_partials,
 )
 
-__all__ = ["project"]
-"""Names that other operators may use."""
-
 MOST_CHANNELS, LARGEST_WIDTH = 16, 512
 """Channels of the result and of the rows; wider layers go to cuBLAS."""
 ELEMENTS = 4096

@@ -12,8 +12,8 @@ from bevatron.kernels.pair.layer_norm_linear.triton import (
     in_chunks,
     in_chunks_backward,
     layer_norm_linear,
+    project_narrow,
 )
-from bevatron.kernels.pair.layer_norm_linear.triton_narrow import project as project_bias
 from bevatron.kernels.pair.qkvg import triton_input
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.chunked_linear import BiasGradient, Linear, weight_gradient
@@ -197,7 +197,7 @@ class _WithBias(torch.autograd.Function):
             # Heads first, as attention reads it.
             bias = x.new_empty((*x.shape[:-3], len(bias_weight), *x.shape[-3:-1])).movedim(-3, -1)
             normed = torch.empty_like(x, memory_format=torch.contiguous_format)
-            project_bias(x, *norm, bias_weight, None, bias, mean, rstd, eps, normed)
+            project_narrow(x, *norm, bias_weight, None, bias, mean, rstd, eps, normed)
             layer(normed.view(mean.numel(), -1), out=made.view(mean.numel(), -1))
         ctx.save_for_backward(x, *norm, bias_weight, layer.matrix, mean, rstd)
         ctx.sizes, ctx.dtype = [weight.shape[0] for weight in weights], q_weight.dtype
