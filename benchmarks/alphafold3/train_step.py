@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1024, help="of the alignment")
     parser.add_argument("--copies", type=int, default=48)
     parser.add_argument("--cycles", type=int, default=1)
-    parser.add_argument("--workers", type=int)
+    parser.add_argument("--workers", type=int, help="those given start before any step is timed")
     parser.add_argument("--preset", default="alphafold3")
     parser.add_argument("--device", default="cuda")
     add_rows(parser, "alphafold3-rows")

@@ -8,9 +8,9 @@
 Any number of GPUs; one process without torchrun is the yardstick of all other rows with the same
 sample. Samples and weights are those of `benchmarks.alphafold2.train_step` and
 `benchmarks.alphafold3.train_step`. With ``--sharing apart`` every GPU has a sample of its own and
-gradients are summed beside the backward pass, or behind it. ``--steps 0`` takes one launched step:
-for the longest crops. ``--plan`` counts on a CPU, on tensors without memory, the bytes that the
-first of so many GPUs will send.
+gradients are summed beside the backward pass, or behind it. ``--launched`` times steps without
+graphs too. ``--steps 0`` takes one launched step: for the longest crops. ``--plan`` counts on a
+CPU, on tensors without memory, the bytes that the first of so many GPUs will send.
 """
 
 import argparse
@@ -50,8 +50,9 @@ MIB = 2**20
 Case = dict[str, Any]
 OUT_OF_MEMORY = "out of memory"
 NOTES = (
-    "Captured steps (CUDA graphs) in bfloat16, one sample for every 'GPUs a sample' GPUs, loader, "
-    "clipping, Adam and averaged weights included: mean of `steps`. loss, gradient norm: of the "
+    "Captured steps (CUDA graphs) in bfloat16, launched ones where graphs are off, one sample for "
+    "every 'GPUs a sample' GPUs, loader, clipping, Adam and averaged weights included: mean of "
+    "`steps`, of launched ones including what the host takes. loss, gradient norm: of the "
     "first step, which is launched; replayed off by: how far those of its replay are. policy: what "
     "the backward pass computes again. sums: of the gradients of GPUs with samples of their own. "
     "exchanges: through windows or NCCL; NCCL: its settings. sent MiB: by one GPU to others of its "
@@ -107,10 +108,10 @@ class Measurement:
                     mean = passes or (1 + CYCLES) / 2
                     case = {"system": given.system, "N": size, "passes": mean, "policy": policy}
                     captured = given.steps > 0
-                    yield (
-                        case,
-                        Arm("bevatron", policy=policy, workers=given.workers, captured=captured),
-                    )
+                    arm = Arm("bevatron", policy=policy, workers=given.workers, captured=captured)
+                    yield case, arm
+                    if given.launched:
+                        yield case, replace(arm, captured=False)
 
     def training(self, case: Case, arm: Arm) -> Training:
         """Make the training of a case; all of one system share a model."""
@@ -132,6 +133,7 @@ class Measurement:
         mesh, on_gpu = self.mesh, self.mesh.device.type == "cuda"
         group = self.sharing.repeats
         row = {**case, "GPUs": mesh.world, "GPUs a sample": group, "NCCL": nccl_settings()}
+        row["graphs"] = "on" if arm.captured else "off"
         row["exchanges"] = "windows" if isinstance(sample_group(), WindowGroup) else "NCCL"
         if mesh.world > group:
             row["sums"] = "behind" if self.given.behind else "beside"
@@ -152,7 +154,11 @@ class Measurement:
             first = training.steps(first_round).results[0]
             row["loss"], row["gradient norm"] = first.loss, first.grad_norm
             if not arm.captured:
-                row["s/step"], row["steps"] = time.perf_counter() - began, 1
+                if self.given.launched:
+                    row["steps"] = self.given.launched * len(first_round)
+                    row["s/step"] = sum(training.steps(range(row["steps"])).seconds) / row["steps"]
+                else:
+                    row["s/step"], row["steps"] = time.perf_counter() - began, 1
                 if on_gpu:
                     row["peak GiB"] = torch.cuda.max_memory_allocated() / GIB
                 return True
@@ -265,7 +271,7 @@ def keep(
     on = {"hardware": hardware(mesh.device.type), "versions": versions()}
     found = {"measured on": on, "notes": notes(given), "row": row, "kernels": kernels}
     given.out.mkdir(parents=True, exist_ok=True)
-    keys = ("system", "N", "passes", "policy", "GPUs", "GPUs a sample", "sums")
+    keys = ("system", "N", "passes", "policy", "GPUs", "GPUs a sample", "sums", "graphs")
     path = given.out / ("step-" + "-".join(str(row.get(key, "")) for key in keys) + ".json")
     path.write_text(json.dumps(found))
 
@@ -308,7 +314,8 @@ def planned(row: dict[str, Any], plans: list[dict[str, Any]]) -> dict[str, Any]:
 
 def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Sort the rows and set each beside one GPU of its call: samples a second, loss, memory."""
-    order, alike = ("system", "N", "passes", "policy", "GPUs"), ("system", "N", "passes", "call")
+    order = ("system", "N", "passes", "policy", "GPUs")
+    alike = ("system", "N", "passes", "graphs", "call")
     rows = sorted(map(dict, rows), key=lambda row: [row[key] for key in order])
     for row in rows:
         same = [
@@ -363,6 +370,7 @@ def main() -> None:
         "--passes", nargs="*", type=int, default=[1], help="of alphafold2 0: 1 to 4 in turn"
     )
     parser.add_argument("--steps", type=int, default=10, help="of every number of passes")
+    parser.add_argument("--launched", type=int, default=0, help="the same, without graphs")
     parser.add_argument("--behind", action="store_true", help="sum gradients behind the pass")
     parser.add_argument("--plan", type=int, metavar="GPUS", help="count what will be sent")
     parser.add_argument("--workers", type=int, default=2)

@@ -1,6 +1,7 @@
 """Compares losses and gradients of several GPUs with those of one GPU.
 
     torchrun --nproc-per-node 2 -m benchmarks.parallel.exactness COMPLEXES CHAINS [--out results]
+        [--sharing together]
 
 Small models in float32, dropout on. Every rank first computes the gradients of one process by
 itself. Then all ranks share one sample, or have one each, and the summed gradients are read before
@@ -28,10 +29,11 @@ from bevatron.models.alphafold3.pairformer import PairformerBlock
 from bevatron.models.alphafold3.task import StepOptions
 from bevatron.models.common.folding import Checkpointing
 from bevatron.parallel import axial
-from bevatron.parallel.axial import own_rows
+from bevatron.parallel.axial import own_rows, sample_group
 from bevatron.parallel.axial.collectives import gather, transpose
 from bevatron.parallel.groups import Group
 from bevatron.parallel.mesh import Mesh, open_mesh
+from bevatron.parallel.windows import WindowGroup
 from bevatron.train.capture.step_graphs import StepGraphs
 from bevatron.train.course import begin_step
 from bevatron.train.precision import arithmetic
@@ -39,11 +41,13 @@ from bevatron.train.run import SamplesApart, SamplesInGroups, Sharing
 
 Gradients = tuple[float, list[Tensor]]
 """Loss of a step, and its gradients as they are summed over all ranks."""
+SHARINGS = ("together", "apart")
 STEPS = ("launched", "replayed", "replayed again")
 NOTES = (
     "Small models in float32 without TF32, dropout on, two passes. off by: largest difference of a "
     "gradient from that of one GPU, over the largest gradient of all. sharing: the ranks compute "
-    "one sample together, or one each, for which the one GPU takes them one after another. step: "
+    "one sample together, or one each, for which the one GPU takes them one after another. "
+    "exchanges: of the ranks of a sample, through windows or NCCL (gloo on a CPU). step: "
     "launched, or the first and second replay of its CUDA graph."
 )
 
@@ -119,6 +123,7 @@ class Case:
                 ]
                 yield {
                     "system": self.system,
+                    "exchanges": "windows" if isinstance(sample_group(), WindowGroup) else "NCCL",
                     "sharing": "together" if together else "apart",
                     "step": step,
                     "loss off by": abs(result.loss - loss) / abs(loss),
@@ -188,14 +193,15 @@ def main() -> None:
     parser.add_argument("complexes", type=Path, help="store of complexes")
     parser.add_argument("chains", type=Path, help="store of chains")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--sharing", nargs="*", choices=SHARINGS, default=SHARINGS)
     add_out(parser)
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with open_mesh(given.device, timeout_seconds=300) as mesh:
         for system in ("alphafold2", "alphafold3"):
-            for together in (True, False):
+            for sharing in given.sharing:
                 case = Case(system, given, mesh.device)
-                for row in case.rows(mesh, together=together):
+                for row in case.rows(mesh, together=sharing == "together"):
                     rows.append({"GPUs": mesh.world, **row})
                     if mesh.is_main:
                         print(rows[-1], flush=True)

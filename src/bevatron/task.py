@@ -8,7 +8,7 @@ small batches equals the step over one large batch.
 """
 
 import hashlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
@@ -72,6 +72,10 @@ class Loss:
 
 class Metrics(Protocol):
     """Running sums of errors that can be added up over batches and ranks."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """All that `compute` may name; a run refuses to monitor anything else."""
 
     def update(self, batch: Any, outputs: Mapping[str, Tensor]) -> None:
         """Add a batch."""

@@ -57,7 +57,7 @@ def test_losses_of_20_steps_are_those_of_one_process(tmp_path):
     for name in graph_recipe_rank.LAYERS:
         graph_recipe_rank.run(name, tmp_path, tmp_path / "one")
         one, several = losses(tmp_path / "one" / name), losses(tmp_path / "several" / name)
-        assert len(one) == 24
+        assert len(one) == (8 if name.startswith("auto") else 24)
         assert several == pytest.approx(one, rel=1e-9)
         assert (tmp_path / "several" / name / "report.html").exists() == (name == "2d")
         file = graph_recipe_rank.graph_of(name, tmp_path)

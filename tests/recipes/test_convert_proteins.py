@@ -84,18 +84,29 @@ def test_a_run_starts_from_a_model(tmp_path):
         started_from(tmp_path / "chains", model.config)
 
 
-@pytest.mark.parametrize("command", ["to-openfold", "to-deepmind"])
+@pytest.mark.parametrize("command", MODELS)
 def test_models_without_templates_are_recognised(tmp_path, capsys, command):
-    templates = replace(small(alphafold2).config.templates, num_blocks=0)
-    model = alphafold2.build("small", templates=templates)
-    alphafold2.save_model(model, tmp_path / "ours")
-    file = tmp_path / MODELS[command][1]
+    system, name = MODELS[command]
+    templates = replace(small(system).config.templates, num_blocks=0)
+    model = system.build("small", templates=templates)
+    system.save_model(model, tmp_path / "ours")
+    file = tmp_path / name
     converted(command, tmp_path / "ours", file)
-    assert converted("alphafold2", file, tmp_path / "back", "--preset", "small") == 0
+    assert converted(system.KIND, file, tmp_path / "back", "--preset", "small") == 0
     assert "small without templates" in capsys.readouterr().out
-    loaded = alphafold2.load_model(tmp_path / "back")
+    loaded = system.load_model(tmp_path / "back")
     assert loaded.config.templates.num_blocks == 0
     assert not any("template" in name for name in loaded.state_dict())
+
+
+def test_a_run_with_templates_does_not_start_from_weights_of_protenix_without(tmp_path):
+    config = small(alphafold3).config
+    without = replace(config, templates=replace(config.templates, num_blocks=0))
+    path = tmp_path / "protenix.pt"
+    torch.save({"model": alphafold3.to_protenix(alphafold3.AlphaFold3(without))}, path)
+    with pytest.raises(CheckpointError, match=r"start_from: .*pt: has no blocks for templates"):
+        started_from(path, config)
+    assert started_from(path, without).config == without
 
 
 @pytest.mark.parametrize("command", ["to-openfold", "to-deepmind"])

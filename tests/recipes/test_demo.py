@@ -76,6 +76,7 @@ def test_demonstration_leaves_what_it_promises(demonstration):
     # Again: what is done is not done again.
     assert "epoch 1/1  loss" in printed
     assert "epoch 1/1  loss" not in again
+    assert "trained on\n" not in printed + again  # no structure is also validated on
 
 
 def test_the_demo_says_in_a_line_what_each_system_has_learned(demonstration):

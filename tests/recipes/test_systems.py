@@ -154,6 +154,7 @@ class Line(torch.nn.Module):
 
 
 class Sums:
+    names = ("loss",)
     values = torch.zeros(2, dtype=torch.float64)
 
     def update(self, batch, outputs):

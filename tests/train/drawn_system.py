@@ -97,6 +97,8 @@ class Reader(nn.Module):
 
 
 class ErrorSums:
+    names = "loss", "closeness"
+
     def __init__(self):
         self.values = torch.zeros(2, dtype=torch.float64)
 

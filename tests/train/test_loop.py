@@ -156,11 +156,33 @@ def test_the_second_stage_begins_anew_and_outlives_patience(tmp_path):
     assert result.best_epoch == 6
 
 
-def test_a_monitored_metric_that_is_not_there_is_refused(tmp_path):
+def test_a_monitored_metric_that_does_not_exist_is_refused_before_the_first_step(tmp_path):
+    run = tiny.make_run(tmp_path, train={"monitor": "-forces_mae"})
     with pytest.raises(
         ConfigError, match=r"'forces_mae' is not a metric.*energy_mse, graphs, loss"
     ):
-        fit(tiny.make_run(tmp_path, train={"monitor": "forces_mae"}))
+        fit(run)
+    assert run.task.seen == []
+    with pytest.raises(ConfigError, match="'forces_mae' is not a metric"):
+        describe(run)
+    fit(tiny.make_run(tmp_path, train={"monitor": "energy_mse"}))  # the folder can be used again
+
+
+class Unlabelled(tiny.TinyTask):
+    """Validation on data without forces."""
+
+    def metrics(self):
+        class Metrics(tiny.TinyMetrics):
+            names = (*tiny.TinyMetrics.names, "forces_mse")
+
+        return Metrics()
+
+
+def test_a_monitored_metric_without_data_is_refused_at_the_first_validation(tmp_path):
+    task = Unlabelled()
+    with pytest.raises(ConfigError, match="'forces_mse' is not a metric of this validation set"):
+        fit(tiny.make_run(tmp_path, task=task, train={"monitor": "forces_mse"}))
+    assert task.seen
 
 
 class Failing(tiny.TinyTask):

@@ -139,6 +139,8 @@ class Scorer(nn.Module):
 
 
 class ErrorSums:
+    names = "loss", "texts"
+
     def __init__(self):
         self.values = torch.zeros(2, dtype=torch.float64)
 

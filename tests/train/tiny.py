@@ -111,6 +111,8 @@ class TinyModel(nn.Module):
 
 
 class TinyMetrics:
+    names = "loss", "energy_mse", "graphs"
+
     def __init__(self):
         self.values = torch.zeros(4, dtype=torch.float64)
 

@@ -69,7 +69,11 @@ class StagedRun(RunConfig):
                 "batch: a batch of proteins is one sample (algorithm fixed_count, size 1); "
                 "stages.NAME.samples_per_step is the number of samples of a step"
             )
-
+        for name, instead in (("epochs", "steps"), ("evaluate_every", "evaluate_every")):
+            if getattr(self.train, name) != getattr(TrainConfig, name):
+                raise ConfigError(
+                    f"train.{name}: this run has no epochs; give stages.NAME.{instead}, in steps"
+                )
         if self.processes_per_sample[0] > 1 and (self.loader.window > 1 or self.loader.leave_out):
             raise ConfigError(
                 "loader: processes that share a sample must load the same ones in the same order; "

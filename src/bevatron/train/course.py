@@ -5,7 +5,7 @@ for the loop, what lies between two of its validations is an epoch too. Both kee
 in `Progress`, so that a resumed run continues as if it had not been stopped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -68,12 +68,26 @@ class Course(Protocol):
 def course_of(run: Run, planner: Mesh) -> Course:
     """Return the course of a run.
 
+    Raises ConfigError if settings contradict the run, or there is no metric of that name.
+
     Parameters
     ----------
     run : a run with stages is counted in steps
     planner : this rank among those that have batches of their own
     """
+    monitor = run.settings.train.monitor
+    if monitor is not None and monitor.removeprefix("-") not in run.task.metrics().names:
+        raise no_metric(monitor, run.task.metrics().names)
     return Stages(run, planner) if run.stages else Epochs(run, planner)
+
+
+def no_metric(monitor: str, known: Iterable[str]) -> ConfigError:
+    """Say that a validation does not have the metric that a user wants to monitor."""
+    name = monitor.removeprefix("-")
+    return ConfigError(
+        f"train.monitor: '{name}' is not a metric of this validation set "
+        f"(known: {', '.join(sorted(known))})"
+    )
 
 
 def begin_step(run: Run, progress: Progress, step: int) -> tuple[dict[str, Any], Choice]:

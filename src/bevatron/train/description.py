@@ -13,6 +13,7 @@ from bevatron.parallel import axial
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import StepNumbers
 from bevatron.train.capture.step import sizes_of_batches
+from bevatron.train.course import course_of
 from bevatron.train.epochs import Drawn, EpochPlan, IndexedBatch, plan_epoch
 from bevatron.train.memory_plan import (
     MemoryPlan,
@@ -45,6 +46,7 @@ def describe(run: Run, num_ranks: int = 1, *, gpu: bool = False) -> dict[str, An
         processes share a sample it is that of the first of them.
     """
     mesh = run.sharing.planner(Mesh(world=num_ranks))
+    course_of(run, mesh)  # refuses settings that contradict the run
     planned = _describe_stages(run, mesh, gpu) if run.stages else _describe_epochs(run, mesh, gpu)
     parameters = list(run.model.parameters())
     return {

@@ -1,6 +1,7 @@
 """A whole model with weights of Protenix predicts what Protenix 2.0.0 does, from the same noise."""
 
 import ast
+from dataclasses import replace
 
 import numpy as np
 import protenix_whole as whole
@@ -99,6 +100,20 @@ def test_protenix_would_load_what_we_give_it(golden, theirs):
     given = to_protenix(from_protenix(theirs, CONFIG, torch.float64))
     assert set(golden["names"].tolist()) == {f"{n} {tuple(x.shape)}" for n, x in given.items()}
     assert all(torch.equal(given[name], value) for name, value in theirs.items())
+
+
+def test_weights_whose_template_embedder_has_no_blocks_are_taken_without_it(theirs):
+    """Those of Protenix v0.5.0 are such."""
+    old = {name: x for name, x in theirs.items() if "template_embedder.pairformer" not in name}
+    config = replace(CONFIG, templates=replace(CONFIG.templates, num_blocks=0))
+    model = from_protenix({f"module.{name}": x for name, x in old.items()}, config, torch.float64)
+    given = to_protenix(model)
+    assert {name: x.shape for name, x in given.items()} == {n: x.shape for n, x in old.items()}
+    for name, value in old.items():
+        unused = name.startswith("template_embedder.")
+        assert torch.equal(given[name], torch.zeros_like(value) if unused else value), name
+    with pytest.raises(CheckpointError, match="no such tensor of Protenix"):
+        from_protenix(theirs, config)
 
 
 def test_other_bins_of_distances_are_refused(theirs):

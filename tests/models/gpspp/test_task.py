@@ -281,6 +281,7 @@ def test_predictions_are_in_units_and_errors_add_up():
     precision = np.mean([truth[score >= one].mean() for one in score[truth]])
     assert found["toxic_ap"] == pytest.approx(precision, abs=0.01)
     assert found["loss"] > 0
+    assert set(found) == set(whole.names)
     # A rank that has scores of its own agrees with those that have none.
     pieces[0].load_sums(pieces[0].sums() + pieces[1].sums())
     assert pieces[0].compute() == found
@@ -318,6 +319,7 @@ def test_errors_of_several_modes():
         predicted = model(batch, inputs=observe(batch, mode))["prediction"].detach()
         assert found[name] == pytest.approx(float((predicted - batch.targets).abs().mean()))
     assert found["gap_mae"] != found["3d/gap_mae"]
+    assert set(found) == set(metrics.names)
     with pytest.raises(ConfigError, match="modes"):
         task_of(model, modes=("2d", "2d"))
 

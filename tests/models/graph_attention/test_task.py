@@ -124,6 +124,7 @@ def test_ranking_measures_are_exact_in_one_process(ties):
     assert found["roc_auc"] == pytest.approx(pairs(scores, answers), abs=1e-12)
     assert found["average_precision"] == pytest.approx(precision(scores, answers), abs=1e-12)
     assert found["accuracy"] == pytest.approx(((scores > 0) == answers).mean())
+    assert set(found) == set(metrics.names)
 
 
 def test_sums_of_ranks_give_the_ranking_of_all():
@@ -171,4 +172,5 @@ def test_accuracy_of_classes_counts_what_the_mask_says():
     metrics.update(batch_of([0, 1, 0, -1], [True, True, True, True]), {"logits": logits})
     metrics.update(batch_of([0, 0, 0, 0], [False] * 4), {"logits": logits})
     assert metrics.compute()["accuracy"] == pytest.approx(2 / 3)
+    assert set(metrics.compute()) == set(metrics.names)
     assert NodeMetrics("classes", 2).compute() == {}

@@ -183,6 +183,8 @@ def test_errors_of_heads_are_kept_apart(tiny, structures):
     rows = per_structure_errors(batch, task.predict(model, batch))
     assert found["b/energy_mae"] == pytest.approx(float(rows["energy"][1, 1]))
     assert found["energy_mae"] == pytest.approx(float(rows["energy"][:, 1].mean()))
+    assert set(metrics.names) >= set(found)
+    assert "a/stress_rmse" in metrics.names
 
 
 def test_what_has_no_label_has_no_error(tiny, structures):

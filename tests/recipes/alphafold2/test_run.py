@@ -196,6 +196,14 @@ def test_unknown_presets_and_batches_are_refused():
         AlphaFold2Run.from_values({"batch": {"size": 2}})
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"), [("epochs", "steps"), ("evaluate_every", "evaluate_every")]
+)
+def test_lengths_in_epochs_are_refused(name, instead):
+    with pytest.raises(ConfigError, match=rf"train.{name}: .* no epochs; .*NAME.{instead}, in"):
+        AlphaFold2Run.from_values({"train": {name: 3}})
+
+
 def test_a_run_of_mlperf_goes_on_with_its_moments_and_ends_at_its_target(config, tmp_path):
     torch.manual_seed(3)
     model = AlphaFold2(config.model)

@@ -46,6 +46,16 @@ def test_a_chain_is_written_with_all_its_atoms_and_confidences(model, tmp_path, 
     assert "createViewer" in file.with_suffix(".html").read_text()
 
 
+def test_the_progress_counts_the_blocks_that_a_prediction_calls(model, counted_calls, tmp_path):
+    source = tmp_path / "chains.fasta"
+    source.write_text(f">A\n{CRAMBIN}\n")
+    predictor = ChainPredictor(model, "cpu")
+    calls = counted_calls(predictor.stages)
+    predict_files(predictor, source, tmp_path)
+    assert calls == {what: total for what, (_, total) in predictor.stages.items()}
+    assert min(calls.values()) > 1
+
+
 def test_a_head_for_the_aligned_error_gives_errors_of_pairs(tiny_model, tmp_path, capsys):
     torch.manual_seed(0)
     made = AlphaFold2(from_dict(AlphaFold2Config, {**tiny_model, "aligned_error": True}))

@@ -1,6 +1,7 @@
 """Predicted complexes: files of a folder, what they say, and inputs that cannot be predicted."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from bevatron.data.readers.proteins import (
     read_structure,
 )
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
+from bevatron.recipes import forward_progress
 from bevatron.recipes.alphafold3.inputs import prepared_input
 from bevatron.recipes.alphafold3.predict import predict_files
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor
@@ -78,6 +80,23 @@ def test_the_structure_holds_the_chains_of_the_input_with_plddt_as_b_factors(pre
     assert np.isfinite(structure.atoms.position).all()
     assert structure.atoms.position.std() > 0
     assert "_bevatron.clash no\n" in (folder / "rank1.cif").read_text()
+
+
+def test_the_progress_counts_what_a_prediction_calls(
+    tiny_model, components, counted_calls, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "one.fasta").write_text(FASTA)
+    predictor = ComplexPredictor(tiny_model, "cpu")
+    predictor.model.config = replace(predictor.model.config, cycles=2)
+    stages = predictor.stages(samples=2, steps=3)
+    calls = counted_calls(stages)
+    monkeypatch.setattr(forward_progress, "SECONDS", 0.0)
+    predict_files(
+        predictor, tmp_path / "one.fasta", tmp_path, samples=2, steps=3, components=components
+    )
+    assert calls == {what: total for what, (_, total) in stages.items()}
+    assert min(calls.values()) > 1
+    assert "one, 37 tokens, step of the diffusion" in capsys.readouterr().err
 
 
 def test_errors_and_contacts_are_of_all_pairs_of_tokens(predicted):

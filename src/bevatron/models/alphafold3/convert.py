@@ -4,7 +4,7 @@ Each kind of module has a table of Protenix's names of its parts; a part may be 
 names. The longest matching path wins, and names in no table are equal.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,9 @@ EMBEDDING = {
     "relative_position": "relative_position_encoding",
     "bond": "linear_no_bias_token_bond",
 }
+
+TEMPLATES = "template_embedder."
+"""The tensors of templates in Protenix."""
 
 NAMES: dict[type[nn.Module], Mapping[str, str]] = {
     **protenix_diffusion.NAMES,
@@ -91,7 +94,7 @@ NAMES: dict[type[nn.Module], Mapping[str, str]] = {
         "recycled_single.linear": "linear_no_bias_s",
         "recycled_pair.norm": "layernorm_z_cycle",
         "recycled_pair.linear": "linear_no_bias_z_cycle",
-        "templates": "template_embedder",
+        "templates": TEMPLATES.removesuffix("."),
         "msa": "msa_module",
         "pairformer": "pairformer_stack",
     },
@@ -139,9 +142,22 @@ def from_protenix(
     prefix = "module."
     if all(name.startswith(prefix) for name in weights):
         weights = {name.removeprefix(prefix): value for name, value in weights.items()}
+    if not config.templates.num_blocks and without_templates(weights):
+        weights = {name: x for name, x in weights.items() if not name.startswith(TEMPLATES)}
     model = AlphaFold3(config).to(dtype)
     model.load_state_dict(state_from_protenix(model, weights))
     return model
+
+
+def without_templates(weights: Iterable[str]) -> bool:
+    """Whether names of Protenix are of a model whose template embedder has no blocks (v0.5.0).
+
+    Its other tensors are there, but nothing uses them.
+    """
+    of_templates = [name for name in weights if TEMPLATES in name]
+    return bool(of_templates) and not any(
+        TEMPLATES + "pairformer_stack." in n for n in of_templates
+    )
 
 
 def state_from_protenix(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -178,9 +194,18 @@ def renamed(
 
 
 def to_protenix(module: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of a model or of a part of it under Protenix's names."""
+    """Return the state dict of a model or of a part of it under Protenix's names.
+
+    Of a model without templates, the tensors that Protenix has but does not use are zeros.
+    """
     own = module.state_dict()
     weights = {theirs: own[ours] for ours, theirs in protenix_names(module).items()}
+    if isinstance(module, AlphaFold3) and module.trunk.templates is None:
+        config = module.config
+        unused = TemplateEmbedder(config.widths.pair, config.templates, config.checkpointing)
+        found = unused.state_dict()
+        for ours, theirs in protenix_names(unused).items():
+            weights[TEMPLATES + theirs] = torch.zeros_like(found[ours])
     return weights | _distance_bins(module)
 
 

@@ -79,6 +79,18 @@ class ErrorSums(RunningSums):
         self.groups = tuple(groups)
         self._sums = torch.zeros(len(self.groups), len(self.quantities), 3, dtype=torch.float64)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all errors, in the order of `compute`."""
+        groups = self.groups if len(self.groups) > 1 else ()
+        prefixes = ["", *(f"{name}/" for name in groups)]
+        return tuple(
+            f"{prefix}{name}_{error}"
+            for prefix in prefixes
+            for name in self.quantities
+            for error in ("mae", "rmse")
+        )
+
     def add(self, rows: Mapping[str, Float[Tensor, "G 3"]], group: Tensor | None = None) -> None:
         """Add (count, sum of absolute, sum of squared errors) of structures to their groups.
 

@@ -7,11 +7,18 @@ from torch import Tensor
 
 from bevatron.data.samples import MoleculeBatch
 from bevatron.models.common.ranking import RankedSums, RankingSums
-from bevatron.models.gpspp.config import Target
+from bevatron.models.gpspp.config import Target, TargetKind
 from bevatron.models.gpspp.losses import LossConfig, target_losses
 
 NUM_BINS = 4096
 """Bins of logits; scores in one bin count as equal."""
+
+NAMES: Mapping[TargetKind, tuple[str, ...]] = {
+    "regression": ("mae", "rmse", "r2"),
+    "binary": ("accuracy", "auroc", "ap"),
+    "multiclass": ("accuracy",),
+}
+"""Metrics of a target, by its kind."""
 
 MOMENTS = 6
 """Sums per target: weight, loss, absolute and squared error (or hits), label, its square."""
@@ -42,6 +49,13 @@ class PropertyMetrics(RankedSums):
         self._sums = torch.zeros(*shape, MOMENTS, dtype=torch.float64)
         self._binary = [t for t, target in enumerate(targets) if target.kind == "binary"]
         self._ranking = RankingSums(shape[0] * len(self._binary), NUM_BINS)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all metrics."""
+        of_targets = [f"{each.name}_{what}" for each in self.targets for what in NAMES[each.kind]]
+        prefixes = ["", *(f"{mode}/" for mode in self.modes[1:])]
+        return tuple(f"{prefix}{name}" for prefix in prefixes for name in ("loss", *of_targets))
 
     def update(self, batch: MoleculeBatch, outputs: Mapping[str, Tensor]) -> None:
         """Add a batch; outputs of all but the first mode are named ``MODE/raw`` and so on."""

@@ -37,6 +37,12 @@ class NodeMetrics(RankedSums):
         ranked = outputs if labels == "yes_no" else 0
         self._ranking = RankingSums(ranked, NUM_BINS)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all metrics."""
+        ranked = ("roc_auc", "average_precision") if self.labels == "yes_no" else ()
+        return "accuracy", "loss", *ranked
+
     def update(self, batch: GraphBatch, outputs: Mapping[str, Tensor]) -> None:
         """Add a batch."""
         logits = outputs["logits"].detach().double()

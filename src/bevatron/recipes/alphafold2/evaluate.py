@@ -20,6 +20,7 @@ from bevatron.recipes.alphafold2.data import ChainDataset, chain_table
 from bevatron.recipes.alphafold2.predictor import ChainPredictor
 from bevatron.recipes.alphafold2.stores import open_chains, prepared
 from bevatron.recipes.devices import fitting
+from bevatron.recipes.forward_progress import forward_progress
 from bevatron.train.report.measures import measure_name
 
 
@@ -82,7 +83,7 @@ def _evaluated(
             for index in range(len(data)):
                 one = collate_chain([data[index]], np.array([index]), [1.0]).to(predictor.device)
                 name = data.describe(index)
-                with fitting(name, predictor.device):
+                with fitting(name, predictor.device), forward_progress(name, predictor.stages):
                     found, each = task.predict(predictor.model, one), task.metrics()
                 for metrics in (each, total):
                     metrics.update(one, found)

@@ -21,6 +21,7 @@ from bevatron.output import note
 from bevatron.recipes.alphafold2.data import alignment_of, templates_of
 from bevatron.recipes.alphafold2.predictor import ChainPredictor, structure_of
 from bevatron.recipes.devices import fitting
+from bevatron.recipes.forward_progress import forward_progress
 from bevatron.recipes.protein_inputs import Known, check_seeds, known_of
 from bevatron.recipes.structure_figures import (
     NO_CONFIDENCES,
@@ -87,7 +88,8 @@ def _predict_chain(
     chain = chain_to_predict(entity)
     alignment = alignment_of(chain["query"], known.alignments)
     templates = templates_of(chain["query"], known.templates, UNKNOWN_DAY)
-    with fitting(f"{name}, {len(chain['query']):,} residues", predictor.device):
+    size = f"{name}, {len(chain['query']):,} residues"
+    with fitting(size, predictor.device), forward_progress(size, predictor.stages):
         found = predictor.predict({**chain, **templates}, alignment, seed)
     mmcif = format_mmcif(structure_of(name, chain, entity.chains[0], found))
     write_text_atomically(out / f"{name}.cif", mmcif, DataError)

@@ -13,6 +13,7 @@ from bevatron.models.alphafold2 import load_model
 from bevatron.models.alphafold2.predict import PredictedChain, predict
 from bevatron.models.alphafold2.task import CYCLES, AlphaFold2Task
 from bevatron.recipes.devices import announce, device_to_use
+from bevatron.recipes.forward_progress import Stages
 from bevatron.recipes.kinds import newest_model
 from bevatron.typing import Arrays
 
@@ -33,6 +34,12 @@ class ChainPredictor:
         self.task = AlphaFold2Task(CYCLES, activations=self.activations)
         self.model.to(self.device).eval()
         announce(self.device, self.activations or next(self.model.parameters()).dtype)
+
+    @property
+    def stages(self) -> Stages:
+        """What the progress of a prediction counts."""
+        blocks = [*self.model.extra_msa_stack.blocks, *self.model.evoformer.blocks]
+        return {"block of the Evoformer": (blocks, CYCLES * len(blocks))}
 
     def predict(self, chain: Arrays, rows: AlignmentRows, seed: int = 0) -> PredictedChain:
         """Predict a chain; see `bevatron.models.alphafold2.predict`."""

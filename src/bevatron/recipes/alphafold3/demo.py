@@ -52,7 +52,7 @@ def run_demo(out: Path) -> Part:
     components, store = str(bundled(COMPONENTS, out)), out / "proteins" / "store"
     prepare_complexes([source], store, components=components, workers=1)
     config = AlphaFold3Run.from_values(
-        {**SETTINGS, "output": str(folder), "data": {"train": [str(store)], "valid": [str(store)]}}
+        {**SETTINGS, "output": str(folder), "data": {"train": [str(store)]}}
     )
     run = build(config, resume=True)
     untrained = folder / "untrained"

@@ -19,6 +19,7 @@ from bevatron.recipes.alphafold3.measures import measure
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor
 from bevatron.recipes.alphafold3.stores import open_complexes, prepared
 from bevatron.recipes.devices import fitting
+from bevatron.recipes.forward_progress import forward_progress
 from bevatron.train.report.measures import measure_name
 
 SEED = 0
@@ -75,7 +76,9 @@ def evaluate_stores(
                 for index in range(len(dataset)):
                     sample = dataset.sample(index, SEED)
                     name = Path(dataset.describe(index)).name
-                    with fitting(f"{name}, {len(sample['restype']):,} tokens", model.device):
+                    size = f"{name}, {len(sample['restype']):,} tokens"
+                    stages = model.stages(samples, steps)
+                    with fitting(size, model.device), forward_progress(size, stages):
                         best = ranked(model.predict(sample, samples, steps))[0]
                     rows.append({"name": name, "store": store, **measure(sample, best)})
                     advance(1)

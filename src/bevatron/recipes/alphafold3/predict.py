@@ -19,6 +19,7 @@ from bevatron.recipes.alphafold3.inputs import Prepared, prepared_input
 from bevatron.recipes.alphafold3.pages import write_page
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor
 from bevatron.recipes.devices import fitting
+from bevatron.recipes.forward_progress import forward_progress
 from bevatron.recipes.protein_inputs import check_seeds
 from bevatron.recipes.structure_figures import untrained
 
@@ -75,8 +76,9 @@ def predict_files(
                 folder.mkdir(parents=True, exist_ok=True)
             found = []
             size = f"{one.name}, {len(prepared.entry['restype']):,} tokens"
-            with fitting(size, predictor.device):
-                for seed in seeds or one.seeds or (0,):
+            stages = predictor.stages(samples, steps)
+            for seed in seeds or one.seeds or (0,):
+                with fitting(size, predictor.device), forward_progress(size, stages):
                     found += predictor.predict(prepared.sample(seed), samples, steps)
             rows.append({"name": one.name, **_write(folder, prepared, ranked(found))})
     return {"complexes": rows}

@@ -1,7 +1,12 @@
 """Initial weights of a run: new, or from another run, a model folder or Protenix."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from torch import Tensor
+
+from bevatron.errors import CheckpointError
 from bevatron.models.alphafold3 import (
     AlphaFold3,
     AlphaFold3Config,
@@ -10,6 +15,7 @@ from bevatron.models.alphafold3 import (
     save_model,
     to_protenix,
 )
+from bevatron.models.alphafold3.convert import without_templates
 from bevatron.recipes.alphafold3 import SYSTEM
 from bevatron.recipes.kinds import newest_model
 from bevatron.recipes.start_from import (
@@ -35,7 +41,13 @@ def started_from(path: Path, config: AlphaFold3Config) -> AlphaFold3:
         with named("start_from"):
             return with_weights_of(path, AlphaFold3(config), SYSTEM)
     with named(f"start_from: {path}"):
-        return _in_file(path, config)
+        weights = _weights(path)
+        if config.templates.num_blocks and without_templates(weights):
+            raise CheckpointError(
+                "has no blocks for templates, as Protenix v0.5.0; a run of such a model has "
+                "model.templates.num_blocks 0"
+            )
+        return from_protenix(weights, config)
 
 
 def to_folder(file: Path, out: Path, preset: str) -> str:
@@ -44,11 +56,15 @@ def to_folder(file: Path, out: Path, preset: str) -> str:
     Raises CheckpointError as `started_from`, or if ``out`` exists.
     """
     refuse_existing(out)
-    config = AlphaFold3Config.preset(preset)
+    config, without = AlphaFold3Config.preset(preset), ""
     with named(str(file)):
-        model = _in_file(file, config)
+        weights = _weights(file)
+        if without_templates(weights):
+            config = replace(config, templates=replace(config.templates, num_blocks=0))
+            without = " without templates"
+        model = from_protenix(weights, config)
     save_model(model, out)
-    return said_of(model, preset, out)
+    return said_of(model, preset + without, out)
 
 
 def to_protenix_file(model: Path, out: Path) -> str:
@@ -56,6 +72,6 @@ def to_protenix_file(model: Path, out: Path) -> str:
     return write_tensors(out, {WEIGHTS: to_protenix(load_model(newest_model(model)))})
 
 
-def _in_file(path: Path, config: AlphaFold3Config) -> AlphaFold3:
+def _weights(path: Path) -> Mapping[str, Tensor]:
     found = contents(path)
-    return from_protenix(tensors(found.get(WEIGHTS, found)), config)
+    return tensors(found.get(WEIGHTS, found))
