@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from bevatron.kernels import pair_attention, qkvg, use
-from bevatron.kernels.pair.qkvg.triton_input import TILES
+from bevatron.kernels.pair.qkvg.tiles import TILES
 from bevatron.kernels.shared.parts import split
 from bevatron.kernels.shared.tiles import Tiles
 from bevatron.testing import Tolerance, assert_close, check_op
@@ -78,7 +78,7 @@ def test_rows_that_several_read_get_the_sum_of_all_gradients(rows, order, names,
     shapes = {"bias_weight": (heads, 16)} | dict.fromkeys(names, (16,))
     for name, shape in shapes.items():
         inputs[name] = (torch.randn(shape, generator=generator) / 4).to(DEVICE, dtype)
-    with TILES.replaced(input=Tiles(2, 0, 4)):
+    with TILES.replaced(input=Tiles(16, 0, 4, 1, depth=32)):
         check_op(
             *(updated, updated, inputs | {"order": order}),
             order=1,

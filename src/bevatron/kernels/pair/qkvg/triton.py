@@ -51,7 +51,7 @@ def qkvg(
         given = x, norm_weight, norm_bias, *weights, q_bias, gate_bias
         if bias_weight is None:
             made = project(*given, eps)[0]
-        elif triton_input.fits(x, bias_weight) and not is_watched(given):
+        elif triton_input.fits(x, sum(sizes), bias_weight) and not is_watched(given):
             made, *others = unwatched(_WithBias)(eps, bias_weight, *given)
         else:
             made = project(*given, eps)[0]

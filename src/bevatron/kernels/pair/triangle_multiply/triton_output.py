@@ -70,8 +70,6 @@ def output_kernel(
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
     if PREFETCH:
         prefetch(Normed, tl.where(inside, row, 0), 0, C, C_PAD)
-    if RESIDUAL and AXES == 1:
-        prefetch(Z, tl.where(inside, row, 0), 0, C, C_PAD)
     x = load_as_rows(X, H, col, plane, BLOCK, H_PAD, HOLD)  # [BLOCK, H_PAD]
     mean = tl.sum(x, 1) / H  # [BLOCK]
     centred = x - mean[:, None]

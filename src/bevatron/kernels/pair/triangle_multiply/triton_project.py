@@ -20,7 +20,6 @@ import triton.language as tl
 from bevatron.kernels.shared.triton_math import (
     load_vector,
     logistic,
-    prefetch,
     row_offsets,
     split_columns,
 )
@@ -316,8 +315,6 @@ def project_input_kernel(
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
     normed = load_cols(Normed, row, inside, 0, C, C_PAD)  # [BLOCK, C_PAD]
-    if RESIDUAL:
-        prefetch(DY, tl.where(inside, row, 0), 0, C, C_PAD)
     g = tl.zeros([BLOCK, C_PAD], tl.float32)
     for h in tl.range(0, C, BLOCK_H, num_stages=STAGES):
         dgate = load_cols(DZ, row, inside, h, C, BLOCK_H)  # [BLOCK, BLOCK_H]
