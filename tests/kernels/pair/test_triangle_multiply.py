@@ -291,18 +291,24 @@ def test_rounding_a_channel_that_hardly_varies_does_not_add_up_over_rows(length,
     assert off.max() < torch.finfo(HALF).eps / 16
 
 
-def test_three_channel_first_pairs_the_rows_and_four_numbers_per_edge_are_saved():
+def test_of_a_pair_that_is_not_long_a_b_and_the_rows_are_saved_too(monkeypatch):
+    """Of a long one x and four numbers per edge are; the gradients have the same bits."""
     inputs = make(8, 16, 24)
     mask = inputs.pop("mask").float()
     inputs = {name: value.requires_grad_() for name, value in inputs.items()}
-    kept = []
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
-    with hooks, use(triangle_multiply="triton"):
-        triangle_multiply(**inputs, mask=mask)
     given = {value.data_ptr() for value in (*inputs.values(), mask)}
     weights = (4 * 24 + 24 + 16) * 16  # one after another
-    numbers = 64 * (3 * 24 + 16 + 4) + weights
-    assert sum(t.numel() for t in kept if t.data_ptr() not in given) == numbers
+    found = []
+    kept = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    for per_edge in (3 * 24 + 16 + 4, 24 + 4):
+        kept.clear()
+        with hooks, use(triangle_multiply="triton"):
+            y = triangle_multiply(**inputs, mask=mask)
+        assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 64 * per_edge + weights
+        found.append(torch.autograd.grad(y, [*inputs.values()], y))
+        monkeypatch.setattr("bevatron.kernels.pair.triangle_multiply.triton.KEPT_BYTES", 64 * 16)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_without_gradients_the_result_has_the_same_bits(small_blocks):

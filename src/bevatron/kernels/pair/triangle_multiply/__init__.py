@@ -52,10 +52,10 @@ def triangle_multiply(
 
     and a bias in every linear layer that has one. AlphaFold2, algorithms 11 and 12 (with
     biases); AlphaFold3, algorithms 12 and 13 (without). The backward pass saves z, n, a, b, x and
-    four float32 numbers per edge. Raises ValueError if a shape does not match, naming the argument;
-    KernelError if Triton is requested and cannot run. The kernel takes bfloat16, float16 and
-    float32, up to 256 channels, and has first derivatives; the reference is differentiable to any
-    order.
+    four float32 numbers per edge; n, a and b of a pair of 1 GiB or more it computes again. Raises
+    ValueError if a shape does not match, naming the argument; KernelError if Triton is requested
+    and cannot run. The kernel takes bfloat16, float16 and float32, up to 256 channels, and has
+    first derivatives; the reference is differentiable to any order.
 
     Parameters
     ----------

@@ -24,6 +24,10 @@ from bevatron.kernels.shared.launch import on_device
 
 Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 Ten = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+KEPT_BYTES = 2**30
+"""A pair of as many bytes (2,048 tokens with 128 channels of 16 bits) is projected again in the
+backward pass: a, b and the normalised pair would take three times its memory, and the longer the
+pair, the smaller the projection's share of the time."""
 WITH_GRADIENTS = (
     "z norm_in_weight norm_in_bias a_weight a_gate_weight b_weight b_gate_weight joint_bias "
     "norm_out_weight norm_out_bias out_weight gate_weight out_bias"
@@ -75,6 +79,7 @@ def triangle_multiply(
     )
     keeps = needs_grad(*given)
     if contraction is None:
+        keeps = keeps and z.nbytes < KEPT_BYTES
         y: Tensor = multiply(*given, outgoing, eps, residual, keeps)[0]
     else:
         y = _Contracted.apply(contraction, outgoing, eps, residual, keeps, *given)
@@ -123,8 +128,9 @@ def multiply(
 ) -> Six:
     """Return the result and what the backward pass reads.
 
-    That is the contraction [H batch, N, N padded]; a and b, [2 H batch, N, N padded], if autograd
-    needs them; the statistics [4, M]; the matrices one after another, in the type of z.
+    That is the contraction [H batch, N, N padded]; a and b, [2 H batch, N, N padded], and the
+    normalised pair if it ``keeps`` them; the statistics [4, M]; the matrices one after another, in
+    the type of z.
     ``joint_bias`` [4 H] holds the biases of a, its gates, b and its gates; ``out_bias`` [2 C] those
     of result and gate.
     """
@@ -231,7 +237,8 @@ def _multiply_backward(
 ) -> Ten:
     """Take the tensors of `multiply_backward` and what the contraction saved; return gradients.
 
-    Four buffers of the contraction's size are reused. The last holds the gradient of x until
+    A and b that were not kept are computed again. Four buffers of the contraction's size are
+    reused. The last holds the gradient of x until
     the gradients of a and b have been computed from it into the first and third; then all four
     hold those of values and gates. The first two are spare until a contraction writes; it
     may receive into the third before that.
@@ -242,6 +249,9 @@ def _multiply_backward(
     biases = norm_in, joint_bias, norm_out, out_bias
     run = Multiplication(z, mask, drop, *biases, rounded, eps, residual)
     pair, of_rows, dz = run.pair, statistics.unbind(), found[0]
+    if not normed.numel():
+        ab, normed = pair.planes(z, 2 * pair.H), torch.empty_like(run.z)
+        run.project(ab, normed, of_rows[:2])
     C, H, dy = pair.C, pair.H, dy.contiguous()
     d = pair.planes(z, 4 * H)
     (da, _, db, dx), (a, b) = d.chunk(4), ab.chunk(2)

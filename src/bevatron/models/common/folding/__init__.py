@@ -13,6 +13,7 @@ from bevatron.models.common.folding.checkpointing import (
     AUTOMATIC,
     Checkpointing,
     checkpointed,
+    recomputed,
     run_stack,
 )
 from bevatron.models.common.folding.distances import distance_bins
@@ -38,5 +39,6 @@ __all__ = [
     "checkpointed",
     "distance_bins",
     "keep_masks",
+    "recomputed",
     "run_stack",
 ]
