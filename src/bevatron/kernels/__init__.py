@@ -43,6 +43,7 @@ from bevatron.kernels.optim.fused_adam_ema import fused_adam_ema
 from bevatron.kernels.pair.add_dropped import add_dropped
 from bevatron.kernels.pair.conditioned_transition import conditioned_transition
 from bevatron.kernels.pair.global_attention import global_attention
+from bevatron.kernels.pair.invariant_point_attention import invariant_point_attention
 from bevatron.kernels.pair.layer_norm import layer_norm
 from bevatron.kernels.pair.layer_norm_linear import layer_norm_linear
 from bevatron.kernels.pair.outer_product_mean import outer_product_mean
@@ -86,6 +87,7 @@ __all__ = [
     "implementations",
     "index_bonds",
     "indexed_linear",
+    "invariant_point_attention",
     "launches",
     "layer_norm",
     "layer_norm_linear",

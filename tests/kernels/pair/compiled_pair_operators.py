@@ -26,6 +26,13 @@ SHAPES = {
     "layer_norm_linear": [(8, C), *NORM, (24, C)],
     "swiglu": [(8, C), (8, C)],
     "add_dropped": [(4, 8, C), (4, 8, C)],
+    "invariant_point_attention": [
+        *[(8, 2, 4)] * 3,
+        *[(8, 3, 2, 4)] * 3,
+        (2, 8, 8),
+        (8, 8, C),
+        (2,),
+    ],
     "transition": [(8, C), *NORM, (64, C), (C, 64), (64, C)],
     "conditioned_transition": [
         *((8, C), (8, 8), (8,), (C, 8), VECTOR, (C, 8), (32, C), (32, C), (C, 32), (C, 8), VECTOR),

@@ -149,7 +149,7 @@ STRUCTURE = StructureConfig(
 def test_invariant_point_attention(golden):
     def run(module, s, z, quat, trans, mask):
         frames = rigid.rigid_of_quaternion(torch.cat([quat, trans], -1))
-        return {"s": module(s, z, module.pair_bias(z, mask > 0), frames)}
+        return {"s": module(s, z, module.prepare(z, mask > 0), frames)}
 
     golden("ipa").check(InvariantPointAttention(18, 20, STRUCTURE), run, "ipa.")
 
