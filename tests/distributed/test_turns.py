@@ -13,7 +13,7 @@ import torch
 from graph_ranks import fork_ranks, run_ranks
 
 from bevatron.data.loader import Loader
-from bevatron.errors import LoaderError
+from bevatron.errors import BevatronError, LoaderError
 from bevatron.parallel import turns
 from bevatron.parallel.axial import shared
 from bevatron.parallel.turns import turns_of
@@ -112,6 +112,25 @@ def test_a_process_that_is_killed_ends_those_that_wait_for_its_batches(tmp_path,
     assert took < 30
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_process_that_fails_and_takes_long_to_end_is_named_by_the_others(tmp_path, workers):
+    def work(mesh):
+        try:
+            with begin(mesh, 2, Numbers(), workers, prefetch=2) as loader:
+                loader.set_batches(plan(range(20)))
+                for loaded in loader:
+                    if mesh.rank == 1 and loaded.position == 4:
+                        raise BevatronError("the dog ate it")
+        finally:
+            if mesh.rank == 1:
+                time.sleep(4)
+
+    codes, output = fork_ranks(2, work, tmp_path)
+    assert 0 not in codes
+    assert "rank 1 failed: BevatronError: the dog ate it" in output
+    assert "rank 0 failed" not in output
+
+
 def test_processes_of_which_one_cannot_listen_make_all_batches_themselves(tmp_path, monkeypatch):
     monkeypatch.setattr(turns, "SECONDS", 2.0)
 
@@ -129,16 +148,17 @@ def test_processes_of_which_one_cannot_listen_make_all_batches_themselves(tmp_pa
     assert len((tmp_path / "read3").read_text().split()) == 2
 
 
-def test_processes_of_several_machines_take_turns_on_each(tmp_path):
-    """Four processes of a group, two a machine: each batch is made once on each."""
+@pytest.mark.parametrize("size", [3, 4])
+def test_processes_of_several_machines_take_turns_on_each(tmp_path, size):
+    """Processes of a group, two a machine or one on the last: each batch is made once on each."""
 
     def work(mesh):
         mesh = replace(mesh, local_world=2, local_rank=mesh.rank % 2)
-        with begin(mesh, 4, Noted(tmp_path), 0) as loader:
+        with begin(mesh, size, Noted(tmp_path), 0) as loader:
             loader.set_batches(plan(range(5)))
             return [loaded.position for loaded in loader]
 
-    assert run_ranks(4, work, tmp_path) == [[0, 1, 2, 3, 4]] * 4
+    assert run_ranks(size, work, tmp_path) == [[0, 1, 2, 3, 4]] * size
     readers = [(tmp_path / f"read{sample}").read_text().split() for sample in range(5)]
     assert [len(set(each)) for each in readers] == [2] * 5
 

@@ -22,12 +22,15 @@ CREDENTIALS = struct.Struct("3i")
 
 
 def turns_of(group: Group, mesh: Mesh) -> Turns | None:
-    """Return the turns of this process among those of its group on its machine, if it has any."""
-    here = [
-        rank for rank in group.ranks if rank // mesh.local_world == mesh.rank // mesh.local_world
-    ]
-    if len(here) == 1 or group.process_group is None:
+    """Return the turn of this process among those of its group on its machine.
+
+    None for a process without a group. All of a group connect together, also one that is alone on
+    its machine.
+    """
+    if group.process_group is None:
         return None
+    machine = mesh.rank // mesh.local_world
+    here = [rank for rank in group.ranks if rank // mesh.local_world == machine]
     members = replace(mesh, rank=group.index, world=group.size, group=group.process_group)
     places = [group.ranks.index(rank) for rank in here]
     index = here.index(mesh.rank)

@@ -298,7 +298,7 @@ class Pool:
         else:
             with transfer.received_file(worker.connection) as file:
                 self._peers.hand_on(key, answer, file)
-                made = transfer.load(file, answer, private=self._peers.size > 1)
+                made = transfer.load(file, answer)
             self._put(key, made)
         worker.tasks.popleft()
 

@@ -12,7 +12,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
@@ -24,7 +24,8 @@ Extents = Sequence[tuple[int, int]]
 """Start and length of the header and of each buffer in a memory file, bytes."""
 
 _ALIGNMENT = 64
-_WHOLE = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+_POPULATE_READ = 22
+"""MADV_POPULATE_READ of Linux 5.14, for which Python has no name."""
 
 
 def send(connection: Connection, key: Any, batch: Any) -> None:
@@ -61,10 +62,12 @@ def received_file(connection: Connection) -> Iterator[int]:
         os.close(descriptor)
 
 
-def load(file: int, extents: Extents, *, private: bool = False) -> Any:
-    """Map a memory file and return its batch; what is written to a private one stays here."""
-    flags = mmap.MAP_PRIVATE if private else _WHOLE
-    memory = memoryview(mmap.mmap(file, max(sum(extents[-1]), 1), flags=flags))
+def load(file: int, extents: Extents) -> Any:
+    """Map a memory file and return its batch; others that map it do not see what is changed."""
+    mapped = mmap.mmap(file, max(sum(extents[-1]), 1), flags=mmap.MAP_PRIVATE)
+    with suppress(OSError, AttributeError):  # otherwise whoever reads it first is held up
+        mapped.madvise(_POPULATE_READ)
+    memory = memoryview(mapped)
     header, *buffers = (memory[start : start + length] for start, length in extents)
     return pickle.loads(header, buffers=buffers)  # noqa: S301  from our own worker process
 

@@ -94,7 +94,7 @@ class Peers:
             key, answer = line.recv()
             if not isinstance(answer, LoaderError):
                 with transfer.received_file(line) as file:
-                    answer = transfer.load(file, answer, private=True)
+                    answer = transfer.load(file, answer)
         except (EOFError, OSError, RuntimeError, pickle.UnpicklingError):
             line.close()
             self.lines = {k: one for k, one in self.lines.items() if one is not line}
