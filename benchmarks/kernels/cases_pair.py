@@ -176,14 +176,21 @@ def add_dropped(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
     return kernels.add_dropped(x, update, mask.to(x.dtype))
 
 
+def add_turned(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
+    """Add a transposed update, such as that of attention around the ending node."""
+    return kernels.add_dropped(x, update.transpose(0, 1), mask.to(x.dtype), "columns")
+
+
 @cases("add_dropped", PAIR)
 def dropped_cases(setup: Setup) -> list[Case]:
-    """Return a mask that the rows of a pair share."""
-    functions, found = (add_dropped, peers.add_dropped), []
+    """Return updates of a pair, in its layout or transposed."""
+    ways = {"": (add_dropped, peers.add_dropped), ", transposed": (add_turned, peers.add_turned)}
+    found = []
     for N, C in [(5, 8)] if setup.tiny else [(384, 128), (768, 128)]:
         shapes: dict[str, Shape] = dict.fromkeys(("x", "update"), (N, N, C))
-        work = Work(10 * N * N * C)
-        found.append(case_of(setup, "add_dropped", f"N {N}", shapes, functions, work, (N, C)))
+        for way, functions in ways.items():
+            name, work = f"N {N}{way}", Work(10 * N * N * C)
+            found.append(case_of(setup, "add_dropped", name, shapes, functions, work, (N, C)))
     return found
 
 

@@ -21,6 +21,10 @@ def add_dropped(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
     return torch.addcmul(x, update, mask.to(x.dtype))
 
 
+def add_turned(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
+    return torch.addcmul(x, update.transpose(0, 1), mask[:, None].to(x.dtype))
+
+
 def swiglu(gate: Tensor, value: Tensor) -> Tensor:
     return F.silu(gate) * value
 

@@ -48,11 +48,13 @@ from bevatron.kernels.pair.layer_norm import layer_norm
 from bevatron.kernels.pair.layer_norm_linear import layer_norm_linear
 from bevatron.kernels.pair.outer_product_mean import outer_product_mean
 from bevatron.kernels.pair.pair_attention import pair_attention
+from bevatron.kernels.pair.pair_weighted_averaging import pair_weighted_averaging
 from bevatron.kernels.pair.qkvg import qkvg
 from bevatron.kernels.pair.smooth_lddt import smooth_lddt
 from bevatron.kernels.pair.swiglu import swiglu
 from bevatron.kernels.pair.transition import transition
 from bevatron.kernels.pair.triangle_multiply import triangle_multiply
+from bevatron.kernels.pair.window_attention import window_attention
 from bevatron.kernels.registry import (
     KernelConfig,
     current,
@@ -98,6 +100,7 @@ __all__ = [
     "norm_gelu",
     "outer_product_mean",
     "pair_attention",
+    "pair_weighted_averaging",
     "qkvg",
     "radial_basis",
     "radial_network",
@@ -122,4 +125,5 @@ __all__ = [
     "transition",
     "triangle_multiply",
     "use",
+    "window_attention",
 ]
