@@ -23,6 +23,7 @@ from bevatron.errors import OutOfMemoryError
 from bevatron.kernels import registry
 from bevatron.models.common.folding import Checkpointing
 from bevatron.models.common.folding.checkpointing import Kind
+from bevatron.parallel.axial import sample_group
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.capture.step import CapturedStep
 from bevatron.train.course import begin_step
@@ -144,7 +145,8 @@ class Training:
         run = self.run
         # As in the trainer: a captured step is read when the next is launched.
         ahead = self.arm.captured and self.device.type == "cuda"
-        loading = make_loader(run.train, batches, run.task.collate, run.settings.loader, self.mesh)
+        given = run.train, batches, run.task.collate, run.settings.loader, self.mesh
+        loading = make_loader(*given, sample_group())
         with nullcontext() if self.arm.collected else uncollected(), loading as loader:
             began = first = time.perf_counter()
 

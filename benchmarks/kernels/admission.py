@@ -3,11 +3,11 @@
     python -m benchmarks.kernels.admission
     python -m benchmarks.kernels.admission --op triangle_multiply --repeats 0
 
-Forward and backward with all gradients, in bfloat16. Accuracy: for each kind of input, every tensor
-is compared with float64. It must be finite, and its error at most `SHARE` times that of plain
-PyTorch in bfloat16, or below that of rounding exact values. Speed and memory: no replay slower and
-no peak higher than plain PyTorch's. Soak: a captured call is replayed many times, and every replay
-is compared with the first, bit for bit.
+Forward and backward with all gradients, in bfloat16, of structures in float32. Accuracy: for each
+kind of input, every tensor is compared with float64. It must be finite, and its error at most
+`SHARE` times that of plain PyTorch in this type, or below that of rounding exact values. Speed and
+memory: no replay slower and no peak higher than plain PyTorch's. Soak: a captured call is replayed
+many times, and every replay is compared with the first, bit for bit.
 """
 
 import argparse
@@ -20,8 +20,17 @@ import torch
 from benchmarks.common import timing
 from benchmarks.common.arguments import add_out
 from benchmarks.common.report import write_result
-from benchmarks.kernels import cases_pair
-from benchmarks.kernels.cases import Case, Inputs, Row, Setup, cases_of, direction, leaves_of
+from benchmarks.kernels import cases_folding, cases_pair  # noqa: F401  they register operators
+from benchmarks.kernels.cases import (
+    OPERATORS,
+    Case,
+    Inputs,
+    Row,
+    Setup,
+    cases_of,
+    direction,
+    leaves_of,
+)
 from benchmarks.kernels.checks import DRAWS, ROUNDING, errors, gradients, over_draws
 from torch import Tensor
 
@@ -34,6 +43,10 @@ CASES = {
     "layer_norm": ("147456 x 128", "32768 rows, 384 wide", "N 64, 128 wide"),
     "layer_norm_linear": ("147456 x 128 to 512", "147456 x 128 to 4", "N 64, 128 wide"),
     "qkvg": ("147456 x 128", "18432 x 128"),
+    "add_dropped": ("N 384", "N 384, transposed"),
+    "window_attention": ("48 x 4600 atoms",),
+    "pair_weighted_averaging": ("1024 x 384 x 64",),
+    "smooth_lddt": ("48 x 1500 atoms",),
 }
 """Operator -> cases; the smallest of each is soaked."""
 SHARE = 1.3
@@ -67,7 +80,7 @@ def masked(keep: int) -> Kind:
 
 def late(inputs: Inputs) -> Inputs:
     """Make the last key, or the last channel of rows, larger than all others."""
-    name = next(name for name in ("z", "x", "bias") if name in inputs)
+    name = next(name for name in ("z", "x", "bias", "m", "predicted") if name in inputs)
     value = inputs[name].clone()
     value[..., -1] += LATE
     return inputs | {name: value}
@@ -169,7 +182,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with kernels.use("triton"):
         for op in given.op:
-            setup = Setup(getattr(torch, cases_pair.PAIR.dtype))
+            setup = Setup(getattr(torch, OPERATORS[op].family.dtype))
             found = list(cases_of(op, setup, CASES[op]))
             for case in found:
                 rows += filter(None, (accuracy(case, kind) for kind in KINDS))
@@ -184,9 +197,10 @@ def main() -> None:
 
 
 NOTES = (
-    "bfloat16, forward and backward with all gradients. error: norm of the difference from float64 "
+    "bfloat16 (smooth lDDT: float32), forward and backward with all gradients. error: norm of the "
+    "difference from float64 "
     "over the norm of the exact tensor, of the tensor that is worst beside plain PyTorch's error "
-    "in bfloat16; of a tensor that is exactly zero, over 2^-8 of its norm for normal inputs; "
+    "in this type; of a tensor that is exactly zero, over 2^-8 of its norm for normal inputs; "
     f"of a weight or bias that one draw leaves in doubt, over {DRAWS} draws. "
     "ms: CUDA-graph replays, L2 flushed; MiB: peak beyond the inputs. Soak: captured "
     "calls, all results compared with those of the first call, bit for bit. large: all but weights "

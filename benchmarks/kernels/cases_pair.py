@@ -176,14 +176,21 @@ def add_dropped(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
     return kernels.add_dropped(x, update, mask.to(x.dtype))
 
 
+def add_turned(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
+    """Add a transposed update, such as that of attention around the ending node."""
+    return kernels.add_dropped(x, update.transpose(0, 1), mask.to(x.dtype), "columns")
+
+
 @cases("add_dropped", PAIR)
 def dropped_cases(setup: Setup) -> list[Case]:
-    """Return a mask that the rows of a pair share."""
-    functions, found = (add_dropped, peers.add_dropped), []
+    """Return updates of a pair, in its layout or transposed."""
+    ways = {"": (add_dropped, peers.add_dropped), ", transposed": (add_turned, peers.add_turned)}
+    found = []
     for N, C in [(5, 8)] if setup.tiny else [(384, 128), (768, 128)]:
         shapes: dict[str, Shape] = dict.fromkeys(("x", "update"), (N, N, C))
-        work = Work(10 * N * N * C)
-        found.append(case_of(setup, "add_dropped", f"N {N}", shapes, functions, work, (N, C)))
+        for way, functions in ways.items():
+            name, work = f"N {N}{way}", Work(10 * N * N * C)
+            found.append(case_of(setup, "add_dropped", name, shapes, functions, work, (N, C)))
     return found
 
 
@@ -378,4 +385,40 @@ def qkvg_cases(setup: Setup) -> list[Case]:
         work = Work(22 * rows * C, 24 * rows * C * C)
         functions = (joined_qkvg, peers.qkvg)
         found.append(case_of(setup, "qkvg", f"{rows} x {C}", shapes, functions, work))
+    return found
+
+
+def joined_points(**tensors: Tensor) -> Tensor:
+    """Return values, points and pairs of invariant point attention as one tensor."""
+    results = kernels.invariant_point_attention(**tensors)
+    return torch.cat([each.flatten(1) for each in results], -1)
+
+
+def separate_operators(**tensors: Tensor) -> Tensor:
+    """Compute invariant point attention without its kernels, points as channels of a matmul."""
+    with kernels.use(invariant_point_attention="reference"):
+        return joined_points(**tensors)
+
+
+@cases("invariant_point_attention", PAIR, default=False)
+def point_cases(setup: Setup) -> list[Case]:
+    """Return cases that AlphaFold2 computes in float32: ``--dtype float32``."""
+    H, D, P, V, Z = (2, 4, 2, 3, 8) if setup.tiny else (12, 16, 4, 8, 128)
+    found = []
+    for N in (5,) if setup.tiny else (256, 384):
+        shapes: dict[str, Shape] = dict.fromkeys("qkv", (N, H, D))
+        shapes |= dict.fromkeys(("q_points", "k_points"), (N, 3, H, P))
+        shapes |= {"v_points": (N, 3, H, V), "bias": (H, N, N), "z": (N, N, Z)}
+        shapes |= {"head_weights": (H,)}
+        # The pair and its bias are read, then the pair again and both gradients written.
+        products = 2 * D + 3 * P + 3 * V + Z
+        work = Work(2 * N * N * (3 * Z + 2 * H), 6 * N * N * H * products, 2 * N * N * H)
+        found.append(
+            case_of(
+                *(setup, "invariant_point_attention", f"N {N}", shapes),
+                (joined_points, peers.invariant_point_attention),
+                work,
+                peers={"separate operators": separate_operators},
+            )
+        )
     return found

@@ -21,6 +21,10 @@ def add_dropped(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
     return torch.addcmul(x, update, mask.to(x.dtype))
 
 
+def add_turned(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
+    return torch.addcmul(x, update.transpose(0, 1), mask[:, None].to(x.dtype))
+
+
 def swiglu(gate: Tensor, value: Tensor) -> Tensor:
     return F.silu(gate) * value
 
@@ -208,3 +212,26 @@ def qkvg(
     n = layer_norm(x, norm_weight, norm_bias)
     weights = (q_weight, k_weight, v_weight, gate_weight)
     return torch.cat([F.linear(n, weight) for weight in weights], -1)
+
+
+def invariant_point_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_points: Tensor,
+    k_points: Tensor,
+    v_points: Tensor,
+    bias: Tensor,
+    z: Tensor,
+    head_weights: Tensor,
+) -> Tensor:
+    """Algorithm 22 of AlphaFold2 with all pairs of points, as OpenFold writes it."""
+    D, P = q.shape[-1], q_points.shape[-1]
+    squares = (q_points[:, None] - k_points[None]).square().sum((2, 4)).movedim(-1, 0)
+    gamma = F.softplus(head_weights)[:, None, None] * (2 / (27 * P)) ** 0.5 / 2
+    logits = torch.einsum("ihd,jhd->hij", q, k) * (3 * D) ** -0.5 + bias - gamma * squares
+    weights = logits.softmax(-1)
+    scalars = torch.einsum("hij,jhd->ihd", weights, v)
+    points = torch.einsum("hij,jxhp->ixhp", weights, v_points)
+    pairs = torch.einsum("hij,ijz->ihz", weights, z)
+    return torch.cat([scalars.flatten(1), points.flatten(1), pairs.flatten(1)], -1)

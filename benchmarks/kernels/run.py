@@ -7,11 +7,12 @@
     python -m benchmarks.kernels.run --op graph --cases 17-88M --peers --parallel
     python -m benchmarks.kernels.run --op gat --cases "17-88M, k 16" --tiles 512x32x1 1024x32x1
 
-Operators and sizes are registered in `cases_equivariant`, `cases_pair`, `cases_graph` and
-`cases_optim`. Every case is checked at the same shape, type and device before it is timed. Times
-are medians of CUDA-graph replays, for peers too; "eager ms" is of calls launched from Python. The
-floor is the larger of bytes over the rate of a copy and operations over that of a matmul, both
-measured in the same run. ``--dry-run`` checks small cases against the reference, also on a CPU.
+Operators and sizes are registered in `cases_equivariant`, `cases_pair`, `cases_folding`,
+`cases_graph` and `cases_optim`. Every case is checked at the same shape, type and device before it
+is timed. Times are medians of CUDA-graph replays, for peers too; "eager ms" is of calls launched
+from Python. The floor is the larger of bytes over the rate of a copy and operations over that of a
+matmul, both measured in the same run.
+``--dry-run`` checks small cases against the reference, also on a CPU.
 """
 
 import argparse
@@ -28,7 +29,13 @@ from typing import NamedTuple
 import torch
 from benchmarks.common import report, timing
 from benchmarks.common.arguments import add_out
-from benchmarks.kernels import cases_equivariant, cases_graph, cases_optim, cases_pair
+from benchmarks.kernels import (
+    cases_equivariant,
+    cases_folding,
+    cases_graph,
+    cases_optim,
+    cases_pair,
+)
 from benchmarks.kernels.cases import (
     OPERATORS,
     Case,
@@ -48,6 +55,7 @@ FAMILIES = {
     for family in (
         cases_equivariant.EQUIVARIANT,
         cases_pair.PAIR,
+        cases_folding.STRUCTURE,
         cases_graph.GRAPH,
         cases_optim.OPTIMIZER,
     )
@@ -156,6 +164,10 @@ def measured(
                 row["note"] = "out of memory"
             except ImportError as error:  # a peer's may hide what it lacks
                 row["note"] = f"{error.name} is not installed" if error.name else str(error)[:80]
+            except RuntimeError as error:
+                if operator is case.ours:
+                    raise
+                row["note"] = f"failed: {str(error)[:80]}"  # a peer that does not compile, say
             if who == "bevatron":
                 row |= told
                 if work.bytes and "ms" in row:

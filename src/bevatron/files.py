@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,9 @@ from typing import IO, TYPE_CHECKING, Any
 import xxhash
 
 from bevatron.errors import BevatronError, CheckpointError
+
+if sys.platform != "win32":
+    import fcntl
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -82,6 +86,24 @@ def explained(path: Path, error: type[BevatronError] = BevatronError) -> Iterato
         yield
     except OSError as problem:
         raise error(_sentence(path, problem)) from problem
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a lock of a folder among the processes of this machine; it ends with the process.
+
+    On a file system without locks for folders nothing is locked.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)
 
 
 def _sentence(path: Path, problem: OSError) -> str:

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 
 FIRST, LAST, EACH = 12_000, 30_000, 64
@@ -44,6 +45,7 @@ def fork(world: int, run: Callable[[int], int | None], output: Callable[[int], P
 
 def _be_rank(rank, world, port, run, output):
     code = 99
+    forkserver._forkserver.__init__()  # that of the parent cannot be used: it is no child of this
     try:
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, 1)

@@ -213,10 +213,9 @@ def test_a_rank_that_fails_ends_the_others_with_its_error(tmp_path, mode):
 @pytest.mark.parametrize("mode", ["killed", "killed-while-busy", "first-killed"])
 def test_a_rank_that_is_killed_ends_the_others_which_say_so(tmp_path, mode):
     """It can leave no message itself; the other waits for it, or is busy outside any collective."""
-    begin = time.monotonic()
     done = start(mode, tmp_path)
-    assert time.monotonic() - begin < IN_TIME
     victim = 0 if mode == "first-killed" else 1
+    assert time.time() - (tmp_path / f"output{victim}").stat().st_mtime < 30
     assert done.codes[victim] == -signal.SIGKILL
     assert done.codes[1 - victim] > 0
     sentence = f"error: rank {victim} failed: "

@@ -26,14 +26,16 @@ pytestmark = [
 ]
 
 
-def run(mode: str, world: int, folder: Path, seconds: float) -> tuple[list[int | None], str]:
+def run(
+    mode: str, world: int, folder: Path, seconds: float, device: str = "cuda:0"
+) -> tuple[list[int | None], str]:
     """Start the ranks without a launcher, which would end those that are left."""
     common = os.environ | ONE_GPU | {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     outputs, started = [folder / f"output{rank}" for rank in range(world)], []
     for rank, output in enumerate(outputs):
         with output.open("w") as file:
             one = subprocess.Popen(
-                [sys.executable, SCRIPT, mode, "cuda:0"],
+                [sys.executable, SCRIPT, mode, device],
                 env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdout=file,
                 stderr=file,
@@ -47,6 +49,11 @@ def run(mode: str, world: int, folder: Path, seconds: float) -> tuple[list[int |
 def test_replayed_exchanges_and_blocks_equal_those_of_one_process(tmp_path, world):
     codes, output = run("compare", world, tmp_path, 150)
     assert codes == [0] * world, output
+
+
+def test_batches_that_are_made_in_turns_are_pinned_on_all_ranks(tmp_path):
+    codes, output = run("load", 3, tmp_path, 150)
+    assert codes == [0] * 3, output
 
 
 def test_a_rank_that_is_killed_ends_another_whose_gpu_waits_for_it(tmp_path):

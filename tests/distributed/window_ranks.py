@@ -5,10 +5,14 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import distributed
 
+from bevatron.data.loader import Loader
+from bevatron.data.samples import STRUCTURE_FIELDS, collate_structures
 from bevatron.kernels import use
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.drops import Drops
@@ -19,8 +23,12 @@ from bevatron.models.common.folding import Checkpointing
 from bevatron.parallel.axial import one_of, own, own_rows, shared
 from bevatron.parallel.axial.collectives import gather, transpose
 from bevatron.parallel.mesh import open_mesh
+from bevatron.parallel.turns import turns_of
 from bevatron.parallel.windows import LARGE, WindowGroup
 from bevatron.train.capture.cuda_graphs import GraphPool
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data/loader"))
+from loader_fakes import Structures
 
 N, ROWS = 13, 5
 """Tokens or residues, and rows of the alignment: parts of unequal length on 2 and 3 ranks."""
@@ -149,11 +157,35 @@ def die(device, group):
     time.sleep(60)
 
 
+def load(mesh, group):
+    """Load the batches of two plans in turns; each is there on all ranks, pinned on a GPU."""
+    pinned = mesh.device.type == "cuda"
+    sample = {
+        field.name: np.ones((2, *field.shape) if field.ragged else field.shape, dtype=field.dtype)
+        for field in STRUCTURE_FIELDS
+    }
+    plans = [(np.arange(k, k + 2), np.ones(2)) for k in range(7)]
+    with Loader(
+        Structures(sample), [], collate_structures,
+        workers=1, pin_memory=pinned, turns=turns_of(group, mesh),
+    ) as loader:  # fmt: skip
+        for batches in (plans, plans[::-1]):
+            loader.set_batches(batches)
+            found = [loaded.batch for loaded in loader]
+            indices = [batch.sample_indices.tolist() for batch in found]
+            assert indices == [given.tolist() for given, _ in batches]
+            assert all(bool(batch.positions.eq(1).all()) for batch in found)
+            assert all(batch.positions.is_pinned() == pinned for batch in found)
+
+
 def main(mode, name):
     """Run a mode."""
     with open_mesh(name, timeout_seconds=60) as mesh:
         device = mesh.device
         with shared(mesh, mesh.world) as group:
+            if mode == "load":
+                load(mesh, group)
+                return
             assert isinstance(group, WindowGroup), "the ranks cannot read each other's memory"
             if mode == "die":
                 die(device, group)

@@ -1,8 +1,12 @@
 """Clusters of proteins that a user's file gives."""
 
+import os
+import time
+
 import protein_texts as proteins
 import pytest
 
+from bevatron.data.proteins.clusters import cluster_proteins
 from bevatron.errors import DataError
 from bevatron.recipes.alphafold2 import stores as chains
 from bevatron.recipes.alphafold3 import stores as complexes
@@ -39,6 +43,50 @@ def test_a_file_decides_on_the_proteins_that_it_names(tmp_path, text):
     assert clusters(tmp_path) == {frozenset("12"), frozenset("3"), frozenset("4")}
     assert write_clusters(SEQUENCES, tmp_path) == []
     assert clusters(tmp_path) == {frozenset("13"), frozenset("2"), frozenset("4")}
+
+
+def clustered_by(monkeypatch, calls, seconds=0.0):
+    """Note every clustering in a file, which other processes share."""
+
+    def cluster(sequences, advance):
+        with calls.open("a") as file:
+            file.write(f"{len(sequences)}\n")
+        time.sleep(seconds)
+        return cluster_proteins(sequences, advance=advance)
+
+    monkeypatch.setattr("bevatron.recipes.protein_clusters.cluster_proteins", cluster)
+
+
+def test_clusters_of_the_same_proteins_and_file_are_kept(tmp_path, monkeypatch):
+    calls, file = tmp_path / "calls", tmp_path / "given.txt"
+    clustered_by(monkeypatch, calls)
+    file.write_text("4hhb_A 1abc_model_A\n")
+    for _ in range(2):
+        assert "2 of 4 distinct" in write_clusters(SEQUENCES, tmp_path, file, NAMED)[0]
+    assert calls.read_text() == "2\n"
+    file.write_text("4hhb_A 1abc_model_A 2xyz_B\n")
+    assert "1 of 4 distinct" in write_clusters(SEQUENCES, tmp_path, file, NAMED)[0]
+    write_clusters(SEQUENCES, tmp_path)
+    write_clusters(SEQUENCES | {5: "MKVLY" * 9}, tmp_path)
+    before = clusters(tmp_path)
+    (tmp_path / CLUSTERS).write_text("1 2\n")
+    write_clusters(SEQUENCES | {5: "MKVLY" * 9}, tmp_path)
+    assert calls.read_text().split() == ["2", "1", "4", "5", "5"]
+    assert clusters(tmp_path) == before
+
+
+def test_one_of_several_processes_clusters(tmp_path, monkeypatch):
+    calls = tmp_path / "calls"
+    clustered_by(monkeypatch, calls, seconds=0.3)
+    children = []
+    for _ in range(3):
+        child = os.fork()
+        if child == 0:
+            write_clusters(SEQUENCES, tmp_path)
+            os._exit(0 if len(clusters(tmp_path)) == 3 else 1)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
+    assert calls.read_text() == "4\n"
 
 
 def test_a_file_of_other_proteins_is_refused(tmp_path):

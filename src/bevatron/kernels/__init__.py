@@ -43,15 +43,18 @@ from bevatron.kernels.optim.fused_adam_ema import fused_adam_ema
 from bevatron.kernels.pair.add_dropped import add_dropped
 from bevatron.kernels.pair.conditioned_transition import conditioned_transition
 from bevatron.kernels.pair.global_attention import global_attention
+from bevatron.kernels.pair.invariant_point_attention import invariant_point_attention
 from bevatron.kernels.pair.layer_norm import layer_norm
 from bevatron.kernels.pair.layer_norm_linear import layer_norm_linear
 from bevatron.kernels.pair.outer_product_mean import outer_product_mean
 from bevatron.kernels.pair.pair_attention import pair_attention
+from bevatron.kernels.pair.pair_weighted_averaging import pair_weighted_averaging
 from bevatron.kernels.pair.qkvg import qkvg
 from bevatron.kernels.pair.smooth_lddt import smooth_lddt
 from bevatron.kernels.pair.swiglu import swiglu
 from bevatron.kernels.pair.transition import transition
 from bevatron.kernels.pair.triangle_multiply import triangle_multiply
+from bevatron.kernels.pair.window_attention import window_attention
 from bevatron.kernels.registry import (
     KernelConfig,
     current,
@@ -86,6 +89,7 @@ __all__ = [
     "implementations",
     "index_bonds",
     "indexed_linear",
+    "invariant_point_attention",
     "launches",
     "layer_norm",
     "layer_norm_linear",
@@ -96,6 +100,7 @@ __all__ = [
     "norm_gelu",
     "outer_product_mean",
     "pair_attention",
+    "pair_weighted_averaging",
     "qkvg",
     "radial_basis",
     "radial_network",
@@ -120,4 +125,5 @@ __all__ = [
     "transition",
     "triangle_multiply",
     "use",
+    "window_attention",
 ]

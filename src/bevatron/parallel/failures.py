@@ -91,8 +91,10 @@ class FailureWatch:
     def report(self, error: BaseException) -> tuple[int, str] | None:
         """Store this rank's message, unless another failed before; return the first message."""
         if isinstance(error, Exception) and not isinstance(error, BevatronError):
-            # A closed connection is the fault of another rank, whose message tells more.
-            deadline = time.monotonic() + 2 * WATCH_SECONDS
+            # A closed connection is the fault of another rank, whose message tells more; that rank
+            # may be closing its files first.
+            closed = isinstance(error, ConnectionError)
+            deadline = time.monotonic() + (GRACE_SECONDS if closed else 2 * WATCH_SECONDS)
             while self.first_failure() is None and time.monotonic() < deadline:
                 time.sleep(0.02)
         self._leave(self._rank, f"{type(error).__name__}: {error}".splitlines()[0])

@@ -35,6 +35,16 @@ LowestPlddt = Annotated[
         "observed; 50 in AlphaFold2's self-distillation."
     ),
 ]
+ReleasedBefore = Annotated[
+    str | None,
+    option(
+        "Leave out structures that were not released before a day, such as 2021-09-30, by the "
+        "dates in their files, else in OpenFold's mmcif_cache.json or chain_data_cache.json."
+    ),
+]
+ReleasedFrom = Annotated[
+    str | None, option("Leave out structures that were released before a day, as for a test set.")
+]
 Clusters = Annotated[
     Path | None,
     option(

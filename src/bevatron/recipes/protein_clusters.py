@@ -1,16 +1,23 @@
 """Clusters of the similar proteins of a store."""
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from xxhash import xxh3_128_hexdigest
+
 from bevatron.data.proteins.clusters import cluster_proteins, read_clusters
+from bevatron.data.readers.base import content_hash
 from bevatron.data.store.progress import progress as show_progress
 from bevatron.errors import DataError, StoreError
-from bevatron.files import write_text_atomically
+from bevatron.files import explained, locked, write_json_atomically, write_text_atomically
 
 CLUSTERS = "clusters.txt"
 """Name inside the folder of a store; it is written last."""
+
+MADE_OF = "clusters.json"
+"""Name beside it: hashes of what it was made of and of itself, and the warnings."""
 
 MOST_CLUSTERED = 100_000
 """Distinct proteins that are clustered without mmseqs2; of more, each is a cluster of its own."""
@@ -26,6 +33,9 @@ def write_clusters(
 ) -> list[str]:
     """Cluster proteins by key, a line of keys for each cluster; return warnings.
 
+    Clusters that are there and of the same proteins and file are kept: of the processes of a
+    machine one makes them, while the others wait.
+
     Parameters
     ----------
     sequences : sequence by chain key
@@ -34,10 +44,49 @@ def write_clusters(
     named : key by ``code_chain``, the code in lower case
     progress : whether to show progress
     """
+    inputs = _hash_of_inputs(sequences, given)
+    known = _kept(folder, inputs)
+    if known is None:
+        with explained(folder, StoreError), locked(folder):
+            known = _kept(folder, inputs)  # another process may have made them meanwhile
+            if known is None:
+                text, known = _clustered(sequences, given, named or {}, progress=progress)
+                made = {"inputs": inputs, "clusters": _hash(text), "warnings": known}
+                write_json_atomically(folder / MADE_OF, made, StoreError)
+                write_text_atomically(folder / CLUSTERS, text, StoreError)
+    return known
+
+
+def _hash_of_inputs(sequences: Mapping[int, str], given: Path | None) -> str:
+    """Hash all that clusters depend on."""
+    file = "" if given is None else f"{given} {content_hash(given)}"
+    program = shutil.which("mmseqs") or ""
+    return _hash("\n".join([program, file, *(f"{k} {text}" for k, text in sequences.items())]))
+
+
+def _hash(text: str) -> str:
+    return xxh3_128_hexdigest(text.encode())
+
+
+def _kept(folder: Path, inputs: str) -> list[str] | None:
+    """Return the warnings about clusters that were made of these inputs; None without them."""
+    try:
+        made = json.loads((folder / MADE_OF).read_text())
+        text = (folder / CLUSTERS).read_text()
+        fits = made["inputs"] == inputs and made["clusters"] == _hash(text)
+        return [*map(str, made["warnings"])] if fits else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _clustered(
+    sequences: Mapping[int, str], given: Path | None, named: Mapping[str, int], *, progress: bool
+) -> tuple[str, list[str]]:
+    """Return lines of keys, and warnings."""
     warning = []
     members: dict[object, list[str]] = {}
     if given is not None:
-        known = _given_clusters(given, named or {})
+        known = _given_clusters(given, named)
         for key in (key for key in sequences if key in known):
             members.setdefault(("given", known[key]), []).append(str(key))
         rest = {key: text for key, text in sequences.items() if key not in known}
@@ -57,9 +106,7 @@ def write_clusters(
         clusters = cluster_proteins(sequences, advance=advance)
     for key, number in clusters.items():
         members.setdefault(number, []).append(str(key))
-    text = "".join(" ".join(each) + "\n" for each in members.values())
-    write_text_atomically(folder / CLUSTERS, text, StoreError)
-    return warning
+    return "".join(" ".join(each) + "\n" for each in members.values()), warning
 
 
 def _given_clusters(path: Path, named: Mapping[str, int]) -> dict[int, int]:

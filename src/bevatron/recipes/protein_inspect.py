@@ -25,6 +25,9 @@ MOST_LISTED = 40
 LONGEST_REASON = 120
 """Characters."""
 
+OPTIONAL = "lowest_plddt", "released_before", "released_from"
+"""Settings that a store has if they were given."""
+
 # What differs between two reasons of one kind: what is quoted, numbers, lists in parentheses.
 _PARTICULAR = re.compile(r"'[^']*'|\([^)]*\)|[-+]?\d[\d,.]*")
 
@@ -44,7 +47,7 @@ def dates(days: Array) -> list[Row]:
 def settings(store: Store, *names: str) -> list[Row]:
     """Return rows with the settings of a store, as far as it has them."""
     known = store.manifest["settings"]
-    return [(name, str(known[name])) for name in (*names, "lowest_plddt") if name in known]
+    return [(name, str(known[name])) for name in (*names, *OPTIONAL) if name in known]
 
 
 def searches(store: Store, chains: Sequence[NamedChain]) -> list[Table]:

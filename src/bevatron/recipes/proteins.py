@@ -1,5 +1,6 @@
 """Preparation common to stores of complexes and of chains: alignments, templates, structures."""
 
+import datetime as dt
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,12 +16,18 @@ from bevatron.data.compressed import read_whole
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
 from bevatron.data.proteins.alignments import Alignments, prepare_alignments
+from bevatron.data.proteins.chain_index import day_number
 from bevatron.data.proteins.clusters import read_clusters
 from bevatron.data.proteins.filters import certain
 from bevatron.data.proteins.hit_files import NamedChain, entry_code, template_queries
 from bevatron.data.proteins.places import ChainSequences
 from bevatron.data.proteins.template_store import StoredTemplates, prepare_templates
-from bevatron.data.readers.proteins import Structure, read_duplicate_chains, read_structure
+from bevatron.data.readers.proteins import (
+    Structure,
+    read_duplicate_chains,
+    read_release_dates,
+    read_structure,
+)
 from bevatron.data.readers.proteins.folders import (
     ProteinFiles,
     StructureFiles,
@@ -31,7 +38,8 @@ from bevatron.data.readers.proteins.openfold import read_obsolete
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare, rank_and_world
 from bevatron.data.store.store import MANIFEST, Store
-from bevatron.errors import ConfigError, DataError, StoreError, reason_of
+from bevatron.data.store.writer import REPLACE
+from bevatron.errors import ConfigError, DataError, OtherInputsError, StoreError, reason_of
 from bevatron.files import (
     TEMPORARY,
     is_kept,
@@ -40,6 +48,7 @@ from bevatron.files import (
 )
 from bevatron.output import counted, say
 from bevatron.recipes.protein_clusters import CLUSTERS, write_clusters
+from bevatron.recipes.protein_dates import OtherDateError, Released
 from bevatron.typing import Array, Arrays
 
 Chains = tuple[Sequence[NamedChain], Sequence[bytes]]
@@ -47,6 +56,9 @@ Chains = tuple[Sequence[NamedChain], Sequence[bytes]]
 
 ALIGNMENTS, TEMPLATES = "alignments", "templates"
 """Folders inside that of a store."""
+
+UNSET = "strict", "lowest_plddt", "released"
+"""Options of `Featurizer` that are no settings of a store, or only where they are given."""
 
 MOST_SHOWN = 10
 """Files that were left out and are named on the terminal."""
@@ -126,11 +138,13 @@ class Featurizer(ABC):
         Of predicted structures: residues whose B-factors, the pLDDT, are not above it count as not
         observed (OpenFold: 50). None for observed structures. At least 1, as a share of 1 would
         let all residues pass.
+    released : which structures are taken, by their release dates; others are left out
     """
 
     fields: ClassVar[Sequence[Field]]
     strict: bool = field(default=False, kw_only=True)
     lowest_plddt: float | None = field(default=None, kw_only=True)
+    released: Released = field(default=Released(), kw_only=True)
 
     def __post_init__(self) -> None:
         if self.lowest_plddt is not None and not 1 <= self.lowest_plddt < 100:
@@ -144,14 +158,14 @@ class Featurizer(ABC):
         try:
             entry = self.entry(path)
         except DataError as error:
-            if self.strict:
+            if self.strict and not isinstance(error, OtherDateError):
                 raise
             entry = {**nothing(self.fields), "reason": text_bytes(reason_of(error, path))}
         return {**entry, "source": np.array([int(raw["number"]), 0], dtype=np.int64)}
 
     def read(self, path: str) -> Structure:
         """Read a structure, of a predicted one what is certain."""
-        structure = read_structure(path)
+        structure = self.released.dated(read_structure(path), entry_code(path))
         return structure if self.lowest_plddt is None else certain(structure, self.lowest_plddt)
 
     @abstractmethod
@@ -241,9 +255,15 @@ class StoreKind:
             read_clusters(clusters)  # refused before the work, not after it
         if overwrite:  # from now on what is there counts as unfinished
             (out / CLUSTERS).unlink(missing_ok=True)
-        own = {name: value for name, value in asdict(featurize).items() if name != "strict"}
-        if featurize.lowest_plddt is None:
-            del own["lowest_plddt"]  # stores of observed structures have never had this setting
+        refused: list[tuple[str, str]] = []
+        known: dict[str, dt.date] = {}
+        for dates in _tables(found.dates, read_release_dates, refused, strict=featurize.strict):
+            known |= dates
+        released = replace(featurize.released, known=known)
+        featurize = replace(featurize, released=released)
+        own = {name: value for name, value in asdict(featurize).items() if name not in UNSET}
+        if featurize.lowest_plddt is not None:
+            own["lowest_plddt"] = featurize.lowest_plddt
         options: dict[str, Any] = {"workers": workers, "overwrite": overwrite, "progress": progress}
         store = prepare(
             StructureFiles(found.structures),
@@ -255,6 +275,7 @@ class StoreKind:
                 "features": self.version,
                 "unit": "file",
                 **own,
+                **released.settings,
                 **(settings or {}),
             },
             samples_per_shard=samples_per_shard,
@@ -263,11 +284,11 @@ class StoreKind:
         )
         proteins, rna = self.chains(store)
         lines, damaged = prepare_searches(
-            found, store, proteins, strict=featurize.strict, rna=rna, **options
+            found, store, proteins, strict=featurize.strict, rna=rna, dates=known, **options
         )
         if finish is not None:
             finish(store)
-        rejects = [*unusable(store), *damaged]
+        rejects = [*unusable(store), *refused, *damaged]
         list_rejects(store, rejects)
         named = {} if clusters is None else self.keys(store)
         summary = store.manifest["summary"]
@@ -303,14 +324,21 @@ def stores_of(
 ) -> tuple[Path, ...]:
     """Return the stores among paths and one, in ``out``, of everything else that they hold.
 
-    It is where the first of these was. ``prepare`` makes it and returns lines for the user, the
-    last of which says how to train.
+    It is where the first of these was. Raises StoreError if there is one of other files already.
+    ``prepare`` makes it and returns lines for the user, the last of which says how to train.
     """
     stores = tuple(path for path in paths if (path / MANIFEST).is_file())
     others = [path for path in paths if path not in stores]
     if not others:
         return stores
-    say(*(line for line in prepare(others, out)[:-1] if is_kept(out) or str(out) not in line))
+    try:
+        lines = prepare(others, out)[:-1]
+    except OtherInputsError as error:
+        raise StoreError(
+            f"{str(error).removesuffix(REPLACE)}; a run keeps its data, choose another folder "
+            "for a run on others"
+        ) from None
+    say(*(line for line in lines if is_kept(out) or str(out) not in line))
     first = paths.index(others[0])
     return (*stores[:first], out, *stores[first:])
 
@@ -385,6 +413,7 @@ def prepare_searches(
     overwrite: bool,
     progress: bool | None = None,
     rna: Sequence[bytes] = (),
+    dates: Mapping[str, dt.date],
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """Prepare the alignments and the templates of the chains of a store, if there are any.
 
@@ -397,6 +426,7 @@ def prepare_searches(
         As in `bevatron.data.store.prepare.prepare`; ``overwrite`` also removes alignments and
         templates if there are none any more.
     rna : classes of the RNA in the store
+    dates : release dates of structures whose files may name none
 
     Returns
     -------
@@ -436,7 +466,8 @@ def prepare_searches(
         queries,
         structures,
         folder,
-        dates={chain.entry: chain.released for chain in chains},
+        dates={code: day_number(date) for code, date in dates.items()}
+        | {chain.entry: chain.released for chain in chains},
         fingerprint=str(store.manifest["fingerprint"]),
         strict=strict,
         **options,

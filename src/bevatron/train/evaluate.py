@@ -13,8 +13,10 @@ from bevatron.data.dataset import Dataset
 from bevatron.data.loader import LoadedBatch, Loader
 from bevatron.errors import OutOfMemoryError, ran_out_of_memory
 from bevatron.parallel.collectives import sum_over_ranks
+from bevatron.parallel.groups import Group
 from bevatron.parallel.mesh import Mesh
 from bevatron.parallel.threads import few_threads
+from bevatron.parallel.turns import turns_of
 from bevatron.task import Collate, Task
 from bevatron.train.epochs import IndexedBatch, pack_samples
 from bevatron.train.settings import BatchConfig, LoaderConfig
@@ -168,8 +170,12 @@ def make_loader(
     collate: Collate,
     config: LoaderConfig | None,
     mesh: Mesh,
+    group: Group | None = None,
 ) -> Loader:
-    """Make a loader as a `LoaderConfig` says; without one it has no workers."""
+    """Make a loader as a `LoaderConfig` says; without one it has no workers.
+
+    Processes of a ``group`` go through the same batches together, and make them in turns.
+    """
     config = config or LoaderConfig(workers=0)
     on_gpu = mesh.device.type == "cuda"
     pin = config.pin if config.pin is not None else on_gpu
@@ -184,6 +190,7 @@ def make_loader(
         sample_timeout=config.sample_timeout,
         leave_out=config.leave_out > 0,
         pin_memory=pin,
+        turns=None if group is None else turns_of(group, mesh),
     )
 
 

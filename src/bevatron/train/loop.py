@@ -22,6 +22,7 @@ from bevatron.data.processes import own_cpus
 from bevatron.errors import ConfigError, LoaderError
 from bevatron.garbage import no_garbage_collection
 from bevatron.parallel.affinity import keep_near_gpu
+from bevatron.parallel.axial import sample_group
 from bevatron.parallel.collectives import gather_json, sum_scalars
 from bevatron.parallel.data_parallel import equalise
 from bevatron.parallel.mesh import Mesh, open_mesh
@@ -208,7 +209,8 @@ class Trainer:
             batches = evaluation_batches(sizes, run.settings.batch, self.planner)
             strict = replace(loader, leave_out=0)
             self._valid_batches = len(batches)
-            self.valid_loader = make_loader(run.valid, batches, collate, strict, mesh)
+            group = sample_group()
+            self.valid_loader = make_loader(run.valid, batches, collate, strict, mesh, group)
 
     def close(self) -> None:
         """End the loaders' workers, and drop the graphs."""
@@ -569,7 +571,8 @@ class Trainer:
         data, config = self.course.data(self.state.progress), self.run.settings.loader
         if config.pin is None and self.captured is not None:
             config = replace(config, pin=False)  # it copies batches to page-locked memory itself
-        self.loader = make_loader(data, [], self.run.task.collate, config, self.mesh)
+        collate = self.run.task.collate
+        self.loader = make_loader(data, [], collate, config, self.mesh, sample_group())
 
     def _monitored(self, metrics: Mapping[str, float]) -> float:
         wanted = self.course.monitor(self.state.progress)

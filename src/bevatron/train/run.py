@@ -73,9 +73,9 @@ class SamplesApart:
 class SamplesInGroups:
     """Every so many consecutive ranks compute a sample together; see `bevatron.parallel.axial`.
 
-    Each of them draws the whole sample itself: samples are functions of their index and seed, so
-    ranks agree without a message, none waits for another one's loader, and a run goes on with
-    groups of any size.
+    Those on one machine make whole samples in turns, each for all of them
+    (`bevatron.parallel.turns`). Samples are functions of their index and seed, so a run goes on
+    with groups of any size.
 
     Attributes
     ----------

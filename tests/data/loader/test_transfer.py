@@ -5,7 +5,7 @@ from multiprocessing import Pipe
 import pytest
 import torch
 
-from bevatron.data.loader.transfer import receive, send
+from bevatron.data.loader.transfer import load, received_file, send
 
 TENSORS = {
     "one number, broadcast": torch.tensor([[3.0]]).expand(1, 1).as_strided((1,), (0,)),
@@ -23,7 +23,8 @@ def test_a_tensor_arrives_as_it_was(name):
     ours, theirs = Pipe()
     send(ours, 5, {"x": TENSORS[name]})
     key, extents = theirs.recv()
-    found = receive(theirs, extents)["x"]
+    with received_file(theirs) as file:
+        found = load(file, extents)["x"]
     assert key == 5
     assert found.dtype == TENSORS[name].dtype
     assert torch.equal(found, TENSORS[name])

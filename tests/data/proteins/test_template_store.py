@@ -1,5 +1,6 @@
 """Hits find their chains, and templates are stored once for each sequence."""
 
+import gzip
 import pickle
 import shutil
 
@@ -106,6 +107,24 @@ def test_a_chain_sees_what_was_released_before_it(tmp_path, entries, sequence, h
     assert "9zzz" in rejects["template hits"]
     with pytest.raises(DataError, match="1bad"):
         prepare_templates([one], entries, tmp_path / "strict", workers=0, strict=True)
+
+
+def test_a_file_without_a_date_is_a_template_by_the_date_that_is_known_of_it(
+    tmp_path, entries, sequence
+):
+    text = gzip.decompress(entries["4hhb"].read_bytes()).decode()
+    for category in ("pdbx_audit_revision_history", "database_PDB_rev"):
+        text = text.replace(f"_{category}.", f"_no_{category}.")
+    undated = tmp_path / "4hhb.cif"
+    undated.write_text(text)
+    query = sequence + "A" * 20
+    path = write_hits(tmp_path / "hits.m8", sequence, "4hhb_A")
+    one = TemplateQuery(query, classes(query), (HitsOf(path, "q"),), (9_000, 9_060))
+    for name, dates in (("without", {}), ("with", {"4hhb": 9_000})):
+        found = prepare_templates([one], {"4hhb": undated}, tmp_path / name, dates=dates, workers=0)
+        key = sequence_key(np.frombuffer(one.classes, dtype=np.int8))
+        assert found.find(key, 9_059) is None
+        assert (found.find(key, 9_060) is not None) == bool(dates)
 
 
 def test_an_undated_chain_is_no_template_of_itself(tmp_path, entries, sequence):

@@ -22,10 +22,19 @@ SHAPES = {
     ],
     "qkvg": [(8, C), *[SQUARE] * 4],
     "pair_attention": [*[(1, 2, 1, 16, 8)] * 3, (1, 1, 1, 16, 16)],
+    "window_attention": [*[(1, 2, 20, 1, 16)] * 4, (1, 2, 1, 16, 32), (1, 20)],
+    "pair_weighted_averaging": [(3, 8, C), (3, 8, C), (2, 8, 8)],
     "layer_norm": [(8, C), *NORM],
     "layer_norm_linear": [(8, C), *NORM, (24, C)],
     "swiglu": [(8, C), (8, C)],
     "add_dropped": [(4, 8, C), (4, 8, C)],
+    "invariant_point_attention": [
+        *[(8, 2, 4)] * 3,
+        *[(8, 3, 2, 4)] * 3,
+        (2, 8, 8),
+        (8, 8, C),
+        (2,),
+    ],
     "transition": [(8, C), *NORM, (64, C), (C, 64), (64, C)],
     "conditioned_transition": [
         *((8, C), (8, 8), (8,), (C, 8), VECTOR, (C, 8), (32, C), (32, C), (C, 32), (C, 8), VECTOR),
@@ -46,7 +55,10 @@ def compare(name, dtype):
     tensors = [(torch.randn(s, device=DEVICE) / 4).to(dtype) for s in SHAPES[name]]
     if name in MASKED:
         tensors[1] = (tensors[1] > 0).to(dtype)
-    leaves = [t.requires_grad_() for i, t in enumerate(tensors) if i != 1 or name not in MASKED]
+    if name == "window_attention":
+        tensors[-1] = tensors[-1] > 0
+    given = [t for i, t in enumerate(tensors) if i != 1 or name not in MASKED]
+    leaves = [t.requires_grad_() for t in given if t.is_floating_point()]
     torch.compiler.reset()  # of one function only a few types and sizes are compiled
     eager = torch.autograd.grad(loss(*tensors), leaves)
     traced = torch.compile(loss, backend="aot_eager", fullgraph=True)

@@ -77,7 +77,7 @@ CASES = {
     "heads of 8, three rows": {"D": 8, "S": 3, "masked": False},
     "heads of 48": {"D": 48, "Nq": 7, "Nk": 9, "H": 2},
     "a bias of each row": {"bias_rows": 3, "S": 3, "Nq": 9, "Nk": 18},
-    "atom windows": {"S": 3, "Nq": 32, "Nk": 128, "D": 8, "bias_rows": 3},
+    "short rows with a bias of their own": {"S": 3, "Nq": 32, "Nk": 128, "D": 8, "bias_rows": 3},
     "no bias, no mask": {"bias_rows": 0, "masked": False, "Nk": 19},
     "no bias, mask, gate": {"bias_rows": 0, "gated": True},
     "one query, one key": {"Nq": 1, "Nk": 1, "S": 1},

@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from bevatron.kernels import pair_attention, qkvg, use
+from bevatron.kernels.pair.qkvg.tiles import TILES
 from bevatron.kernels.shared.parts import split
+from bevatron.kernels.shared.tiles import Tiles
 from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
@@ -17,9 +19,9 @@ TOLERANCES = {torch.float32: Tolerance(2e-6, 2e-5), HALF: Tolerance(2e-2, 4e-2)}
 PARTS = {"q": 8, "k": 5, "v": 6, "gate": 8}
 
 
-def make(rows, width, *names, dtype=torch.float32):
+def make(rows, width, *names, dtype=torch.float32, parts=PARTS):
     generator = torch.Generator().manual_seed(7)
-    shapes = {"x": (*rows, width)} | {f"{k}_weight": (n, width) for k, n in PARTS.items()}
+    shapes = {"x": (*rows, width)} | {f"{k}_weight": (n, width) for k, n in parts.items()}
     others = {"q_bias": 8, "gate_bias": 8, "norm_weight": width, "norm_bias": width}
     shapes |= {name: (others[name],) for name in names}
     drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
@@ -47,6 +49,43 @@ def test_results_and_gradients_are_right(names, norm, dtype):
         ran=("qkvg", "triton"),
         strided=True,
     )
+
+
+BIASED = {"q": 16, "k": 16, "v": 16, "gate": 16}
+
+
+def updated(order=None, **inputs):
+    """An update of the rows from everything that reads them."""
+    x = inputs["x"] if order is None else inputs["x"].permute(order)
+    norm = inputs["norm_weight"], inputs["norm_bias"]
+    given = {k: v for k, v in inputs.items() if k not in {"x", "norm_weight", "norm_bias"}}
+    q, k, v, gate, bias, x = qkvg(x, **given, norm=norm)
+    return x + (q * k + v * gate) * bias.sum(-1, keepdim=True).tanh()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(
+    ("rows", "order", "names", "heads"),
+    [
+        ((7, 9), None, (), 4),
+        ((5, 5), (1, 0, 2), ("q_bias", "gate_bias"), 3),
+        ((2, 3, 17), None, (), 16),
+    ],
+)
+def test_rows_that_several_read_get_the_sum_of_all_gradients(rows, order, names, heads, dtype):
+    inputs = make(rows, 16, "norm_weight", "norm_bias", dtype=dtype, parts=BIASED)
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"bias_weight": (heads, 16)} | dict.fromkeys(names, (16,))
+    for name, shape in shapes.items():
+        inputs[name] = (torch.randn(shape, generator=generator) / 4).to(DEVICE, dtype)
+    with TILES.replaced(input=Tiles(16, 0, 4, 1, depth=32)):
+        check_op(
+            *(updated, updated, inputs | {"order": order}),
+            order=1,
+            tolerance=TOLERANCES[dtype],
+            ran=("qkvg", "triton"),
+            strided=True,
+        )
 
 
 @pytest.mark.parametrize("norm", [(None, None), None])
@@ -179,26 +218,6 @@ def test_gradients_of_attention_are_joined_without_a_copy(monkeypatch):
                 patched.setattr(torch, "cat", None)
                 found = torch.autograd.grad((weight.view(y.shape) * y).sum(), leaves)
         results.append((y, *found))
-    for got, want in zip(*results, strict=True):
-        assert_close(got, want, 2e-5)
-
-
-def test_gradients_of_halves_of_two_tensors_are_joined_without_a_copy(monkeypatch):
-    """Windows of atoms have queries and gate in one, keys and values in the other, in any order."""
-    generator = torch.Generator().manual_seed(5)
-    W, M, Q, K, H, D = 2, 3, 4, 6, 2, 8
-    drawn = [torch.randn(M, W, n, 2 * H * D, generator=generator) for n in (Q, K)]
-    results = []
-    for choice, dtype in (("triton", torch.float32), ("reference", torch.float64)):
-        leaves = [value.to(DEVICE, dtype).requires_grad_() for value in drawn]
-        with use(choice), monkeypatch.context() as patched:
-            halves = [part for x in leaves for part in split(x * 1.5, [H * D] * 2)]
-            q, gate, k, v = (part.unflatten(-1, (H, D)).transpose(0, 1) for part in halves)
-            y = pair_attention(q, k, v, gate=gate, layout="BSNHD")
-            weight = torch.linspace(-1.0, 1.0, y.numel(), device=DEVICE, dtype=dtype)
-            if choice == "triton":
-                patched.setattr(torch, "cat", None)
-            results.append((y, *torch.autograd.grad((weight.view(y.shape) * y).sum(), leaves)))
     for got, want in zip(*results, strict=True):
         assert_close(got, want, 2e-5)
 

@@ -121,7 +121,7 @@ def test_custom_operators_pass_opcheck():
     from bevatron.kernels.pair.smooth_lddt.triton import scores
 
     predicted, truth, radius = (each.detach().float().to(DEVICE) for each in draw(9))
-    torch.library.opcheck(scores.op, (predicted.requires_grad_(), truth, radius))
+    torch.library.opcheck(scores.op, (predicted.requires_grad_(), truth, radius, True))
 
 
 def test_mixed_types_are_refused():

@@ -44,7 +44,7 @@ def as_written(module, s, z, quaternion, origin, mask):
 
 def fused(module, s, z, quaternion, origin, mask):
     frames = rigid.rigid_of_quaternion(torch.cat([quaternion, origin], dim=-1))
-    return module(s, z, module.pair_bias(z, mask), frames)
+    return module(s, z, module.prepare(z, mask), frames)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

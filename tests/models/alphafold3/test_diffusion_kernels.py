@@ -1,6 +1,7 @@
 """The diffusion module with fused operators, and in bfloat16, against plain PyTorch."""
 
 import importlib
+import weakref
 
 import pytest
 import torch
@@ -75,19 +76,29 @@ def test_a_sampling_conditions_its_levels_beforehand(module, dtype, tolerance, m
     else:
         pytest.importorskip("triton")
         implementation = "triton"
-    monkeypatch.setattr(diffusion, "ROWS_AT_ONCE", 12)  # two levels
+    monkeypatch.setattr(diffusion, "ROWS_AT_ONCE", 12)  # two levels of five tokens
+    made, conditions = [], diffusion.block_conditions
+
+    def noted(s, blocks):
+        assert all(one() is None for one in made)  # nobody holds those of the levels before
+        found = conditions(s, blocks)
+        made.extend(weakref.ref(given.gate) for block in found for given in block)
+        return found
+
+    monkeypatch.setattr(diffusion, "block_conditions", noted)
     module.to(DEVICE)
     batch = random_complex.features([5, 1, 9, 14, 4])
     batch = {name: x.float() if x.is_floating_point() else x for name, x in batch.items()}
     batch = {name: x.to(DEVICE) for name, x in batch.items()}
     trunk = [x.to(DEVICE, dtype) for x in random_complex.trunk(5, WIDTHS)]
     x = 16 * torch.randn(2, 33, 3, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    sigmas = torch.tensor([900.0, 3.0], device=DEVICE)
+    sigmas = torch.tensor([900.0, 3.0, 1.0], device=DEVICE)
     with torch.no_grad(), kernels.use(implementation):
         shared = module.describe(batch, *trunk)
         prepared = module.prepare(shared)
-        for sigma, level in zip(sigmas, module.levels(sigmas, prepared), strict=True):
-            found = module(x, sigma.expand(2), prepared, level)
+        levels = module.levels(sigmas, prepared)
+        for sigma in sigmas:
+            found = module(x, sigma.expand(2), prepared, next(levels))
             with kernels.use("reference"):
                 expected = module(x, sigma.expand(2), shared)
             assert_close(found, expected, tolerance)

@@ -72,6 +72,24 @@ def test_blocks_that_are_computed_again_give_the_same_bits(batch):
             assert torch.equal(one, other), kind
 
 
+def test_the_backward_pass_holds_no_gradient_of_pairs_in_front_of_the_confidences(batch):
+    """Biases of the diffusion are through by then, the distogram has not begun."""
+    model, (task, _), order = model_of(), task_of(), []
+    wanted = {
+        name: model.get_parameter(name)
+        for name in (
+            "diffusion.transformer.blocks.0.attention.bias.linear.weight",
+            "confidence.pde.weight",
+            "confidence.distance.weight",
+            "distogram.linear.weight",
+        )
+    }
+    for name, parameter in wanted.items():
+        parameter.register_hook(lambda _, name=name: order.append(name))
+    loss_of(task, model, batch).total.backward()
+    assert order == [*wanted]
+
+
 class Roundings(TorchDispatchMode):
     """Counts matrices that are made of another type."""
 

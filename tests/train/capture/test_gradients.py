@@ -35,6 +35,26 @@ def test_buckets_are_noted_as_they_are_completed_and_gradients_add_up(monkeypatc
     assert not layers[0].weight._backward_hooks
 
 
+def test_gradients_do_not_wait_for_the_last_of_a_bucket(monkeypatch):
+    """Of five of 128 bytes in one bucket two or fewer wait."""
+    monkeypatch.setattr(gradients, "WAITING_BYTES", 256)
+    layers = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(5)).double()
+    optimizer = FusedAdamEMA(layers.parameters())
+    buckets, added, add = GradientBuckets(optimizer, Mesh()), [], torch._foreach_add_
+
+    def noted(own, others):
+        added.append(len(own))
+        add(own, others)
+
+    monkeypatch.setattr(torch, "_foreach_add_", noted)
+    loss = torch.nn.Sequential(*layers)(torch.randn(3, 4, dtype=torch.float64)).square().sum()
+    expected = torch.autograd.grad(loss, [*layers.parameters()], retain_graph=True)
+    buckets.differentiate(loss)
+    assert (added, buckets._noted) == ([2, 2, 1], [0])
+    for one, other in zip(optimizer.gradients, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_gradient_of_other_strides_is_added_apart(monkeypatch):
     """One among all would make torch launch a kernel for each of all."""
     torch.manual_seed(0)

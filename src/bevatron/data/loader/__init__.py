@@ -13,7 +13,8 @@ from bevatron.data.dataset import SampleSource
 from bevatron.data.loader.ahead import Ahead
 from bevatron.data.loader.failures import LeftOut, loader_error, name_of, named
 from bevatron.data.loader.pool import Pool
-from bevatron.data.loader.worker import SampleError, failure_of, make_batch
+from bevatron.data.loader.turns import Peers, Turns
+from bevatron.data.loader.worker import SampleError, Unreadable, failure_of, make_batch
 from bevatron.data.processes import own_cpus
 from bevatron.errors import LoaderError
 from bevatron.task import Collate
@@ -67,11 +68,13 @@ class Loader:
     workers
         Number of worker processes; 0 collates in this process on demand. None makes batches in a
         thread of this process while each takes under a millisecond, then in as many processes as
-        `default_workers` says; in processes at once with a window or ``leave_out``.
+        `default_workers` says; in processes at once with a window, ``leave_out`` or ``turns``.
     window
         1 keeps the order of the plan. With w > 1 a finished batch may overtake unfinished ones, if
         it is less than w positions ahead of the first of them.
-    prefetch : maximum number of batches in progress or ready; None is two per worker
+    prefetch
+        Maximum number of batches in progress or ready; None is two per worker, or one for each
+        worker of all processes with the same plan, if they are more.
     sample_timeout
         Time limit in seconds for reading one sample, after which the worker is killed. Without
         workers it is checked only after the sample was read. None is no limit.
@@ -81,6 +84,9 @@ class Loader:
         is no time limit then.
     pin_memory : copy batches to pinned memory in the background; ignored without CUDA
     start_method : ``forkserver`` (fast start) or ``spawn``
+    turns
+        Of processes that go through the same plan at the same pace: their workers make its batches
+        in turns, each for all of them. Not with a window.
 
     Examples
     --------
@@ -109,9 +115,10 @@ class Loader:
         leave_out: bool = False,
         pin_memory: bool = False,
         start_method: str = "forkserver",
+        turns: Turns | None = None,
     ) -> None:
         self.workers = default_workers() if workers is None else workers
-        self._in_thread = workers is None and window == 1 and not leave_out
+        self._in_thread = workers is None and window == 1 and not leave_out and turns is None
         if self.workers < 0 or window < 1 or (prefetch is not None and prefetch < 1):
             raise LoaderError(
                 f"the loader needs workers >= 0, window >= 1 and prefetch >= 1, "
@@ -119,18 +126,28 @@ class Loader:
             )
         if sample_timeout is not None and sample_timeout <= 0:
             raise LoaderError(f"the time limit of a sample must be above 0, got {sample_timeout}")
+        if turns is not None and window > 1:
+            raise LoaderError(
+                f"processes that take turns need the plan's order, but the window is {window}"
+            )
+        per_worker = 2 if turns is None else max(2, turns.size)
         self._dataset, self._collate, self._batches = dataset, collate, batches
         self._sample_timeout, self._leave_out = sample_timeout, leave_out
         self._pin = pin_memory and torch.cuda.is_available()
         self._settings: dict[str, Any] = {
             "window": window,
             # A window wider than the prefetch would have no effect.
-            "prefetch": max(prefetch or 2 * self.workers, window if prefetch is None else 1),
+            "prefetch": max(
+                prefetch or per_worker * self.workers, window if prefetch is None else 1
+            ),
             "sample_timeout": sample_timeout,
             "leave_out": leave_out,
             "pin_memory": self._pin,
             "start_method": start_method,
         }
+        self._turns = turns
+        self._peers: Peers | None = None
+        self._loops = 0
         self._pool: Pool | None = None
         self._ahead: Ahead | None = None
         self._lock = threading.Lock()
@@ -157,7 +174,9 @@ class Loader:
         self._stop_ahead()
         if self._end is not None:
             self._end()
-        self._pool = self._end = self._generation = None
+        if self._peers is not None:
+            self._peers.close()
+        self._pool = self._end = self._generation = self._peers = None
 
     def __enter__(self) -> Self:
         return self
@@ -173,9 +192,17 @@ class Loader:
 
     def _running(self) -> Pool:
         if self._pool is None:
-            self._pool = Pool(self._dataset, self._collate, self.workers, **self._settings)
+            peers = self._connected()
+            self._pool = Pool(
+                self._dataset, self._collate, self.workers, peers=peers, **self._settings
+            )
             self._end = weakref.finalize(self, self._pool.close)
         return self._pool
+
+    def _connected(self) -> Peers:
+        if self._peers is None:
+            self._peers = Peers(self._turns)
+        return self._peers
 
     def _begin_workers(self, first: int = 0) -> None:
         self._generation = self._running().begin(self._batches, first)
@@ -239,22 +266,37 @@ class Loader:
             yield LoadedBatch(batch, position, time.perf_counter() - begin, left_out)
 
     def _in_process(self) -> Iterator[LoadedBatch[Any]]:
-        for position, (indices, weights) in enumerate(self._batches):
-            begin = time.perf_counter()
-            data, leave_out = self._dataset, self._leave_out
-            progress = _Stopwatch(data, None if leave_out else self._sample_timeout)
-            unreadable: dict[int, str] | None = {} if leave_out else None
-            try:
-                batch, left_out = make_batch(
-                    data, self._collate, indices, weights, progress, unreadable
-                )
-            except SampleError as error:
-                failure = failure_of(error)
-                raise loader_error(self._dataset, position, indices, failure) from error.__cause__
+        peers = self._connected()
+        self._loops += 1
+        for position in range(len(self._batches)):
+            begin, key = time.perf_counter(), (self._loops, position)
+            if peers.own(position) == position:
+                try:
+                    made = self._make(position)
+                except LoaderError as error:
+                    peers.tell(key, error)
+                    raise
+                peers.hand_over(key, made)
+            else:
+                made = peers.wait(key)
+                if isinstance(made, LoaderError):
+                    raise made
+            batch, left_out = made
             if self._pin and hasattr(batch, "pin_memory"):
                 batch = batch.pin_memory()
             waited = time.perf_counter() - begin
-            yield LoadedBatch(batch, position, waited, named(data, left_out))
+            yield LoadedBatch(batch, position, waited, named(self._dataset, left_out))
+
+    def _make(self, position: int) -> tuple[Any, list[Unreadable]]:
+        indices, weights = self._batches[position]
+        data, leave_out = self._dataset, self._leave_out
+        progress = _Stopwatch(data, None if leave_out else self._sample_timeout)
+        unreadable: dict[int, str] | None = {} if leave_out else None
+        try:
+            return make_batch(data, self._collate, indices, weights, progress, unreadable)
+        except SampleError as error:
+            failure = failure_of(error)
+            raise loader_error(self._dataset, position, indices, failure) from error.__cause__
 
 
 class _Stopwatch(list[float]):

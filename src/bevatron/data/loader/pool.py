@@ -24,6 +24,7 @@ import torch
 from bevatron.data.dataset import SampleSource
 from bevatron.data.loader import transfer
 from bevatron.data.loader.failures import LeftOut, exit_text, loader_error, name_of, named, names_of
+from bevatron.data.loader.turns import Key, Peers
 from bevatron.data.loader.worker import IDLE, Failure, serve
 from bevatron.data.processes import PRELOADED, start_without_main, usable_cpu_set
 from bevatron.errors import LoaderError
@@ -48,7 +49,7 @@ class Task:
     sample is an error. ``twice``: two workers have it; the first result counts.
     """
 
-    key: tuple[int, int]
+    key: Key
     indices: IntArray
     weights: FloatArray
     unreadable: dict[int, str] | None
@@ -79,6 +80,7 @@ class Pool:
     dataset, collate : pickled once for all workers
     window, prefetch, sample_timeout, leave_out, pin_memory, start_method
         As for `bevatron.data.loader.Loader`.
+    peers : processes that make batches of the same plans in turns with this one
     """
 
     def __init__(
@@ -93,9 +95,11 @@ class Pool:
         leave_out: bool,
         pin_memory: bool,
         start_method: str,
+        peers: Peers,
     ) -> None:
         self._dataset = dataset
         self._payload = _pickled(dataset, collate)
+        self._peers = peers
         self._window, self._prefetch = window, prefetch
         self._sample_timeout, self._leave_out = sample_timeout, leave_out
         self._device = torch.cuda.current_device() if pin_memory else None
@@ -109,6 +113,7 @@ class Pool:
         self._next = self._oldest = 0
         self._delivered: set[int] = set()
         self._ready: dict[int, Any] = {}
+        self._early: dict[Key, Any] = {}  # from processes that have begun the next plan
         self._workers: list[Worker | None] = [None] * num_workers
         self._bell, self._ring = self._context.Pipe(duplex=False)
         self._thread = threading.Thread(target=self._watch, name="bevatron-loader", daemon=True)
@@ -125,16 +130,18 @@ class Pool:
         with self._changed:
             self._generation += 1
             self._batches = batches
-            self._next = self._oldest = first
+            self._oldest, self._next = first, self._peers.own(first)
             self._delivered.clear()
-            self._ready.clear()
+            early, self._early = self._early, {}
+            self._ready = {at: one for (plan, at), one in early.items() if plan == self._generation}
         self._wake()
         return self._generation
 
     def take(self, generation: int) -> tuple[int, Any, list[LeftOut]] | None:
         """Wait for the next batch; return position, batch and missing samples; None at the end.
 
-        Raises LoaderError if the batch could not be loaded, or `begin` was called again.
+        Raises LoaderError if the batch could not be loaded, or `begin` was called again;
+        ConnectionError if the process whose turn it is has ended.
         """
         with self._changed:
             if generation != self._generation:
@@ -144,6 +151,7 @@ class Pool:
             while (position := self._due()) is None:
                 if self._closed:
                     raise LoaderError("the loader was closed while a batch was waited for")
+                self._peers.check(self._oldest)
                 self._changed.wait()
             batch = self._ready.pop(position)
             self._delivered.add(position)
@@ -209,13 +217,14 @@ class Pool:
                     return
                 task = self._stuck(slot)
                 if task is None:
-                    full = sum(loads) + len(self._ready) >= self._prefetch
+                    waiting = self._next - self._oldest - len(self._delivered)
+                    full = waiting >= self._prefetch
                     if full or self._next >= len(self._batches):
                         return
                     indices, weights = self._batches[self._next]
                     unreadable: dict[int, str] | None = {} if self._leave_out else None
                     task = Task((self._generation, self._next), indices, weights, unreadable)
-                    self._next += 1
+                    self._next += self._peers.size
             worker = self._workers[slot]
             if worker is None:
                 worker = self._workers[slot] = self._start()
@@ -230,7 +239,7 @@ class Pool:
                 continue
             task = worker.tasks[1]
             generation, position = task.key
-            round_later = generation, position + len(self._workers)
+            round_later = generation, position + len(self._workers) * self._peers.size
             ahead = all(w.tasks[0].key > round_later for w in busy if w is not worker)
             if ahead and not task.twice and generation == self._generation:
                 task.twice = True
@@ -256,14 +265,17 @@ class Pool:
         for worker in workers:
             by_event[worker.connection] = worker
             by_event[worker.process.sentinel] = worker
+        lines = set(self._peers.lines.values())
         timeout = None
         if self._sample_timeout is not None and any(worker.tasks for worker in workers):
             timeout = min(self._sample_timeout / 4, 0.25)
         seen = set()
-        for event in connections.wait([self._bell, *by_event], timeout):
+        for event in connections.wait([self._bell, *lines, *by_event], timeout):
             if event is self._bell:
                 while self._bell.poll():
                     self._bell.recv_bytes()
+            elif event in lines:
+                self._hear(event)
             elif id(by_event[event]) not in seen:
                 seen.add(id(by_event[event]))
                 self._attend(by_event[event])
@@ -281,21 +293,40 @@ class Pool:
 
     def _accept(self, worker: Worker) -> None:
         key, answer = worker.connection.recv()
-        result: Any
         if isinstance(answer, Failure):
-            result = self._failed(worker.tasks[0], answer)
+            self._give_up(key, self._failed(worker.tasks[0], answer))
         else:
-            batch, unreadable = transfer.receive(worker.connection, answer)
+            with transfer.received_file(worker.connection) as file:
+                self._peers.hand_on(key, answer, file)
+                made = transfer.load(file, answer)
+            self._put(key, made)
+        worker.tasks.popleft()
+
+    def _hear(self, line: Connection) -> None:
+        """Take what another process has made."""
+        found = self._peers.read(line)
+        if found is not None:
+            self._put(*found)
+            return
+        with self._changed:
+            self._changed.notify_all()  # it has ended
+
+    def _give_up(self, key: Key, error: LoaderError) -> None:
+        self._peers.tell(key, error)
+        self._put(key, error)
+
+    def _put(self, key: Key, made: Any) -> None:
+        """Keep a batch, with what was left out of it, or an error in its place."""
+        if not isinstance(made, LoaderError):
+            batch, unreadable = made
             if self._device is not None and hasattr(batch, "pin_memory"):
                 batch = batch.pin_memory()
-            result = batch, named(self._dataset, unreadable)
-        worker.tasks.popleft()
-        self._put(key, result)
-
-    def _put(self, key: tuple[int, int], result: Any) -> None:
+            made = batch, named(self._dataset, unreadable)
         with self._changed:
-            if key[0] == self._generation and not self._is_done(key[1]):
-                self._ready[key[1]] = result
+            if key[0] > self._generation:
+                self._early[key] = made
+            elif key[0] == self._generation and not self._is_done(key[1]):
+                self._ready[key[1]] = made
                 self._changed.notify_all()
 
     def _is_done(self, position: int) -> bool:
@@ -316,7 +347,7 @@ class Pool:
             if self._leaves_out(tasks[0], worker, sample):
                 logger.warning("a loader worker died: %s", cause)
             elif _is_deadly(tasks[0], sample):
-                self._put(tasks[0].key, self._deadly(tasks.popleft(), worker, cause))
+                self._give_up(tasks[0].key, self._deadly(tasks.popleft(), worker, cause))
             else:
                 logger.warning("a loader worker died: %s; it is started again", cause)
         with self._changed:

@@ -11,7 +11,8 @@ import mmap
 import os
 import pickle
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
@@ -19,31 +20,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Extents = Sequence[tuple[int, int]]
+"""Start and length of the header and of each buffer in a memory file, bytes."""
+
 _ALIGNMENT = 64
-_MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+_POPULATE_READ = 22
+"""MADV_POPULATE_READ of Linux 5.14, for which Python has no name."""
 
 
 def send(connection: Connection, key: Any, batch: Any) -> None:
     """Send a batch under a key."""
+    with written(batch) as (file, extents):
+        send_file(connection, key, extents, file)
+
+
+@contextmanager
+def written(batch: Any) -> Iterator[tuple[int, Extents]]:
+    """Write a batch to a memory file, which lasts as long as somebody has it open or mapped."""
     header, buffers = _dump(batch)
     views = [memoryview(header), *(buffer.raw() for buffer in buffers)]
     descriptor = _anonymous_file()
     try:
-        extents = _write(descriptor, views)
-        connection.send((key, extents))
-        send_handle(connection, descriptor, None)
+        yield descriptor, _write(descriptor, views)
     finally:
         os.close(descriptor)
 
 
-def receive(connection: Connection, extents: Sequence[tuple[int, int]]) -> Any:
-    """Receive a batch after its ``(key, extents)`` was read from the connection."""
+def send_file(connection: Connection, key: Any, extents: Extents, file: int) -> None:
+    """Send a memory file in which a batch is written already."""
+    connection.send((key, extents))
+    send_handle(connection, file, None)
+
+
+@contextmanager
+def received_file(connection: Connection) -> Iterator[int]:
+    """Receive a memory file after its ``(key, extents)`` was read from the connection."""
     descriptor = recv_handle(connection)
     try:
-        total = sum(extents[-1])
-        memory = memoryview(mmap.mmap(descriptor, max(total, 1), flags=_MAP_FLAGS))
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def load(file: int, extents: Extents) -> Any:
+    """Map a memory file and return its batch; others that map it do not see what is changed."""
+    mapped = mmap.mmap(file, max(sum(extents[-1]), 1), flags=mmap.MAP_PRIVATE)
+    with suppress(OSError, AttributeError):  # otherwise whoever reads it first is held up
+        mapped.madvise(_POPULATE_READ)
+    memory = memoryview(mapped)
     header, *buffers = (memory[start : start + length] for start, length in extents)
     return pickle.loads(header, buffers=buffers)  # noqa: S301  from our own worker process
 
@@ -82,7 +106,7 @@ def _anonymous_file() -> int:
         return os.dup(file.fileno())
 
 
-def _write(descriptor: int, views: Sequence[memoryview]) -> list[tuple[int, int]]:
+def _write(descriptor: int, views: Sequence[memoryview]) -> Extents:
     """Write aligned views; return the start and length of each."""
     extents = []
     start = 0

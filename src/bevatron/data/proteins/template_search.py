@@ -2,7 +2,7 @@
 
 import datetime as dt
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -95,7 +95,9 @@ def find_templates(
             return None
         try:
             path = structures[code]
-            return _structure(path, state_of(path))
+            found = _structure(path, state_of(path))
+            date = found.released or _date(dates.get(code, UNKNOWN_DAY))
+            return found if date == found.released else replace(found, released=date)
         except DataError as error:
             if strict:
                 raise

@@ -1,16 +1,13 @@
 """Copying a store to a node-local disk, once per machine."""
 
-import fcntl
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import xxhash
 
 from bevatron.data.store.store import MANIFEST
 from bevatron.errors import StoreError
-from bevatron.files import atomic_folder, explained
+from bevatron.files import atomic_folder, explained, locked
 
 
 def stage(store: Path, folder: Path) -> Path:
@@ -32,16 +29,8 @@ def stage(store: Path, folder: Path) -> Path:
     copy = folder / f"{store.resolve().name}-{xxhash.xxh3_64_hexdigest(manifest)}"
     with explained(folder, StoreError):
         folder.mkdir(parents=True, exist_ok=True)
-    with explained(copy, StoreError), _locked(copy.with_name(f".{copy.name}.lock")):
+    with explained(copy, StoreError), locked(folder):
         if not copy.is_dir():
             with atomic_folder(copy, StoreError) as unfinished:
                 shutil.copytree(store, unfinished, dirs_exist_ok=True)
     return copy
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock among the processes of this machine; it is released when a process dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

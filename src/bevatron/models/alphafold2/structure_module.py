@@ -4,7 +4,9 @@ Supplement of AlphaFold2, section 1.8, algorithms 20, 22 and 23; `bevatron.data.
 Internal translations are in units of ``position_scale`` (10 Å); all results are in Å.
 """
 
+from collections.abc import Iterable
 from math import sqrt
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from bevatron.data.proteins.rigid_groups import atoms_of_frames, frames_of_torsions
+from bevatron.kernels import invariant_point_attention, linear
+from bevatron.kernels.shared.parts import split
 from bevatron.maths import rigid
 from bevatron.maths.rigid import Rigid
 from bevatron.models.alphafold2.config import StructureConfig
@@ -26,18 +30,26 @@ UNIT_HEAD_WEIGHT = 0.541324854612918
 """Softplus of it is 1."""
 
 
+class Prepared(NamedTuple):
+    """What all blocks of invariant point attention share, H heads.
+
+    Attributes
+    ----------
+    bias : the terms of pair and mask in the logits
+    weight, offset
+        All projections of the single representation as one layer. Its rows are queries, keys and
+        values, then the points of all three: first their x, then y, then z.
+    """
+
+    bias: Float[Tensor, "*batch H R N"]
+    weight: Float[Tensor, "O C"]
+    offset: Float[Tensor, " O"]
+
+
 class InvariantPointAttention(nn.Module):
-    r"""Attention over residues that sees points in each other's frames; algorithm 22.
+    """Attention over residues that sees points in each other's frames; algorithm 22.
 
-    .. math::
-        a_{ij} = \operatorname{softmax}_j\Big(\sqrt{\tfrac{1}{3 D}}\, q_i \cdot k_j +
-        \sqrt{\tfrac{1}{3}}\, b_{ij} - \tfrac{\gamma}{2} \sqrt{\tfrac{2}{27 P}} \sum_p
-        |T_i q_{ip} - T_j k_{jp}|^2\Big)
-
-    for each of H heads of D channels and P points. Of the square only
-    :math:`2 T_i q_{ip} \cdot T_j k_{jp} - |T_j k_{jp}|^2` matters to the softmax: it becomes extra
-    channels of q and k, so that no array of all pairs of points is allocated. If processes share a
-    sample, each attends from its own R residues.
+    If processes share a sample, each attends from its own R residues.
     """
 
     def __init__(self, c_s: int, c_z: int, config: StructureConfig) -> None:
@@ -53,61 +65,50 @@ class InvariantPointAttention(nn.Module):
         self.bias = Linear(c_z, H)
         self.out = Linear(H * (c_z + D + V * 4), c_s, init="final")
 
-    def pair_bias(
-        self, z: Float[Tensor, "*batch R N Z"], mask: Bool[Tensor, "*batch N"]
-    ) -> Float[Tensor, "*batch H R N"]:
-        """Return the terms of pair and mask in the logits, the same for all blocks."""
+    def prepare(self, z: Float[Tensor, "*batch R N Z"], mask: Bool[Tensor, "*batch N"]) -> Prepared:
+        """Compute what is the same for all blocks: the terms of pair and mask, the joint layer."""
         both = own(mask, -1)[..., None, :, None] & mask[..., None, None, :]
         bias: Tensor = sqrt(1 / 3) * self.bias(z).movedim(-1, -3)
-        return (bias - MASKED * ~both).contiguous()
+        layers = (self.q, self.kv, self.q_points, self.kv_points)
+        weight = self._joined(layer.weight for layer in layers)
+        offset = self._joined(layer.bias for layer in layers)
+        return Prepared((bias - MASKED * ~both).contiguous(), weight, offset)
+
+    def _joined(self, rows: Iterable[Tensor]) -> Tensor:
+        q, kv, *points = rows
+        by_axis = [each.unflatten(0, (3, self.sizes[0], -1)) for each in points]
+        return torch.cat([q, kv, torch.cat(by_axis, dim=2).flatten(0, 2)])
 
     def forward(
         self,
         s: Float[Tensor, "*batch N C"],
         z: Float[Tensor, "*batch R N Z"],
-        bias: Float[Tensor, "*batch H R N"],
+        prepared: Prepared,
         frames: Rigid,
     ) -> Float[Tensor, "*batch N C"]:
-        """Return the update of s; ``bias`` is that of `pair_bias`."""
+        """Return the update of s."""
         H, D, P, V = self.sizes
-        # Products of points lose digits with their distance from the origin, which is anywhere.
-        centre = frames.translation.mean(-2, keepdim=True).detach()
-        frames = Rigid(frames.rotation, frames.translation - centre)
-        k, v = self.kv(s).unflatten(-1, (H, 2 * D)).split(D, dim=-1)
-        q_points, k_points, v_points = self._points(s, frames).split([P, P, V], dim=-2)
-        weights = self._weights(s, k, q_points, k_points, bias)
-
-        values = torch.cat([v, v_points.flatten(-2)], dim=-1).transpose(-2, -3)
-        scalars, points = (weights @ values).transpose(-2, -3).split([D, 3 * V], dim=-1)
-        points = points.unflatten(-1, (V, 3))
-        frames = Rigid(own(frames.rotation, -3), own(frames.translation, -2))
-        points = rigid.apply_inverse(rigid.select(frames, (..., None, None)), points)
-        norms = torch.sqrt(points.square().sum(-1) + 1e-8)
-        pairs = weights.transpose(-2, -3) @ z
-        by_axis = points.flatten(-3, -2).mT.flatten(-2)
-        parts = [scalars.flatten(-2), by_axis, norms.flatten(-2), pairs.flatten(-2)]
+        projected = linear(s, prepared.weight, prepared.offset)
+        q, kv, local = projected.split([H * D, 2 * H * D, 3 * H * (2 * P + V)], dim=-1)
+        k, v = split(kv.unflatten(-1, (H, 2 * D)), [D, D])
+        points = _turned(frames.rotation, local.unflatten(-1, (3, H, -1)))
+        points = points + frames.translation[..., None, None]
+        q_points, k_points, v_points = points.split([P, P, V], dim=-1)
+        scalars, points, pairs = invariant_point_attention(
+            own(q, -2).unflatten(-1, (H, D)),
+            *(k, v, own(q_points, -4), k_points, v_points, prepared.bias, z, self.head_weights),
+        )
+        points = points - own(frames.translation, -2)[..., None, None]
+        points = _turned(own(frames.rotation, -3).mT, points)
+        norms = torch.sqrt(points.square().sum(-3) + 1e-8)
+        parts = [scalars.flatten(-2), points.flatten(-3), norms.flatten(-2), pairs.flatten(-2)]
         return all_of(self.out(torch.cat(parts, dim=-1)), -2, s.shape[-2])
 
-    def _weights(
-        self, s: Tensor, k: Tensor, q_points: Tensor, k_points: Tensor, bias: Tensor
-    ) -> Float[Tensor, "*batch H R N"]:
-        H, D, P, _ = self.sizes
-        q = self.q(s).unflatten(-1, (H, D)) * sqrt(1 / (3 * D))
-        q_points, k_points = q_points.flatten(-2), k_points.flatten(-2)
-        gamma = F.softplus(self.head_weights)[:, None] * sqrt(2 / (27 * P))
-        lengths = k_points.square().sum(-1, keepdim=True)
-        q = torch.cat([q, gamma * q_points, (-0.5 * gamma).expand_as(lengths)], dim=-1)
-        k = torch.cat([k, k_points, lengths], dim=-1)
-        logits = own(q, -3).transpose(-2, -3) @ k.transpose(-2, -3).mT
-        return (logits + bias).softmax(-1)
 
-    def _points(self, s: Tensor, frames: Rigid) -> Float[Tensor, "*batch N H _ 3"]:
-        """Project s to points of queries, keys and values, in global coordinates."""
-        # A projection stores all x, then all y, then all z.
-        projected = [each(s).unflatten(-1, (3, self.sizes[0], -1))
-                     for each in (self.q_points, self.kv_points)]  # fmt: skip
-        points = torch.cat(projected, dim=-1).movedim(-3, -1)
-        return rigid.apply(rigid.select(frames, (..., None, None)), points)
+def _turned(
+    rotation: Float[Tensor, "*batch N 3 3"], points: Float[Tensor, "*batch N 3 H P"]
+) -> Float[Tensor, "*batch N 3 H P"]:
+    return (rotation[..., None, None] * points[..., None, :, :, :]).sum(-3)
 
 
 class SingleTransition(nn.Module):
@@ -241,11 +242,11 @@ class StructureModule(nn.Module):
         frames = F.pad(s.new_ones(*s.shape[:-1], 1), (0, 6))
         count = self.config.num_blocks
         masks = drops.draw(s[..., None, :, :], 2 * count, self.config.dropout)
-        bias = self.ipa.pair_bias(z, mask)
+        prepared = self.ipa.prepare(z, mask)
         blocks = []
         for block in range(count):
             moved = rigid.rigid_of_quaternion(frames)
-            s = s + self.ipa(s, z, bias, moved)
+            s = s + self.ipa(s, z, prepared, moved)
             s = self.norm_ipa(_dropped(s, masks[2 * block]))
             s = self.transition(s, masks[2 * block + 1])
             frames = moved_frames(frames, moved.rotation, self.bb_update(s))

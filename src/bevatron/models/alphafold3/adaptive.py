@@ -50,19 +50,25 @@ def conditions_of(s: Float[Tensor, "*condition D"], layers: Sequence[nn.Module])
     gates = [cast("Linear", layer.output_gate) for layer in layers]
     every = [norm for some in norms for norm in some]
     made_of = [weight for norm in every for weight in norm.parameters()]
-    weight = once(lambda: torch.cat([norm.weight for norm in every]), *made_of, to="weight")
-    bias = once(lambda: torch.cat([norm.bias for norm in every]), *made_of, to="bias")
+    dtype = s.dtype
+    weight = once(lambda: _rounded([norm.weight for norm in every], dtype), *made_of, to=dtype)
+    bias = once(lambda: _rounded([norm.bias for norm in every], dtype), *made_of, to=dtype)
     adapted = layer_norm_linear(s, None, None, weight, bias)
     parts = iter(adapted.split([len(norm.weight) for norm in every], -1))
     made_of = [weight for gate in gates for weight in gate.parameters()]
-    weight = once(lambda: torch.cat([gate.weight for gate in gates]), *made_of, to="weight")
-    bias = once(lambda: torch.cat([gate.bias for gate in gates]), *made_of, to="bias")
-    opened = linear(s.reshape(-1, s.shape[-1]), weight, bias).sigmoid()
+    weight = once(lambda: _rounded([gate.weight for gate in gates], dtype), *made_of, to=dtype)
+    bias = once(lambda: _rounded([gate.bias for gate in gates], dtype), *made_of, to=dtype)
+    opened = linear(s.reshape(-1, s.shape[-1]), weight, bias).sigmoid_()
     by_layer = opened.view(*s.shape[:-1], -1).split([gate.out_features for gate in gates], -1)
     return [
         Condition(tuple(next(parts) for _ in some), gate)
         for some, gate in zip(norms, by_layer, strict=True)
     ]
+
+
+def _rounded(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """Join weights in the type of the rows, in which they are kept; the wider ones are freed."""
+    return torch.cat(parts).to(dtype)
 
 
 def output_gate(condition_width: int, width: int) -> Linear:

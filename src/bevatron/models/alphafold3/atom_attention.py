@@ -22,7 +22,7 @@ from bevatron.models.alphafold3.atom_tokens import AtomTokens
 from bevatron.models.alphafold3.atom_transformer import AtomTransformer, Prepared
 from bevatron.models.alphafold3.atom_windows import keys_of, queries_of
 from bevatron.models.alphafold3.config_diffusion import AtomConfig
-from bevatron.models.common.folding import Checkpointing, LayerNorm, Linear
+from bevatron.models.common.folding import Checkpointing, LayerNorm, Linear, recomputed
 from bevatron.parallel.axial import all_rows
 
 ELEMENTS, NAME_CHARACTERS, NAME_LENGTH = 128, 64, 4
@@ -152,9 +152,7 @@ class AtomEncoder(nn.Module):
         active = c.squeeze(-3).relu()
         p = p + queries_of(self.pair_of_query(active))[..., :, None, :]
         p = p + keys_of(self.pair_of_key(active))[..., None, :, :]
-        hidden = p
-        for layer in self.pair_mlp:
-            hidden = layer(hidden.relu())
+        hidden = recomputed(self.transformer.checkpointing, self._pair_update)(p)
         return Atoms(c, p + hidden, tokens, mask)
 
     def forward(
@@ -179,7 +177,17 @@ class AtomEncoder(nn.Module):
         if self.trunk is not None and coordinates is not None:
             q = q + self.trunk.coordinates(coordinates).to(q.dtype)
         q = self.transformer(q, atoms.c, atoms.p, atoms.mask, prepared)
-        return atoms.tokens.mean(self.to_tokens(q).relu()), q
+        return recomputed(self.transformer.checkpointing, self._to_tokens)(q, atoms.tokens), q
+
+    def _pair_update(self, p: Tensor) -> Tensor:
+        """Apply the MLP of atom pairs (line 14)."""
+        for layer in self.pair_mlp:
+            p = layer(p.relu())
+        return p
+
+    def _to_tokens(self, q: Tensor, tokens: AtomTokens) -> Tensor:
+        """Average atoms in the width of tokens (line 16), which is that of six atoms' rows."""
+        return tokens.mean(self.to_tokens(q).relu())
 
     def _features(self, batch: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Embed each atom of its reference conformer (line 1), [..., A, C]."""

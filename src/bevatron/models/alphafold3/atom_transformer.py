@@ -1,8 +1,7 @@
 """The transformer over windows of atoms (AlphaFold3, algorithm 7).
 
-Windows are the samples of the attention operator and copies its rows: the bias of a window is
-computed once for all copies, its gradient is summed over them by the operator, and the keys that
-windows share are read in place.
+The bias of a window is computed once for all copies; its gradient is summed over them by the
+attention operator, which reads the keys that windows share in place.
 
 Legend: M copies, A atoms, W windows of Q = 32 queries and K = 128 keys, C channels of an atom, P of
 a pair, H heads.
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from bevatron.kernels import pair_attention
+from bevatron.kernels import window_attention
 from bevatron.kernels.shared.parts import split
 from bevatron.models.alphafold3.adaptive import (
     AdaptiveNorm,
@@ -24,7 +23,6 @@ from bevatron.models.alphafold3.adaptive import (
     joined,
     output_gate,
 )
-from bevatron.models.alphafold3.atom_windows import keys_of, queries_of, rows_of
 from bevatron.models.alphafold3.diffusion_transformer import (
     BlockCondition,
     ConditionedBias,
@@ -82,26 +80,18 @@ class WindowAttention(nn.Module):
 
     def ungated(self, a: Tensor, given: Condition, bias: Tensor, mask: Tensor) -> Tensor:
         """Return what the gate is multiplied with."""
-        M, A = a.shape[-3:-1]
+        halves = [a.shape[-1]] * 2
+        D = a.shape[-1] // self.num_heads
         a = self.norm.given(a, given.norms[0])
-        rows = queries_of(joined(a, self.q.weight, self.gate.weight, bias=self.q.bias))
+        rows = joined(a, self.q.weight, self.gate.weight, bias=self.q.bias)
         a = self.key_norm.given(a, given.norms[1])
-        around = keys_of(joined(a, self.k.weight, self.v.weight))
-        halves = [rows.shape[-1] // 2] * 2
-        parts = (*split(rows, halves), *split(around, halves))
-        q, gate, k, v = (self._in_windows(x) for x in parts)
-        keep = keys_of(mask[..., None])[..., 0].reshape(-1, 1, k.shape[2]).expand(-1, M, -1)
-        attended = pair_attention(
-            q, k, v, bias.reshape(-1, 1, *bias.shape[-3:]), keep, gate=gate, layout="BSNHD"
-        )
-        windows = attended.reshape(*bias.shape[:-3], *attended.shape[1:]).movedim(-5, -4)
-        update: Tensor = self.out(rows_of(windows.flatten(-2), A))
+        around = joined(a, self.k.weight, self.v.weight)
+        parts = (*split(rows, halves, D), *split(around, halves, D))
+        q, gate, k, v = (x.reshape(-1, *x.shape[-4:]) for x in parts)
+        windows = bias.reshape(-1, *bias.shape[-4:])
+        attended = window_attention(q, k, v, gate, windows, mask.reshape(-1, mask.shape[-1]))
+        update: Tensor = self.out(attended.reshape(a.shape))
         return update
-
-    def _in_windows(self, x: Float[Tensor, "*batch M W n C"]) -> Float[Tensor, "_ M n H D"]:
-        """Put windows first and split heads: a view, if there is one sample."""
-        heads: Tensor = x.unflatten(-1, (self.num_heads, -1)).movedim(-4, -5)
-        return heads.flatten(0, -5)
 
 
 class Prepared(NamedTuple):

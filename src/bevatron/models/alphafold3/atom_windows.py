@@ -2,13 +2,13 @@
 
 Window b has the queries 32 b .. 32 b + 31 and the keys 32 b - 48 .. 32 b + 79 (AlphaFold3,
 algorithm 7). Neighbouring windows share 96 of their keys: `keys_of` gives them as a view in which
-the same rows appear four times, so that the attention operator reads them in place.
+the same rows appear four times.
 
 Legend: A atoms, W windows, Q = 32 queries and K = 128 keys of a window, C channels.
 """
 
 import torch.nn.functional as F
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
 QUERIES, KEYS = 32, 128
@@ -43,8 +43,3 @@ def keys_of(x: Shaped[Tensor, "*batch A C"]) -> Shaped[Tensor, "*batch W K C"]:
     A = x.shape[-2]
     behind = num_windows(A) * QUERIES - A + KEYS - QUERIES - KEYS_BEFORE
     return F.pad(x, (0, 0, KEYS_BEFORE, behind)).unfold(-2, KEYS, QUERIES).transpose(-1, -2)
-
-
-def rows_of(x: Float[Tensor, "*batch W Q C"], num_atoms: int) -> Float[Tensor, "*batch A C"]:
-    """Put the queries of all windows back into one list of atoms."""
-    return x.flatten(-3, -2)[..., :num_atoms, :]

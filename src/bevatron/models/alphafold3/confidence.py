@@ -15,7 +15,13 @@ from bevatron.kernels import layer_norm_linear
 from bevatron.models.alphafold3.atom_tokens import AtomTokens
 from bevatron.models.alphafold3.config_diffusion import ConfidenceConfig, TrunkWidths
 from bevatron.models.alphafold3.pairformer import Pairformer
-from bevatron.models.common.folding import Checkpointing, LayerNorm, Linear, distance_bins
+from bevatron.models.common.folding import (
+    Checkpointing,
+    LayerNorm,
+    Linear,
+    distance_bins,
+    recomputed,
+)
 from bevatron.parallel.axial import own, transposed
 
 DISTANCE_BINS = (3.25, 50.75, 39)
@@ -80,35 +86,64 @@ class ConfidenceHead(nn.Module):
         z: Float[Tensor, "*batch R N P"],
         coordinates: Float[Tensor, "*batch A 3"],
     ) -> ConfidenceLogits:
-        """Judge one structure of every sample; only the head's own weights are trained.
+        """Judge one structure of every sample: `logits` of what `represent` returns."""
+        return self.logits(batch, *self.represent(batch, s_inputs, s, z, coordinates))
+
+    def represent(
+        self,
+        batch: Mapping[str, Tensor],
+        s_inputs: Float[Tensor, "*batch N I"],
+        s: Float[Tensor, "*batch N C"],
+        z: Float[Tensor, "*batch R N P"],
+        coordinates: Float[Tensor, "*batch A 3"],
+    ) -> tuple[Float[Tensor, "*batch N C"], Float[Tensor, "*batch R N P"]]:
+        """Run the Pairformer of the head; only the head's own weights are trained.
 
         Parameters
         ----------
-        batch : ``atom_to_token``, ``atom_mask``, ``token_mask`` and ``representative_atom``
+        batch : ``token_mask`` and ``representative_atom``
         s_inputs, s, z : input embedding, single and pair representation of the trunk
         coordinates : coordinates of a rollout, Å
-
-        Returns
-        -------
-        Logits, in float32 where the trunk is 16-bit.
         """
         s_inputs, s, z, coordinates = (x.detach() for x in (s_inputs, s, z, coordinates))
-        mask = batch["token_mask"]
         s = s.clamp(-LARGEST_SINGLE, LARGEST_SINGLE)
         s = self.trunk_norm(s)
-        rows, columns = self.row(s_inputs), self.column(s_inputs)
-        z = z + own(rows, -2)[..., :, None, :] + columns[..., None, :, :]
-        z = z + self._distances(coordinates, batch["representative_atom"]).to(z.dtype)
-        s, z = self.pairformer(s, z, mask)
+        embedded = recomputed(self.pairformer.checkpointing, self._embedded)
+        z = embedded(s_inputs, z, coordinates, batch["representative_atom"])
+        state: tuple[Tensor, Tensor] = self.pairformer(s, z, batch["token_mask"])
+        return state
+
+    def logits(
+        self,
+        batch: Mapping[str, Tensor],
+        s: Float[Tensor, "*batch N C"],
+        z: Float[Tensor, "*batch R N P"],
+    ) -> ConfidenceLogits:
+        """Compute the logits, in float32 where the trunk is 16-bit.
+
+        Parameters
+        ----------
+        batch : ``atom_to_token``, ``atom_mask`` and ``token_mask``
+        s, z : what `represent` returns
+        """
         wide = torch.promote_types(z.dtype, torch.float32)
         s, z = s.to(wide), z.to(wide)
-        tokens = AtomTokens.of(batch["atom_to_token"], batch["atom_mask"], mask.shape[-1])
+        num_tokens = batch["token_mask"].shape[-1]
+        tokens = AtomTokens.of(batch["atom_to_token"], batch["atom_mask"], num_tokens)
         return ConfidenceLogits(
             _per_atom(s, self.plddt_norm, self.plddt, tokens),
             _normed(z, self.pae_norm, self.pae),
             _normed(z + transposed(z), self.pde_norm, self.pde),
             _per_atom(s, self.resolved_norm, self.resolved, tokens),
         )
+
+    def _embedded(
+        self, s_inputs: Tensor, z: Tensor, coordinates: Tensor, representative: Tensor
+    ) -> Tensor:
+        """Add the input embedding and the distances of the structure to the pairs."""
+        rows, columns = self.row(s_inputs), self.column(s_inputs)
+        z = z + own(rows, -2)[..., :, None, :] + columns[..., None, :, :]
+        return z + self._distances(coordinates, representative).to(z.dtype)
 
     def _distances(self, coordinates: Tensor, representative: Tensor) -> Tensor:
         """Embed distances of representative atoms, own rows [..., R, N, P]."""

@@ -27,8 +27,8 @@ from bevatron.models.alphafold3.diffusion_transformer import (
 from bevatron.models.common.folding import LayerNorm, Linear
 from bevatron.parallel.axial import all_of, sample_group
 
-ROWS_AT_ONCE = 2048
-"""Tokens of all noise levels that are conditioned together: enough for a GPU, 0.5 GB at 16 bits."""
+ROWS_AT_ONCE = 512
+"""Tokens of all noise levels that are conditioned together: enough for a GPU, 0.1 GB at 16 bits."""
 
 
 class Shared(NamedTuple):
@@ -37,18 +37,17 @@ class Shared(NamedTuple):
     Attributes
     ----------
     singles : the condition of tokens before the noise level is added
-    biases
-        Biases from the conditioned pairs for the attention of each block of the token transformer,
-        own rows.
+    pairs : conditioned, own rows; biases of the token transformer's attention are made of them
     atoms : conditions and pairs of atoms
     mask : false for padded tokens
-    encoder, decoder : of `DiffusionModule.prepare`
+    biases, encoder, decoder : of `DiffusionModule.prepare`
     """
 
     singles: Float[Tensor, "*batch N C"]
-    biases: list[Float[Tensor, "*batch H R N"]]
+    pairs: Float[Tensor, "*batch R N P"]
     atoms: Atoms
     mask: Bool[Tensor, "*batch N"]
+    biases: list[Float[Tensor, "*batch H _ N"]] | None = None
     encoder: Prepared | None = None
     decoder: Prepared | None = None
 
@@ -113,7 +112,7 @@ class DiffusionModule(nn.Module):
         pairs = self.conditioning.pairs(batch, z)
         atoms = self.encoder.describe(batch, s, pairs)
         singles = self.conditioning.singles(s_inputs, s)
-        return Shared(singles, self.transformer.biases(pairs), atoms, batch["token_mask"])
+        return Shared(singles, pairs, atoms, batch["token_mask"])
 
     def prepare(self, shared: Shared) -> Shared:
         """Precompute, without gradients, values that pay off over many passes.
@@ -121,7 +120,7 @@ class DiffusionModule(nn.Module):
         If processes share a sample, each then has all rows of the biases; blocks that recompute
         activations to save memory gather their own in every pass instead.
         """
-        atoms, biases = shared.atoms, shared.biases
+        atoms, biases = shared.atoms, self.transformer.biases(shared.pairs)
         if sample_group().size == 1 or self.transformer.checkpointing.kind == "none":
             N = shared.mask.shape[-1]
             biases = [all_of(bias, -2, N).contiguous() for bias in biases]
@@ -133,15 +132,17 @@ class DiffusionModule(nn.Module):
 
     def levels(self, sigmas: Float[Tensor, "L"], shared: Shared) -> Iterator[Level]:
         """Condition on levels, in Å, that all copies take in turn; without gradients."""
-        *batch, N, _ = shared.singles.shape
         noise = edm.preconditioning(sigmas).noise
-        for some in noise.split(max(ROWS_AT_ONCE // N, 1)):
-            s = self.conditioning.at_noise(shared.singles, some.expand(*batch, -1))
-            tokens = self._from_condition(s)
-            blocks = block_conditions(s, self.transformer.blocks)
-            for place in range(len(some)):
-                here = [(one.at(place), other.at(place)) for one, other in blocks]
-                yield Level(tokens.narrow(-3, place, 1), here)
+        for some in noise.split(max(ROWS_AT_ONCE // shared.mask.shape[-1], 1)):
+            yield from self._levels_at_once(some, shared)  # whose tensors are freed before the next
+
+    def _levels_at_once(self, noise: Float[Tensor, "L"], shared: Shared) -> Iterator[Level]:
+        s = self.conditioning.at_noise(shared.singles, noise.expand(*shared.mask.shape[:-1], -1))
+        tokens = self._from_condition(s)
+        blocks = block_conditions(s, self.transformer.blocks)
+        for place in range(len(noise)):
+            here = [(one.at(place), other.at(place)) for one, other in blocks]
+            yield Level(tokens.narrow(-3, place, 1), here)
 
     def forward(
         self,
@@ -165,7 +166,10 @@ class DiffusionModule(nn.Module):
             s = self.conditioning.at_noise(shared.singles, factors.noise)
             level = Level(self._from_condition(s), s)
         a, q = self.encoder(shared.atoms, in_ * x, shared.encoder)
-        a = self.transformer(a + level.tokens, level.blocks, shared.biases, shared.mask)
+        # Not kept with what is shared: so the backward pass turns the gradients of all biases into
+        # that of the pairs, a third of their size, before it goes on.
+        biases = shared.biases or self.transformer.biases(shared.pairs)
+        a = self.transformer(a + level.tokens, level.blocks, biases, shared.mask)
         update: Tensor = self.decoder(self.token_norm(a), q, shared.atoms, shared.decoder)
         return skip * x + out * update.to(x.dtype)
 

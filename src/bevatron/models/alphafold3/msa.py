@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from bevatron.data.proteins.tokens import NUM_CLASSES
-from bevatron.kernels import layer_norm_linear
+from bevatron.kernels import layer_norm_linear, pair_weighted_averaging
+from bevatron.kernels.shared.parts import split
 from bevatron.models.alphafold3.config_trunk import MsaConfig
 from bevatron.models.alphafold3.pair import PairBlock, pair_drops
 from bevatron.models.alphafold3.pairformer import pairs_of
@@ -72,7 +73,6 @@ class PairWeightedAveraging(nn.Module):
     def __init__(self, width: int, pair_width: int, num_heads: int, head_width: int) -> None:
         super().__init__()
         inner = num_heads * head_width
-        self.num_heads = num_heads
         self.norm = LayerNorm(width)
         self.v = Linear(width, inner, bias=False)
         self.gate = Linear(width, inner, bias=False, init="gating")
@@ -88,13 +88,12 @@ class PairWeightedAveraging(nn.Module):
         """Compute the update of the rows; masked tokens have no weight."""
         bias = gathered(self.bias(z), -2, z.shape[-2])
         joint = torch.cat([self.v.weight, self.gate.weight])
-        v, gate = layer_norm_linear(m, *self.norm.parts, joint).chunk(2, -1)
+        both = layer_norm_linear(m, *self.norm.parts, joint)
+        v, gate = split(both, [self.v.out_features] * 2)
         logits = bias.wait()
         if mask is not None:
             logits = logits.masked_fill(~mask[..., None, None, :], float("-inf"))
-        heads = v.unflatten(-1, (self.num_heads, -1))
-        averaged = torch.einsum("...hij,...sjhd->...sihd", logits.softmax(-1), heads)
-        update: Tensor = self.out(gate.sigmoid() * averaged.flatten(-2))
+        update: Tensor = self.out(pair_weighted_averaging(v, gate, logits.softmax(-1)))
         return update
 
 
@@ -135,7 +134,7 @@ class MsaBlock(nn.Module):
         if not self.last:
             average = checkpointed(policy, "pair_weighted_averaging", self.averaging)
             m = add_dropped(m, average(m, z, token_mask), row_drop)
-            m = m + checkpointed(policy, "transition", self.transition)(m)
+            m = checkpointed(policy, "transition", self.transition)(m)
         z = checkpointed(policy, "pair_block", self.pair)(z, pair_mask, drops)
         return m, z
 

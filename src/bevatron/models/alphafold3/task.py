@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from bevatron.data.proteins.complex_batch import ComplexBatch, collate_complex
-from bevatron.models.alphafold3.losses import LossWeights, total_loss
+from bevatron.models.alphafold3.confidence import ConfidenceHead, ConfidenceLogits
+from bevatron.models.alphafold3.losses import LossWeights, Term, total_loss
 from bevatron.models.alphafold3.metrics import ComplexMetrics
 from bevatron.models.alphafold3.model import AlphaFold3, Representation
 from bevatron.models.alphafold3.noising import draw_copies, noisy_copies
 from bevatron.models.alphafold3.permutation import permute_truth
+from bevatron.models.common.folding import recomputed
 from bevatron.models.common.folding.normal import SeededNormal
 from bevatron.models.common.hyper_parameters import check_ranges
 from bevatron.parallel.axial import own, own_rows
@@ -111,23 +113,46 @@ class AlphaFold3Task:
         seed = given["seed"] ^ self._seed_on(batch.seed.device)
         trunk = model(given, self.cycles, seed if model.training else None, self.activations)
         shared = model.condition(given, trunk)
-        outputs = {"distogram": _wide(model.distogram(trunk.z))}
-        truth = given
+        truth: Mapping[str, Tensor] = given
+        confidences: dict[str, Term] = {}
         if self.with_confidence:
-            rollout = model.sample(
-                given, shared, 1, ROLLOUT_STEPS, SeededNormal(seed, calls=STREAM)
-            )
-            position, resolved = permute_truth(rollout[0], given)
+            normal = SeededNormal(seed, calls=STREAM)
+            structure = model.sample(given, shared, 1, ROLLOUT_STEPS, normal)[0]
+            position, resolved = permute_truth(structure, given)
             truth = {**given, "position": position, "resolved": resolved}
-            outputs |= judged(model, given, trunk, rollout[0])
+        # In front of the confidences: the backward pass comes to it last, and holds no gradient of
+        # the trunk's pairs while it goes through the pair blocks of the confidence head.
+        distogram = self._distogram_terms(model, truth, trunk.z)
+        if self.with_confidence:
+            confidences = self._confidence_terms(model, truth, trunk, structure)
         draw = draw_copies((self.options.copies, len(given["atom_mask"])), SeededNormal(seed))
         noisy = noisy_copies(truth["position"], truth["resolved"], draw)
         denoised = model.diffusion(own_rows(noisy.x), own(noisy.sigma, -1), shared)
-        outputs |= {"denoised": denoised, "sigma": noisy.sigma}
+        outputs = {"denoised": denoised, "sigma": noisy.sigma}
+        terms = total_loss(outputs, truth, self.options.loss) | distogram | confidences
         count = normalisers["structures"].clamp(min=1.0)
-        terms = total_loss(outputs, truth, self.options.loss)
         parts = {name: term.sum / count.to(term.sum.dtype) for name, term in terms.items()}
         return Loss(torch.stack([*parts.values()]).sum(), {n: p.detach() for n, p in parts.items()})
+
+    def _distogram_terms(
+        self, model: Any, truth: Mapping[str, Tensor], z: Tensor
+    ) -> dict[str, Term]:
+        def terms(z: Tensor) -> dict[str, Term]:
+            return total_loss({"distogram": _wide(model.distogram(z))}, truth, self.options.loss)
+
+        return recomputed(model.trunk.pairformer.checkpointing, terms)(z)
+
+    def _confidence_terms(
+        self, model: Any, truth: Mapping[str, Tensor], trunk: Representation, structure: Tensor
+    ) -> dict[str, Term]:
+        head: ConfidenceHead = model.confidence
+
+        def terms(s: Tensor, z: Tensor) -> dict[str, Term]:
+            outputs = _of_structure(structure, head.logits(truth, s, z))
+            return total_loss(outputs, truth, self.options.loss)
+
+        represented = head.represent(truth, *trunk, structure)
+        return recomputed(head.pairformer.checkpointing, terms)(*represented)
 
     def predict(self, model: Any, batch: ComplexBatch) -> dict[str, Tensor]:
         """Sample one structure and judge it; seeds are those of the samples."""
@@ -159,8 +184,12 @@ def judged(
     model: AlphaFold3, given: Mapping[str, Tensor], trunk: Representation, structure: Tensor
 ) -> dict[str, Tensor]:
     """Return a structure and the confidence head's logits in the form that the loss takes."""
-    logits = model.judge(given, trunk, structure)._asdict()
-    return {"rollout": structure[None], **{name: x[None] for name, x in logits.items()}}
+    return _of_structure(structure, model.judge(given, trunk, structure))
+
+
+def _of_structure(structure: Tensor, logits: ConfidenceLogits) -> dict[str, Tensor]:
+    of_one = {name: x[None] for name, x in logits._asdict().items()}
+    return {"rollout": structure[None], **of_one}
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -27,7 +27,10 @@ CYCLE = 2**40
 
 
 class Recycling(nn.Module):
-    """Add the result of the last cycle, ``x_0 + W LayerNorm(x)``; W starts at zero."""
+    """Add the result of the last cycle, ``x_0 + W LayerNorm(x)``; W starts at zero.
+
+    Rows that are all the same may be given once: x is broadcast.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -35,7 +38,7 @@ class Recycling(nn.Module):
         self.linear = Linear(width, width, bias=False, init="final")
 
     def forward(
-        self, first: Float[Tensor, "*rows C"], last: Float[Tensor, "*rows C"]
+        self, first: Float[Tensor, "*rows C"], last: Float[Tensor, "*#rows C"]
     ) -> Float[Tensor, "*rows C"]:
         """Compute the start of a cycle."""
         return first + layer_norm_linear(last, *self.norm.parts, self.linear.weight)
@@ -108,7 +111,7 @@ class Trunk(nn.Module):
         seed : dropout seed; None = no dropout
         """
         s_first, z_first = self.embedding(batch, s_inputs)
-        s, z = torch.zeros_like(s_first), torch.zeros_like(z_first)
+        s, z = (x.new_zeros(1, x.shape[-1]) for x in (s_first, z_first))  # of every row
         with torch.no_grad():
             templates = self._template_pairs(batch, z.dtype)
             rows = msa_features(own(batch["msa"], -2), own(batch["deletion"], -2), z.dtype)

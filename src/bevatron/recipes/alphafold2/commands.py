@@ -20,6 +20,8 @@ from bevatron.recipes.protein_arguments import (
     Clusters,
     LowestPlddt,
     ProteinFiles,
+    ReleasedBefore,
+    ReleasedFrom,
     Searches,
     Strict,
 )
@@ -30,6 +32,8 @@ def prepare(
     out: NewStore,
     strict: Strict = False,
     lowest_plddt: LowestPlddt = None,
+    released_before: ReleasedBefore = None,
+    released_from: ReleasedFrom = None,
     clusters: Clusters = None,
     options: Preparing = PrepareOptions(),  # noqa: B008  frozen
 ) -> None:
@@ -45,7 +49,8 @@ def prepare(
     from bevatron.recipes.alphafold2.stores import prepare_chains
 
     say(*prepare_chains(
-        files, out, strict=strict, lowest_plddt=lowest_plddt, clusters=clusters, **vars(options)
+        files, out, strict=strict, lowest_plddt=lowest_plddt, released_before=released_before,
+        released_from=released_from, clusters=clusters, **vars(options),
     ))  # fmt: skip
 
 

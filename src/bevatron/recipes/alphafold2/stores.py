@@ -20,6 +20,7 @@ from bevatron.data.samples import Field
 from bevatron.data.store.store import Store
 from bevatron.errors import DataError
 from bevatron.output import counted
+from bevatron.recipes.protein_dates import Released
 from bevatron.recipes.proteins import (
     Featurizer,
     StoreKind,
@@ -177,6 +178,8 @@ def prepare_chains(
     *,
     strict: bool = False,
     lowest_plddt: float | None = None,
+    released_before: str | None = None,
+    released_from: str | None = None,
     **options: Any,
 ) -> list[str]:
     """Turn folders of structures and alignments into a store; options as of `StoreKind.prepare`.
@@ -184,9 +187,11 @@ def prepare_chains(
     Parameters
     ----------
     strict, lowest_plddt : see `Featurizer`
+    released_before, released_from : see `bevatron.recipes.protein_dates.Released`
     """
+    released = Released(released_before, released_from)
+    featurize = ChainFeaturizer(strict=strict, lowest_plddt=lowest_plddt, released=released)
     found = find_structures(files)
-    featurize = ChainFeaturizer(strict=strict, lowest_plddt=lowest_plddt)
     return CHAINS.prepare(found, out, featurize, **options)
 
 

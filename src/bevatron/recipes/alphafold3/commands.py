@@ -15,7 +15,15 @@ from bevatron.recipes.arguments import (
     TableFile,
     option,
 )
-from bevatron.recipes.protein_arguments import Clusters, LowestPlddt, ProteinFiles, Searches, Strict
+from bevatron.recipes.protein_arguments import (
+    Clusters,
+    LowestPlddt,
+    ProteinFiles,
+    ReleasedBefore,
+    ReleasedFrom,
+    Searches,
+    Strict,
+)
 
 Components = Annotated[
     str,
@@ -36,6 +44,8 @@ def prepare(
     keep_all: bool = False,
     strict: Strict = False,
     lowest_plddt: LowestPlddt = None,
+    released_before: ReleasedBefore = None,
+    released_from: ReleasedFrom = None,
     clusters: Clusters = None,
     options: Preparing = PrepareOptions(),  # noqa: B008  frozen
 ) -> None:
@@ -60,7 +70,8 @@ def prepare(
 
     say(*prepare_complexes(
         *(files, out), components=components, assembly=assembly, max_tokens=max_tokens,
-        keep_all=keep_all, strict=strict, lowest_plddt=lowest_plddt, clusters=clusters,
+        keep_all=keep_all, strict=strict, lowest_plddt=lowest_plddt,
+        released_before=released_before, released_from=released_from, clusters=clusters,
         **vars(options),
     ))  # fmt: skip
 

@@ -25,6 +25,7 @@ from bevatron.data.samples import Field
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError
 from bevatron.output import counted
+from bevatron.recipes.protein_dates import Released
 from bevatron.recipes.proteins import (
     Featurizer,
     StoreKind,
@@ -171,6 +172,8 @@ def prepare_complexes(
     keep_all: bool = False,
     strict: bool = False,
     lowest_plddt: float | None = None,
+    released_before: str | None = None,
+    released_from: str | None = None,
     **options: Any,
 ) -> list[str]:
     """Turn folders of structures and alignments into a store; options as of `StoreKind.prepare`.
@@ -178,13 +181,18 @@ def prepare_complexes(
     Parameters
     ----------
     components, assembly, max_tokens, keep_all, strict, lowest_plddt : see `ComplexFeaturizer`
+    released_before, released_from : see `bevatron.recipes.protein_dates.Released`
     """
+    released = Released(released_before, released_from)
     if max_tokens is not None and max_tokens < 1:
         raise ConfigError(f"max_tokens: expected at least 1, got {max_tokens}")
     found = find_structures(files)
     dictionary = open_components(components)  # indexed once, before the workers ask for it
     featurize = ComplexFeaturizer(
-        *(str(components), assembly, max_tokens, keep_all), strict=strict, lowest_plddt=lowest_plddt
+        *(str(components), assembly, max_tokens, keep_all),
+        strict=strict,
+        lowest_plddt=lowest_plddt,
+        released=released,
     )
 
     def make_poses(store: Store) -> None:

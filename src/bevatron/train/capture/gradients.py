@@ -16,6 +16,9 @@ from bevatron.parallel.data_parallel import buckets
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.optim import FusedAdamEMA
 
+WAITING_BYTES = 64 * 2**20
+"""Most that gradients take which wait for the rest of their buckets."""
+
 
 class GradientBuckets:
     """The flat gradient of an optimiser, filled by captured work and summed over ranks.
@@ -47,19 +50,24 @@ class GradientBuckets:
     def differentiate(self, loss: Tensor) -> None:
         """Add the gradients of a loss, and mark the end of each bucket.
 
-        A gradient is freed with its bucket, not with the last of all.
+        Gradients are added and freed with their bucket, or when those of all that are incomplete
+        take `WAITING_BYTES`: some layers, such as the biases of a stack that are computed in front
+        of it, come last and keep every bucket of the stack incomplete.
         """
         missing = [set(bucket) for bucket in self._buckets]
         found: dict[int, Tensor] = {}
         self._noted = []
 
-        def end(place: int) -> None:
-            sums = [(self._gradients[i], found.pop(i)) for i in self._buckets[place] if i in found]
+        def add(some: list[int]) -> None:
+            sums = [(self._gradients[i], found.pop(i)) for i in some if i in found]
             # Apart: where one pair differs in strides, torch launches a kernel for each of all.
             alike = [own.stride() == other.stride() for own, other in sums]
             for which in {*alike}:
                 chosen = [one for one, same in zip(sums, alike, strict=True) if same == which]
                 torch._foreach_add_(*map(list, zip(*chosen, strict=True)))
+
+        def end(place: int) -> None:
+            add(self._buckets[place])
             if self._ends:
                 self._ends[place].record()
             self._noted.append(place)
@@ -70,6 +78,8 @@ class GradientBuckets:
             missing[place].discard(i)
             if not missing[place]:
                 end(place)
+            elif sum(waiting.nbytes for waiting in found.values()) >= WAITING_BYTES:
+                add([*found])
             return self._gradients[i]  # of the same shape, so that the other can be freed
 
         with ExitStack() as hooks:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bevatron.errors import ConfigError
-from bevatron.models.common.folding import Checkpointing, checkpointed, run_stack
+from bevatron.models.common.folding import Checkpointing, checkpointed, recomputed, run_stack
 
 
 class Block(nn.Module):
@@ -39,6 +39,16 @@ def gradients(policy):
     y.square().sum().backward()
     found = [x.grad, *(p.grad for p in blocks.parameters())]
     return found, before, [block.calls for block in blocks], alive
+
+
+@pytest.mark.parametrize("kind", ["auto", "none", "pair", "all", "segments", "paper"])
+def test_what_lies_between_stacks_is_computed_again_under_every_policy_but_none(kind):
+    calls = []
+    x = torch.randn(4, requires_grad=True)
+    y = recomputed(Checkpointing(kind), lambda x: calls.append(0) or x.exp().square())(x)
+    (found,) = torch.autograd.grad(y.sum(), x)
+    assert len(calls) == (1 if kind == "none" else 2)
+    assert torch.allclose(found, 2 * (2 * x).exp())
 
 
 @pytest.mark.parametrize(

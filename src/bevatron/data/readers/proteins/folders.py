@@ -26,7 +26,8 @@ _HITS_IN_NAME = "hmm_output", "hmmsearch"
 
 
 _DUPLICATES, _OBSOLETE = re.compile(r"duplicate_(pdb_)?chains(\.txt)?"), "obsolete.dat"
-_KINDS = "structures", "alignments", "hits", "duplicates", "obsolete"
+_DATES = re.compile(r"(mmcif|chain_data)_cache\.json")
+_KINDS = "structures", "alignments", "hits", "duplicates", "obsolete", "dates"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class ProteinFiles:
     hits : hhr, m8 and hmmsearch's output
     duplicates, obsolete
         OpenFold's groups of chains of equal sequence, and the archive's list of obsolete entries.
+    dates : OpenFold's caches, of which the release dates are used
     refused : (path, reason) of members of archives that are not read, and of damaged archives
     others : number of other files
     """
@@ -49,6 +51,7 @@ class ProteinFiles:
     hits: tuple[Path, ...]
     duplicates: tuple[Path, ...]
     obsolete: tuple[Path, ...]
+    dates: tuple[Path, ...]
     refused: tuple[tuple[str, str], ...]
     others: int
 
@@ -122,6 +125,8 @@ def _kind(path: Path) -> str | None:
         return "duplicates"
     if path.name == _OBSOLETE:
         return "obsolete"
+    if _DATES.fullmatch(path.name):
+        return "dates"
     if suffix in _STRUCTURES:
         return "structures"
     if suffix in _TABLES and "hits" in path.name:

@@ -19,6 +19,9 @@ from bevatron.kernels.pair.swiglu.triton import launch_forward as gate_forward
 from bevatron.kernels.shared.chunked_linear import LARGE, BiasGradient, Linear, chunks
 from bevatron.kernels.shared.custom_op import custom_op
 
+WIDE = 256
+"""Channels of rows of which a usual chunk would have too few, such as tokens; atoms have 128."""
+
 Eight = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -56,7 +59,7 @@ def condition(
         *(down_weight, out_weight, out_bias),
     )
     y_rows = y.view(rows.x.shape)
-    for part in chunks(len(y_rows), layers.bytes_per_row(rows), times=LARGE):
+    for part in chunks(len(y_rows), layers.bytes_per_row(rows), times=layers.times):
         chunk = rows.part(part)
         condition = chunk.conditions.make()
         narrow = layers.narrow(hidden_rows(chunk.adapt(layers, condition), layers.wide.matrix))
@@ -97,7 +100,7 @@ def condition_backward(
         t.view(-1, t.shape[-1]) for t in (dy.contiguous(), y.contiguous(), dx, ds)
     )
     dnorm = BiasGradient(norm_weight, norm_weight)
-    parts = list(chunks(len(dy_rows), layers.bytes_per_row(rows), times=LARGE))
+    parts = list(chunks(len(dy_rows), layers.bytes_per_row(rows), times=layers.times))
     for part in parts:
         outside = (dy_rows[part], y_rows[part], dx_rows[part], ds_rows[part])
         dnorm.add_part(_chunk_backward(rows.part(part), layers, *outside, only=len(parts) == 1))
@@ -142,6 +145,11 @@ class Layers:
         """Return the bytes that a row takes in the buffers of a chunk's backward pass."""
         C, H = self.narrow.matrix.shape
         return (3 * H + 3 * C + rows.s.shape[1]) * rows.x.element_size()
+
+    @property
+    def times(self) -> int:
+        """Return the multiple of the usual bytes of a chunk: narrow rows are many as it is."""
+        return LARGE if len(self.narrow.matrix) >= WIDE else 1
 
     def adapt_rows(self, condition: Tensor, rows: "Rows", scale: Tensor | None) -> Tensor:
         """Return the normalised rows, from known statistics; write the scales."""

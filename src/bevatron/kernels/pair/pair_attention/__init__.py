@@ -40,11 +40,11 @@ def pair_attention(
 
     where the sums run over the keys that the mask keeps. It is algorithm 7 of AlphaFold2 (rows of
     the alignment), 8 (columns, without a bias), 13 and 14 (triangles, with the transposed pair for
-    the ending node), and the attention of AlphaFold3's Pairformer, diffusion transformer (noisy
-    copies as rows) and atom windows (windows as rows, each with its own bias). Raises ValueError if
-    a shape, a type or the layout does not fit, naming the argument; KernelError if Triton is
-    requested and cannot run. The kernel takes head sizes of a multiple of 8 up to 128, in bfloat16,
-    float16 or float32, and has first derivatives; the reference is differentiable to any order.
+    the ending node), and the attention of AlphaFold3's Pairformer and diffusion transformer (noisy
+    copies as rows). Raises ValueError if a shape, a type or the layout does not fit, naming the
+    argument; KernelError if Triton is requested and cannot run. The kernel takes head sizes of a
+    multiple of 8 up to 128, in bfloat16, float16 or float32, and has first derivatives; the
+    reference is differentiable to any order.
 
     Parameters
     ----------

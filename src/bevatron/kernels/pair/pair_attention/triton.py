@@ -25,7 +25,6 @@ from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op, is_watched
 from bevatron.kernels.shared.launch import contiguous, pointers
 from bevatron.kernels.shared.parts import parts_of_one
-from bevatron.kernels.shared.standing_weights import storage_of
 
 
 def pair_attention(
@@ -156,32 +155,16 @@ def _gradients(
     must not lie in one piece of memory, so where torch watches they lie apart.
     """
     given = Given(dout, q, k, v, bias, mask, gate, out, lse, scale, heads_first, wants_dbias)
-    if gate is None or torch.is_grad_enabled() or is_watched(given):
+    watched = torch.is_grad_enabled() or is_watched(given)
+    parts = None if gate is None or watched else parts_of_one((q, k, v, gate))
+    if parts is None:
         found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = attention_backward(*given)
         return found
-    parts = parts_of_one((q, k, v, gate))
-    if parts is None:  # those of windows of atoms are parts of two
-        (dq, dgate), (dk, dv) = _side_by_side(q, gate), _side_by_side(k, v)
-    else:
-        joint = torch.empty_like(parts).view(*q.shape[:3], 4, *q.shape[3:])
-        dq, dk, dv, dgate = joint.unbind(3)
+    joint = torch.empty_like(parts).view(*q.shape[:3], 4, *q.shape[3:])
+    dq, dk, dv, dgate = joint.unbind(3)
     dbias = empty_gradients(q, bias if wants_dbias else None)[0]
     _write_gradients(given, dq, dk, dv, dbias, dgate)
     return dq, dk, dv, dbias, dgate
-
-
-def _side_by_side(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Allocate gradients of two tensors: in one piece of memory if the tensors lie side by side."""
-    width = other.storage_offset() - one.storage_offset()
-    beside = (
-        one.stride() == other.stride()
-        and storage_of(one) == storage_of(other)
-        and width == one.shape[3] * one.shape[4]
-    )
-    if not beside:
-        return one.new_empty(one.shape), other.new_empty(other.shape)
-    first, second = one.new_empty((*one.shape[:3], 2, *one.shape[3:])).unbind(3)
-    return first, second
 
 
 attention.gradients("q k v bias gate", _gradients, asks={"wants_dbias": "bias"})

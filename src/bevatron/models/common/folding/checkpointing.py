@@ -24,6 +24,7 @@ every block of every stack. ``segments`` recomputes groups of several blocks, an
 each block once more: of a stack of B blocks in groups of k it keeps B / k + k inputs instead of B.
 ``paper`` recomputes every sub-layer by itself, as MegaFold's appendix C lists them. ``auto`` leaves
 the choice to the training run, which knows the memory of its GPUs; outside of one it is ``all``.
+All but ``none`` also recompute what lies between stacks: see `recomputed`.
 """
 
 SUB_LAYERS = frozenset(
@@ -120,6 +121,14 @@ def checkpointed(policy: Checkpointing, name: str, fn: Callable[P, R]) -> Callab
     fn : a function of its arguments alone, without random numbers of its own
     """
     return _again(fn) if name in _NAMES[policy.kind] else fn
+
+
+def recomputed(policy: Checkpointing, fn: Callable[P, R]) -> Callable[P, R]:
+    """Return fn, or under every policy but ``none`` a version that recomputes its activations.
+
+    For a few layers outside of all stacks that keep more than they cost.
+    """
+    return fn if policy.kind == "none" else _again(fn)
 
 
 def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: R) -> R:
