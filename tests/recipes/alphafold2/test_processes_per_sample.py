@@ -99,7 +99,8 @@ def test_a_run_of_two_processes_per_sample_has_the_losses_of_one_process(values,
 
 def test_a_run_of_two_groups_goes_on_with_groups_of_another_size(config, tmp_path):
     """Two groups of two processes with a sample each, then four processes for each sample."""
-    data = replace(config.data, valid_fraction=0.0)  # what validation finds, the test above compares
+    # The test above compares what validation finds.
+    data = replace(config.data, valid_fraction=0.0)
     config = replace(config, data=data)
     fit(build(config))
     begun = tmp_path / "begun"
