@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="the kernels need the package triton")
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
+HALF = torch.bfloat16 if GPU else torch.float16
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if GPU else [])
 SHAPES = [(3, 5, 8), (2, 9, 17, 12), (1, 1, 1), (4, 0, 8), (2, 2, 3, 70), (2, 3, 1030)]
 
@@ -59,13 +60,57 @@ def test_a_transposed_update_is_read_in_place_and_its_gradient_keeps_the_layout(
     assert gradient.transpose(-2, -3).is_contiguous()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("order", [None, (1, 0, 2)])
+@pytest.mark.parametrize(
+    ("shape", "width", "shared", "biased"),
+    [
+        ((3, 5, 16), 32, "rows", True),
+        ((4, 4, 32), 16, "columns", False),
+        ((3, 7, 16), 16, None, True),
+        ((2, 3, 9, 16), 16, "rows", False),
+    ],
+)
+def test_a_linear_layer_of_the_update_is_right(shape, width, shared, biased, order, dtype):
+    inputs = {"x": draw(shape, dtype), "update": draw((*shape[:-1], width), dtype, seed=8)}
+    inputs["weight"] = draw((shape[-1], width), dtype, seed=11) / width**0.5
+    inputs |= {"bias": draw((shape[-1],), dtype, seed=12)} if biased else {}
+
+    def run(x, update, **layer):
+        given = {} if shared is None else {"mask": mask, "shared": shared}
+        if order is not None and len(shape) == 3:
+            x, update = x.permute(order), update.permute(order)
+        return add_dropped(x, update, **{**given, **_wide(given, x)}, **layer)
+
+    turned = order is not None and len(shape) == 3
+    mask = shared and mask_of(tuple(shape[i] for i in order) if turned else shape, shared, dtype)
+    check_op(
+        *(run, run, inputs),
+        order=1,
+        tolerance=Tolerance(2e-6, 4e-6) if dtype == torch.float32 else Tolerance(2e-2, 2e-2),
+        ran=("add_dropped", "triton"),
+        strided=True,
+    )
+
+
+def test_the_result_of_a_layer_is_laid_out_as_the_rows():
+    x, update = draw((5, 4, 16), HALF).transpose(0, 1), draw((4, 5, 16), HALF, seed=8)
+    with use(add_dropped="triton"):
+        y = add_dropped(x, update, weight=draw((16, 16), HALF, seed=9))
+    assert y.stride() == x.stride()
+
+
 def test_custom_operators_pass_opcheck():
-    from bevatron.kernels.pair.add_dropped.triton import added, dropped
+    from bevatron.kernels.pair.add_dropped.triton import add_linear, added, dropped
 
     x, update = draw((2, 3, 8)).requires_grad_(), draw((2, 3, 8), seed=8).requires_grad_()
     mask = mask_of((2, 3, 8), "rows")
     torch.library.opcheck(added.op, (x, update, mask, False, False))
     torch.library.opcheck(dropped.op, (update.detach(), None, True, True))
+    x, update, weight = (draw(shape, HALF) for shape in ((2, 3, 16), (2, 3, 32), (16, 32)))
+    tensors = [tensor.requires_grad_() for tensor in (x, update, weight)]
+    mask = mask_of((2, 3, 16), "rows", HALF)
+    torch.library.opcheck(add_linear.op, (*tensors, None, mask, False))
 
 
 def test_mismatched_shapes_and_types_are_reported():

@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from bevatron.kernels import pair_attention, qkvg, use
+from bevatron.kernels.pair.qkvg.tiles import TILES
 from bevatron.kernels.shared.parts import split
+from bevatron.kernels.shared.tiles import Tiles
 from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
@@ -17,9 +19,9 @@ TOLERANCES = {torch.float32: Tolerance(2e-6, 2e-5), HALF: Tolerance(2e-2, 4e-2)}
 PARTS = {"q": 8, "k": 5, "v": 6, "gate": 8}
 
 
-def make(rows, width, *names, dtype=torch.float32):
+def make(rows, width, *names, dtype=torch.float32, parts=PARTS):
     generator = torch.Generator().manual_seed(7)
-    shapes = {"x": (*rows, width)} | {f"{k}_weight": (n, width) for k, n in PARTS.items()}
+    shapes = {"x": (*rows, width)} | {f"{k}_weight": (n, width) for k, n in parts.items()}
     others = {"q_bias": 8, "gate_bias": 8, "norm_weight": width, "norm_bias": width}
     shapes |= {name: (others[name],) for name in names}
     drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
@@ -47,6 +49,43 @@ def test_results_and_gradients_are_right(names, norm, dtype):
         ran=("qkvg", "triton"),
         strided=True,
     )
+
+
+BIASED = {"q": 16, "k": 16, "v": 16, "gate": 16}
+
+
+def updated(order=None, **inputs):
+    """An update of the rows from everything that reads them."""
+    x = inputs["x"] if order is None else inputs["x"].permute(order)
+    norm = inputs["norm_weight"], inputs["norm_bias"]
+    given = {k: v for k, v in inputs.items() if k not in {"x", "norm_weight", "norm_bias"}}
+    q, k, v, gate, bias, x = qkvg(x, **given, norm=norm)
+    return x + (q * k + v * gate) * bias.sum(-1, keepdim=True).tanh()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(
+    ("rows", "order", "names", "heads"),
+    [
+        ((7, 9), None, (), 4),
+        ((5, 5), (1, 0, 2), ("q_bias", "gate_bias"), 3),
+        ((2, 3, 17), None, (), 16),
+    ],
+)
+def test_rows_that_several_read_get_the_sum_of_all_gradients(rows, order, names, heads, dtype):
+    inputs = make(rows, 16, "norm_weight", "norm_bias", dtype=dtype, parts=BIASED)
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"bias_weight": (heads, 16)} | dict.fromkeys(names, (16,))
+    for name, shape in shapes.items():
+        inputs[name] = (torch.randn(shape, generator=generator) / 4).to(DEVICE, dtype)
+    with TILES.replaced(input=Tiles(16, 0, 4, 1, depth=32)):
+        check_op(
+            *(updated, updated, inputs | {"order": order}),
+            order=1,
+            tolerance=TOLERANCES[dtype],
+            ran=("qkvg", "triton"),
+            strided=True,
+        )
 
 
 @pytest.mark.parametrize("norm", [(None, None), None])

@@ -66,9 +66,10 @@ def small_chunks(monkeypatch):
 GATED, PLAIN = ("gate_weight",), ("up_bias", "down_bias")
 
 
+@pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("names", [GATED, (), PLAIN, GATED + PLAIN])
-def test_chunks_of_rows_give_the_right_result(names, small_chunks):
-    check(make((3, 5), 12, 24, *names))
+def test_chunks_of_rows_give_the_right_result(names, residual, small_chunks):
+    check(make((3, 5), 12, 24, *names) | {"residual": residual})
 
 
 @pytest.mark.parametrize("names", [GATED, PLAIN])
@@ -92,11 +93,15 @@ def test_the_result_may_be_narrower_and_the_input_strided(small_chunks):
 
 # Without a gate the gradient jumps where a rounded hidden channel changes its sign: compared below.
 @pytest.mark.parametrize("names", [GATED, GATED + PLAIN])
-@pytest.mark.parametrize("rows", [1, 16, 45])
-def test_fused_kernels_give_the_right_result(names, rows):
+@pytest.mark.parametrize(("rows", "residual"), [(1, True), (16, False), (45, True), (45, False)])
+def test_fused_kernels_give_the_right_result(names, rows, residual):
     small = {"forward": (32, 32), "input": (32, 32), "weight": (16, 32)}
     with TILES.replaced(**{k: Tiles(*v, warps=4, stages=1) for k, v in small.items()}):
-        check(make((rows,), 16, 64, *names, dtype=HALF))
+        check(make((rows,), 16, 64, *names, dtype=HALF) | {"residual": residual}, strided=residual)
+
+
+def test_few_rows_are_added_to_the_result():
+    check(make((5,), 12, 24, *GATED) | {"residual": True})
 
 
 def test_fused_kernels_take_rows_and_channels_with_gaps():
@@ -194,7 +199,7 @@ def test_custom_operators_pass_opcheck(keeps):
 
     leaves = {k: v.requires_grad_() for k, v in make((4,), 8, 16, *GATED).items()}
     arguments = [leaves.get(name) for name in (*NAMES, "gate_weight", "up_bias", "down_bias")]
-    torch.library.opcheck(widen.op, (*arguments, 1e-5, keeps))
+    torch.library.opcheck(widen.op, (*arguments, 1e-5, True, keeps))
 
 
 def test_wrong_shapes_are_named():

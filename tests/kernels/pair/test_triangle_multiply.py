@@ -62,9 +62,9 @@ def make(length, width, hidden, biases=(), batch=(), masked=True, dtype=torch.fl
     return inputs | {"mask": mask.to(DEVICE) if masked else None}
 
 
-def check(inputs, **options):
+def check(inputs, run=triangle_multiply, **options):
     check_op(
-        *(triangle_multiply, triangle_multiply, inputs),
+        *(run, run, inputs),
         order=1,
         tolerance=EXACT if inputs["z"].dtype == torch.float32 else ROUNDED,
         ran=("triangle_multiply", "triton"),
@@ -88,6 +88,29 @@ def small_blocks(monkeypatch):
 )
 def test_result_and_gradients_are_right(length, width, hidden, biases, outgoing, small_blocks):
     check(make(length, width, hidden, biases) | {"outgoing": outgoing})
+
+
+def dropped(z):
+    """A dropout mask for the channels of every column."""
+    generator = torch.Generator().manual_seed(5)
+    shape = (*z.shape[:-3], *z.shape[-2:])
+    return ((torch.rand(shape, generator=generator) > 0.25) / 0.75).to(z)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize(("length", "width", "batch"), [(5, 24, ()), (8, 16, (2,)), (3, 12, (3,))])
+def test_a_dropped_update_added_to_the_pair_is_right(length, width, batch, residual, small_blocks):
+    inputs = make(length, width, 16, BIASES[3:], batch=batch)
+    mask = dropped(inputs["z"])
+
+    def run(z, **others):
+        return triangle_multiply(z, drop=mask.to(z.dtype), residual=residual, **others)
+
+    check(inputs, run, strided=True)
+
+
+def test_the_pair_is_added_without_dropout(small_blocks):
+    check(make(5, 16, 8) | {"residual": True})
 
 
 class OthersRows:
@@ -129,6 +152,7 @@ def test_rows_of_a_sharded_pair_are_right(length, hidden, biases, outgoing, smal
     rows = slice(1, 4)
     inputs["z"], inputs["mask"] = inputs["z"][:, rows].clone(), inputs["mask"][:, rows]
     given = {"outgoing": outgoing, "contraction": OthersRows(length - 3, rows.start)}
+    given |= {"residual": outgoing, "drop": dropped(inputs["z"])}
     results = []
     for choice, dtype in (("triton", torch.float32), ("reference", torch.float64)):
         leaves = {
@@ -137,6 +161,7 @@ def test_rows_of_a_sharded_pair_are_right(length, hidden, biases, outgoing, smal
             if name != "mask"
         }
         with use(triangle_multiply=choice):
+            given["drop"] = given["drop"].to(dtype)
             y = triangle_multiply(**leaves, mask=inputs["mask"], **given)
         weight = torch.linspace(-1.0, 1.0, y.numel(), device=y.device).to(dtype).view(y.shape)
         results.append((y, *torch.autograd.grad((weight * y).sum(), [*leaves.values()])))
@@ -257,7 +282,7 @@ def test_rounding_a_channel_that_hardly_varies_does_not_add_up_over_rows(length,
     mean, deviation = rows.mean(0), rows.std(0, correction=0)
     z = torch.zeros(length, length, 32, device=DEVICE, dtype=HALF)
     one = torch.ones(32, device=DEVICE)
-    _, launches = prepare(z, None, one, None, None, 1e-5, False)
+    _, launches = prepare(z, None, None, one, None, None, 1e-5, False, False)
     statistics = torch.stack([mean, 1 / deviation])
     sums, _ = launches.of_output((d, x, statistics), (torch.zeros_like(z), z, statistics))
     found = sums.sum(0)[: 32 * 32].reshape(32, 32)
@@ -344,7 +369,8 @@ def test_custom_operators_pass_opcheck():
     z, *rest = (value.requires_grad_() for value in inputs.values())
     biases = [torch.randn(16, device=DEVICE), torch.randn(16, device=DEVICE)]
     arguments = [z, torch.ones(8, 8, device=DEVICE), *rest[:6], biases[0], *rest[6:]]
-    torch.library.opcheck(multiply.op, (*arguments, biases[1], True, 1e-5, True))
+    arguments.insert(2, dropped(z.detach()))
+    torch.library.opcheck(multiply.op, (*arguments, biases[1], True, 1e-5, True, True))
 
 
 def test_weights_of_different_types_get_gradients_of_their_types():

@@ -264,6 +264,12 @@ def _joined(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         return torch.cat(list(tensors))
     sizes = [each.shape[0] for each in tensors]
     joint = first.new_empty((sum(sizes), *first.shape[1:]), dtype=dtype)
-    # One launch rounds and places them all.
+    # One launch rounds and places them all. Torch's runs one program for each of them.
+    if on_gpu(joint) and dtype != torch.float64:
+        from bevatron.kernels.shared.triton_joined import MOST, join
+
+        if len(tensors) <= MOST:
+            join(tensors, joint)
+            return joint
     torch._foreach_copy_(list(joint.split_with_sizes(sizes)), list(tensors))
     return joint

@@ -59,15 +59,13 @@ class PairStack(nn.Module):
         drops: Masks = NO_DROPOUT,
     ) -> Float[Tensor, "*batch R N Z"]:
         """Return the new pair; own columns of it, laid out as rows, where processes share it."""
-        z = add_dropped(z, self.tri_mul_out(z, mask), drops[0])
-        z = add_dropped(z, self.tri_mul_in(z, mask), drops[1])
-        z = add_dropped(z, self.tri_att_start(z, mask), drops[2])
-        if sample_group().size == 1:
-            z = add_dropped(z, self.tri_att_end(z, mask), drops[3], "columns")
-        else:
-            z = add_dropped(*self.tri_att_end.by_columns(z, mask), drops[3])
-        update: Tensor = self.pair_transition(z)
-        return z + update
+        z = self.tri_mul_out(z, mask, drops[0])
+        z = self.tri_mul_in(z, mask, drops[1])
+        z = self.tri_att_start(z, mask, drops[2])
+        ending = self.tri_att_end
+        attend = ending if sample_group().size == 1 else ending.by_columns
+        updated: Tensor = self.pair_transition(attend(z, mask, drops[3]))
+        return updated
 
 
 class EvoformerBlock(nn.Module):
@@ -123,7 +121,7 @@ class EvoformerBlock(nn.Module):
             m = transposed(m, msa_mask.shape[-2]).contiguous()
             rows = turned(z)
         m = checkpointed(policy, "msa_column_attention", attend)(m, msa_mask)
-        m = m + checkpointed(policy, "transition", self.msa_transition)(m)
+        m = checkpointed(policy, "transition", self.msa_transition)(m)
         update = checkpointed(policy, "outer_product_mean", multiply)(m, msa_mask)
         new_m = turned(m, msa_mask.shape[-1]) if several else Coming(m)
         z = rows.wait() + update

@@ -20,7 +20,6 @@ from bevatron.models.common.folding import (
     Checkpointing,
     LayerNorm,
     Linear,
-    add_dropped,
     run_stack,
 )
 
@@ -62,12 +61,12 @@ class TemplatePairBlock(PairStack):
         drops: Masks = NO_DROPOUT,
     ) -> Float[Tensor, "*batch R N C"]:
         """Return the new pair representation of each template."""
-        z = add_dropped(z, self.tri_att_start(z, mask), drops[0])
-        z = add_dropped(z, self.tri_att_end(z, mask), drops[1], "columns")
-        z = add_dropped(z, self.tri_mul_out(z, mask), drops[2])
-        z = add_dropped(z, self.tri_mul_in(z, mask), drops[3])
-        update: Tensor = self.pair_transition(z)
-        return z + update
+        z = self.tri_att_start(z, mask, drops[0])
+        z = self.tri_att_end(z, mask, drops[1])
+        z = self.tri_mul_out(z, mask, drops[2])
+        z = self.tri_mul_in(z, mask, drops[3])
+        updated: Tensor = self.pair_transition(z)
+        return updated
 
 
 class TemplatePairStack(nn.Module):

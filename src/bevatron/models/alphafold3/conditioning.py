@@ -72,7 +72,7 @@ class DiffusionConditioning(nn.Module):
         both = torch.cat([z, self.relative_position(batch).to(z.dtype)], -1)
         z = layer_norm_linear(both, *self.pair_norm.parts, self.pair.weight)
         for transition in self.pair_transitions:
-            z = z + transition(z)
+            z = transition(z)
         return z
 
     def singles(
@@ -96,5 +96,5 @@ class DiffusionConditioning(nn.Module):
         level = layer_norm_linear(level, *self.noise_norm.parts, self.noise.weight)
         s = singles[..., None, :, :] + level[..., None, :]
         for transition in self.single_transitions:
-            s = s + transition(s)
+            s = transition(s)
         return s

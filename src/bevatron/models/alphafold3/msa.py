@@ -134,7 +134,7 @@ class MsaBlock(nn.Module):
         if not self.last:
             average = checkpointed(policy, "pair_weighted_averaging", self.averaging)
             m = add_dropped(m, average(m, z, token_mask), row_drop)
-            m = m + checkpointed(policy, "transition", self.transition)(m)
+            m = checkpointed(policy, "transition", self.transition)(m)
         z = checkpointed(policy, "pair_block", self.pair)(z, pair_mask, drops)
         return m, z
 

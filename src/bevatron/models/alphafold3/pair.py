@@ -8,7 +8,6 @@ from bevatron.models.common.folding import (
     Transition,
     TriangleAttention,
     TriangleMultiplication,
-    add_dropped,
     keep_masks,
 )
 
@@ -17,7 +16,7 @@ DROPOUTS = 4
 
 
 class PairBlock(nn.Module):
-    """Triangle multiplications, triangle attentions and a transition, each added to the pair.
+    """Triangle multiplications, triangle attentions and a transition, which add to the pair.
 
     AlphaFold3, algorithm 17, lines 2 to 6. Updates share dropout along rows, that of attention
     around the ending node along columns.
@@ -47,8 +46,8 @@ class PairBlock(nn.Module):
         drops : one item of `pair_drops`; None = no dropout
         """
         z, drop = self._by_rows(z, mask, drops)
-        z = add_dropped(z, self.attend_ending(z, mask), drop, "columns")
-        return add_dropped(z, self.transition(z), None)
+        updated: Tensor = self.transition(self.attend_ending(z, mask, drop))
+        return updated
 
     def columns(
         self,
@@ -58,17 +57,17 @@ class PairBlock(nn.Module):
     ) -> Float[Tensor, "*batch K N P"]:
         """Compute own columns of the new pair, laid out as rows; arguments as of `forward`."""
         z, drop = self._by_rows(z, mask, drops)
-        columns = add_dropped(*self.attend_ending.by_columns(z, mask), drop)
-        return add_dropped(columns, self.transition(columns), None)
+        updated: Tensor = self.transition(self.attend_ending.by_columns(z, mask, drop))
+        return updated
 
     def _by_rows(
         self, z: Tensor, mask: Tensor | None, drops: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Update the pair by rows; return the dropout mask of the attention by columns, too."""
         drop = [None] * DROPOUTS if drops is None else drops.unbind()
-        z = add_dropped(z, self.multiply_outgoing(z, mask), drop[0])
-        z = add_dropped(z, self.multiply_incoming(z, mask), drop[1])
-        return add_dropped(z, self.attend_starting(z, mask), drop[2]), drop[3]
+        z = self.multiply_outgoing(z, mask, drop[0])
+        z = self.multiply_incoming(z, mask, drop[1])
+        return self.attend_starting(z, mask, drop[2]), drop[3]
 
 
 def pair_drops(

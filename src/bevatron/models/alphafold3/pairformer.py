@@ -81,8 +81,7 @@ class PairformerBlock(nn.Module):
         policy = self.checkpointing
         z = checkpointed(policy, "pair_block", self.pair)(z, pair_mask, drops)
         s = s + checkpointed(policy, "attention_pair_bias", self.attention)(s, z, token_mask)
-        s = s + checkpointed(policy, "transition", self.transition)(s)
-        return s, z
+        return checkpointed(policy, "transition", self.transition)(s), z
 
 
 class Pairformer(nn.Module):
@@ -174,7 +173,7 @@ class Pairformer(nn.Module):
             coming = turned(new_columns(z, pair_mask, drops))
         if changing is not None:
             s = s + whole.wait()
-            s = s + checkpointed(policy, "transition", changing.transition)(s)
+            s = checkpointed(policy, "transition", changing.transition)(s)
         if attending is not None:
             attend = checkpointed(policy, "attention_pair_bias", attending.attention.of_own)
             update = attend(s, z, token_mask)

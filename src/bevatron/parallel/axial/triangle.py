@@ -30,16 +30,18 @@ def triangle_multiply(
     out_gate_bias: Tensor | None = None,
     *,
     outgoing: bool = True,
+    drop: Float[Tensor, "*batch N C"] | None = None,
+    residual: bool = False,
 ) -> Float[Tensor, "*batch R N C"]:
     r"""Compute own rows of `bevatron.kernels.triangle_multiply`.
 
     Outgoing, :math:`x_{ij} = \sum_k a_{ik} b_{jk}` of own rows i needs b of all rows. Incoming,
     :math:`x_{ij} = \sum_k a_{ki} b_{kj}` is a sum over rows, so nothing is transposed; see
-    `bevatron.parallel.axial.contraction`. The mask is that of the whole pair.
+    `bevatron.parallel.axial.contraction`. The mask is that of the whole pair; rows share ``drop``.
     """
     N, hidden = z.shape[-2], a_weight.shape[0]
     whole_bytes = z.shape[:-3].numel() * N * N * hidden * z.itemsize
-    update: Tensor = kernels.triangle_multiply(
+    found: Tensor = kernels.triangle_multiply(
         z,
         None if mask is None else own(mask, -2),
         norm_in_weight,
@@ -59,6 +61,8 @@ def triangle_multiply(
         out_bias=out_bias,
         out_gate_bias=out_gate_bias,
         outgoing=outgoing,
+        drop=drop,
+        residual=residual,
         contraction=contraction_of(sample_group(), whole_bytes),
     )
-    return update
+    return found

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import check_shapes
 
 __all__ = ["Shared", "add_dropped"]
 
@@ -18,13 +19,15 @@ _operator = registry.operator("add_dropped", __name__, takes=support.up_to_float
 
 def add_dropped(
     x: Float[Tensor, "*batch R N C"],
-    update: Float[Tensor, "*batch R N C"],
+    update: Float[Tensor, "*batch R N H"],
     mask: Float[Tensor, "*batch _ C"] | None = None,
     shared: Shared = "rows",
+    weight: Float[Tensor, "C H"] | None = None,
+    bias: Float[Tensor, "C"] | None = None,
 ) -> Float[Tensor, "*batch R N C"]:
     r"""Add a layer's update, with channels dropped by a mask.
 
-    .. math:: y_{rn} = x_{rn} + m_n \odot u_{rn}
+    .. math:: y_{rn} = x_{rn} + m_n \odot u_{rn} \text{ or } x_{rn} + m_n \odot (W u_{rn} + b)
 
     AlphaFold2's supplement, section 1.11.6. The mask is drawn beforehand and not
     differentiated. Raises ValueError if shapes or types do not fit; KernelError if Triton is
@@ -34,15 +37,17 @@ def add_dropped(
     ----------
     x, update
         A residual stream and a layer's update of it, of one type; the update may be a transposed
-        view, such as that of attention around the ending node.
+        view, such as that of attention around the ending node. With a weight [..., H].
     mask
         0 or ``1 / (1 - rate)``: [..., N, C], or [..., R, C] if columns share it. None: no dropout.
     shared : see `Shared`
+    weight, bias : [C, H] and [C], of a linear layer of the update, the last of an attention
 
     Returns
     -------
     Tensor
-        Same type as ``x``, contiguous. Saved for the backward pass: the mask alone.
+        Same type as ``x``; contiguous, with a weight laid out as ``x``. Saved for the backward
+        pass: the mask, with a weight the update and the weight too.
 
     Examples
     --------
@@ -53,15 +58,19 @@ def add_dropped(
     """
     *batch, R, N, C = x.shape
     wanted = (*batch, R if shared == "columns" else N, C)
-    if update.shape != x.shape or update.dtype != x.dtype:
+    shape = x.shape if weight is None else (*x.shape[:-1], weight.shape[-1])
+    if update.shape != shape or update.dtype != x.dtype:
         raise ValueError(
             f"add_dropped: update is {tuple(update.shape)} of {update.dtype}, expected "
-            f"{tuple(x.shape)} of {x.dtype}"
+            f"{tuple(shape)} of {x.dtype}"
         )
+    layer = {"weight": (weight, (C, update.shape[-1])), "bias": (bias, (C,))}
+    check_shapes("add_dropped", layer, f"x {tuple(x.shape)}")
     if mask is not None and (mask.shape != wanted or mask.dtype != x.dtype):
         raise ValueError(
             f"add_dropped: mask is {tuple(mask.shape)} of {mask.dtype}, expected {wanted} of "
             f"{x.dtype}"
         )
-    result: Tensor = _operator.dispatch(x)(x, update, mask, shared == "columns")
+    run = _operator.dispatch(x)
+    result: Tensor = run(x, update, mask, weight, bias, shared == "columns")
     return result

@@ -2,25 +2,49 @@
 
 The gradient of x is the result's gradient; no kernel runs for it. The gradient of the update has
 the update's layout, so that nothing copies it if the update was transposed.
+
+A linear layer of the update is multiplied in a kernel of its own, which also adds the rows. The
+backward pass drops the gradient and leaves the products to cuBLAS.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from bevatron.kernels.pair.add_dropped.reference import linear
+from bevatron.kernels.shared.chunked_linear import BiasGradient, weight_gradient
 from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import contiguous, pointers
 from bevatron.kernels.shared.layouts import per_layout
+from bevatron.kernels.shared.rows import as_rows
 from bevatron.kernels.shared.triton_launch import Launch
+from bevatron.kernels.shared.triton_math import load_vector, row_offsets
 
 ELEMENTS, LARGEST_BLOCK_C = 4096, 1024
 """Elements of a block, and the most channels it spans."""
+WIDTHS, BLOCK = (16, 32, 64, 128), 64
+"""Channels of a linear layer, and rows of its blocks."""
 
 
-def add_dropped(x: Tensor, update: Tensor, mask: Tensor | None, columns: bool) -> Tensor:
+def add_dropped(
+    x: Tensor,
+    update: Tensor,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    columns: bool,
+) -> Tensor:
     """Compute the same as the reference; see `bevatron.kernels.pair.add_dropped`."""
+    result: Tensor
+    if weight is not None and _fits(update, weight):
+        result = add_linear(x, update, weight, bias, mask, columns)
+        return result
+    if weight is not None:
+        update = linear(update, weight, bias)
     turned = update.stride(-2) > update.stride(-3)
-    result: Tensor = added(x, update, mask, columns, turned)
+    result = added(x, update, mask, columns, turned)
     return result
 
 
@@ -55,6 +79,96 @@ def _gradients(
 
 
 added.gradients("x update", _gradients)
+
+
+def _fits(update: Tensor, weight: Tensor) -> bool:
+    """Whether the kernel supports these rows and this layer."""
+    count = update.shape[:-1].numel()
+    narrow = weight.shape[0] in WIDTHS and weight.shape[1] in WIDTHS
+    return update.element_size() == 2 and narrow and 0 < count < 2**31 - 1024
+
+
+def _new_result(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@custom_op("add_dropped_linear", fake=_new_result)
+def add_linear(
+    x: Tensor,
+    update: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    columns: bool,
+) -> Tensor:
+    """Return ``x + mask * (weight update + bias)``, laid out as x."""
+    y = to = _new_result(x)
+    launch, readable = _prepare_linear(y, x, update, weight, bias, mask, columns)
+    if not readable:
+        x, update, to = x.contiguous(), update.contiguous(), x.new_empty(x.shape)
+    launch(x, update, weight.contiguous(), *pointers(x, contiguous(bias), contiguous(mask)), to)
+    return y if to is y else y.copy_(to)
+
+
+@add_linear.backward("update weight bias", fake="update weight bias")
+def add_linear_backward(
+    dy: Tensor,
+    update: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    columns: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return gradients of the update, the weight and the bias."""
+    d = dy if mask is None and dy.is_contiguous() else dropped(dy, mask, columns, False)
+    rows, dbias = d.view(-1, d.shape[-1]), BiasGradient(bias, d)
+    dweight = weight_gradient(rows, update.reshape(-1, update.shape[-1]), weight)
+    dbias.add(rows)
+    return torch.mm(rows, weight.to(d.dtype)).view(update.shape), dweight, dbias.result()
+
+
+def _linear_gradients(
+    dy: Tensor,
+    update: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    columns: bool,
+) -> tuple[Tensor, ...]:
+    return dy, *add_linear_backward(dy, update, weight, bias, mask, columns)
+
+
+add_linear.gradients("x update weight bias", _linear_gradients)
+
+
+@per_layout
+def _prepare_linear(
+    y: Tensor,
+    x: Tensor,
+    update: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    columns: bool,
+) -> tuple[Launch, bool]:
+    """Prepare the launch; return whether it reads and writes rows in place."""
+    (C, H), (R, N) = weight.shape, x.shape[-3:-1]
+    rows = as_rows(x, update[..., :1].expand(x.shape), y)
+    readable = rows.tensors[0] is x and x.stride(-1) == update.stride(-1) == 1
+    strides = [step for each in rows.strides for step in each[:3]]
+    made = Launch(
+        add_linear_kernel,
+        (-(-rows.count // BLOCK),),
+        (rows.count, R, N, *rows.sizes, *(strides if readable else (0, 0, C, 0, 0, H, 0, 0, C))),
+        C=C,
+        H=H,
+        BLOCK=BLOCK,
+        AXES=rows.axes if readable else 1,
+        COLUMNS=columns,
+        MASKED=mask is not None,
+        HAS_BIAS=bias is not None,
+    )
+    return made, readable
 
 
 def _launch(
@@ -130,3 +244,38 @@ def kernel(
         y += x.to(tl.float32)
     at = Y + (b * y_B + r * y_R + n * y_N)[:, None] + col[None, :]
     tl.store(at, y.to(Y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _load_mask(Mask, row, inside, R, N, C: tl.constexpr, COLUMNS: tl.constexpr):
+    """Load the mask of rows [BLOCK], which rows or columns of a pair share."""
+    place = row // N if COLUMNS else row // (R * N) * N + row % N
+    at = Mask + (place * C)[:, None] + tl.arange(0, C)[None, :]
+    return tl.load(at, mask=inside, other=0.0).to(tl.float32)  # [BLOCK, C]
+
+
+@triton.jit
+def add_linear_kernel(
+    X, U, Weight, Bias, Mask, Y,
+    count, R, N, n1, n2, x_0, x_1, x_2, u_0, u_1, u_2, y_0, y_1, y_2,
+    C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, AXES: tl.constexpr,
+    COLUMNS: tl.constexpr, MASKED: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Compute BLOCK rows of y."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = (row < count)[:, None]
+    wide = row.to(tl.int64)
+    c, h = tl.arange(0, C), tl.arange(0, H)
+    at = U + row_offsets(wide, n1, n2, u_0, u_1, u_2, AXES)[:, None] + h[None, :]
+    u = tl.load(at, mask=inside, other=0.0)  # [BLOCK, H]
+    at = X + row_offsets(wide, n1, n2, x_0, x_1, x_2, AXES)[:, None] + c[None, :]
+    x = tl.load(at, mask=inside, other=0.0)  # [BLOCK, C]
+    # [C, H]
+    weight = tl.load(Weight + c[:, None] * H + h[None, :]).to(u.dtype)
+    y = tl.dot(u, tl.trans(weight))  # [BLOCK, C]
+    if HAS_BIAS:
+        y += load_vector(Bias, c, C)  # [BLOCK, C]
+    if MASKED:
+        y *= _load_mask(Mask, row, inside, R, N, C, COLUMNS)  # [BLOCK, C]
+    at = Y + row_offsets(wide, n1, n2, y_0, y_1, y_2, AXES)[:, None] + c[None, :]
+    tl.store(at, (x + y).to(Y.dtype.element_ty), mask=inside)

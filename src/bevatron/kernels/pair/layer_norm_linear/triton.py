@@ -24,8 +24,10 @@ from bevatron.kernels.shared.chunked_linear import (
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.rows import indexable_by_32_bits
 
-__all__ = ["in_chunks", "in_chunks_backward", "layer_norm_linear"]
+__all__ = ["in_chunks", "in_chunks_backward", "layer_norm_linear", "project_narrow"]
 """Names that other operators may use."""
+
+project_narrow = triton_narrow.project
 
 Norm = tuple[Tensor | None, Tensor | None]
 

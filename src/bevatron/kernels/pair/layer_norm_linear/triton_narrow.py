@@ -5,7 +5,7 @@ can do everything: the forward pass writes nothing of their size, the backward p
 gradient.
 
 - `narrow_kernel`: a program normalises BLOCK rows in registers, multiplies them by the weight, and
-  writes the result and the rows' statistics.
+  writes the result and the rows' statistics; for a wide layer on the same rows, the rows too.
 - `narrow_backward_kernel`: its programs loop over all blocks, write dx, and keep in registers the
   sums over rows of dy xhat^T and of dy, from which `finish_normed_layer` computes all other
   gradients.
@@ -62,12 +62,17 @@ def project(
     mean: Tensor,
     rstd: Tensor,
     eps: float,
+    normed: Tensor | None = None,
 ) -> None:
-    """Write the result and the statistics of the rows."""
-    launch, readable = _forward(x, norm_weight, norm_bias, weight, bias, eps, _tf32(x))
-    x = x if readable else x.contiguous()
+    """Write the result, in any strides, the statistics of the rows, and the normalised rows."""
+    launch, readable = _forward(x, norm_weight, norm_bias, weight, bias, y, normed, eps, _tf32(x))
+    to = y
+    if not readable:
+        x, to = x.contiguous(), y.new_empty(y.shape)
     given = contiguous(norm_weight), contiguous(norm_bias), weight.contiguous(), contiguous(bias)
-    launch(*pointers(x, x, *given), y, mean, rstd)
+    launch(*pointers(x, x, *given), to, mean, rstd, *pointers(x, normed))
+    if to is not y:
+        y.copy_(to)
 
 
 @per_layout
@@ -77,21 +82,28 @@ def _forward(
     norm_bias: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
+    y: Tensor,
+    normed: Tensor | None,
     eps: float,
     tf32: bool,
 ) -> tuple[Launch, bool]:
-    """Prepare the launch; return whether the kernel reads the rows in place."""
-    rows = as_rows(x)
+    """Prepare the launch; return whether the kernel reads and writes the rows in place."""
+    rows = as_rows(x, y[..., :1].expand(x.shape))
+    readable = rows.tensors[0] is x
+    strides = (*rows.strides[0], *rows.strides[1][:3], y.stride(-1))
+    if not readable:
+        strides = (0, 0, x.shape[-1], 1, 0, 0, y.shape[-1], 1)
     constants = _constants(norm_weight, norm_bias, weight, tf32)
     made = Launch(
         narrow_kernel,
         (-(-rows.count // constants["BLOCK"]),),
-        (rows.count, *rows.sizes, *rows.strides[0], eps),
+        (rows.count, *rows.sizes, *strides, eps),
         HAS_BIAS=bias is not None,
+        HAS_NORMED=normed is not None,
         AXES=rows.axes,
         **constants,
     )
-    return made, rows.tensors[0] is x
+    return made, readable
 
 
 def project_backward(
@@ -182,11 +194,12 @@ def _load_weight(Weight, K: tl.constexpr, K_PAD: tl.constexpr, C: tl.constexpr,
 
 @triton.jit
 def narrow_kernel(
-    X, NormWeight, NormBias, Weight, Bias, Y, Mean, Rstd,
-    count, n1, n2, x_0, x_1, x_2, x_C, eps,
+    X, NormWeight, NormBias, Weight, Bias, Y, Mean, Rstd, Normed,
+    count, n1, n2, x_0, x_1, x_2, x_C, y_0, y_1, y_2, y_K, eps,
     K: tl.constexpr, K_PAD: tl.constexpr, C: tl.constexpr, C_PAD: tl.constexpr,
     BLOCK: tl.constexpr, AXES: tl.constexpr, HAS_NORM_WEIGHT: tl.constexpr,
-    HAS_NORM_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_NORM_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORMED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK rows of the result, and each row's mean and 1/sigma in float32."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -202,11 +215,13 @@ def narrow_kernel(
         normed *= load_vector(NormWeight, c, C)  # [BLOCK, C_PAD]
     if HAS_NORM_BIAS:
         normed += load_vector(NormBias, c, C)  # [BLOCK, C_PAD]
-    # [BLOCK, K_PAD]
-    y = tl.dot(normed.to(X.dtype.element_ty), tl.trans(weight), input_precision=PRECISION)
+    normed = normed.to(X.dtype.element_ty)
+    if HAS_NORMED:
+        tl.store(Normed + row[:, None] * C + c[None, :], normed, mask=inside)
+    y = tl.dot(normed, tl.trans(weight), input_precision=PRECISION)  # [BLOCK, K_PAD]
     if HAS_BIAS:
         y += load_vector(Bias, k, K)  # [BLOCK, K_PAD]
-    to = Y + row[:, None] * K + k[None, :]
+    to = Y + row_offsets(row, n1, n2, y_0, y_1, y_2, AXES)[:, None] + (k * y_K)[None, :]
     tl.store(to, y.to(Y.dtype.element_ty), mask=(row < count)[:, None] & (k < K)[None, :])
 
 

@@ -23,10 +23,11 @@ def qkvg(
     gate_bias: Float[Tensor, "G"] | None = None,
     q_bias: Float[Tensor, "Q"] | None = None,
     norm: tuple[Float[Tensor, "C"] | None, Float[Tensor, "C"] | None] | None = None,
+    bias_weight: Float[Tensor, "heads C"] | None = None,
     *,
     head_width: int | None = None,
     eps: float = 1e-5,
-) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
+) -> tuple[Float[Tensor, "..."], ...]:
     r"""Project rows to queries, keys, values and gate.
 
     .. math:: (q, k, v, g) = (W_q n + b_q, W_k n, W_v n, W_g n + b_g), \qquad
@@ -47,6 +48,7 @@ def qkvg(
         [Q, C], [K, C], [V, C] and [G, C], in the layout of `torch.nn.Linear`.
     gate_bias, q_bias : [G] (AlphaFold2) and [Q] (AlphaFold3's single attention)
     norm : weight and bias (each may be None) of a LayerNorm in front; None for no norm at all
+    bias_weight : [heads, C], a fifth layer, of the bias of triangle attention; it needs the norm
     head_width : D, which divides Q, K, V and G, for results by heads
     eps : added to the variance of the norm
 
@@ -54,7 +56,9 @@ def qkvg(
     -------
     tuple
         q, k, v and the gate before its sigmoid, of the type of ``x``: [..., Q] and so on, or
-        [..., Q / D, D] with ``head_width``.
+        [..., Q / D, D] with ``head_width``. With ``bias_weight`` also the bias, [..., heads], and x
+        itself, for the residual: used instead of ``x``, its gradient is added by the kernel that
+        computes the others.
 
     Examples
     --------
@@ -75,6 +79,7 @@ def qkvg(
         "q_bias": (q_bias, (q_weight.shape[0],)),
         "norm weight": (norm_weight, (C,)),
         "norm bias": (norm_bias, (C,)),
+        "bias_weight": (bias_weight, (0 if bias_weight is None else bias_weight.shape[0], C)),
     }
     check_shapes("qkvg", wanted, f"x {tuple(x.shape)}")
     for name in WEIGHTS:
@@ -84,7 +89,9 @@ def qkvg(
                 f"qkvg: {name} has shape {(channels, C)}, whose first axis is not a multiple of "
                 f"head_width {head_width}"
             )
+    if bias_weight is not None and norm is None:
+        raise ValueError("qkvg: bias_weight is a layer of normalised rows, but no norm is given")
     run = _operator.dispatch(x)
-    given = (q_weight, k_weight, v_weight, gate_weight, gate_bias, q_bias)
-    q, k, v, gate = run(x, *given, norm is not None, norm_weight, norm_bias, eps, head_width)
-    return q, k, v, gate
+    given = (q_weight, k_weight, v_weight, gate_weight, gate_bias, q_bias, norm is not None)
+    found: tuple[Tensor, ...] = run(x, *given, norm_weight, norm_bias, bias_weight, eps, head_width)
+    return found

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["atoms", "blocks"])
 def near_kernel(Truth, Radius, Near, Count, atoms, blocks, BLOCK: tl.constexpr):
     """Write the number and the list of a block's near blocks, and the pairs of its atoms."""
     structure = tl.program_id(1).to(tl.int64)
@@ -36,7 +36,7 @@ def near_kernel(Truth, Radius, Near, Count, atoms, blocks, BLOCK: tl.constexpr):
     tl.store(Count + structure * atoms + row, count * 0.5, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["atoms", "copies", "blocks"])
 def rows_kernel(
     Predicted, Truth, Radius, Near, Total, Score, Gradient, atoms, copies, blocks,
     BLOCK: tl.constexpr, GRADIENT: tl.constexpr,

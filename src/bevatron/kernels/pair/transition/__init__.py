@@ -23,6 +23,7 @@ def transition(
     down_bias: Float[Tensor, "_"] | None = None,
     *,
     eps: float = 1e-5,
+    residual: bool = False,
 ) -> Float[Tensor, "*rows _"]:
     r"""Apply LayerNorm and a two-layer MLP, with SwiGLU or ReLU, to every row.
 
@@ -49,13 +50,14 @@ def transition(
     down_weight : [C_out, H]
     up_bias, down_bias : [H] and [C_out]
     eps : added to the variance of the LayerNorm
+    residual : whether x is added to the result, in the same kernels where these are fused
 
     Returns
     -------
     Tensor
-        [..., C_out], of the type of ``x``; add it to ``x`` for the residual. Weights of another
-        type are rounded to that of ``x`` for the matmuls; their gradients are summed in float32
-        in a fixed order and have the type of the weights.
+        [..., C_out], of the type of ``x``: y, plus x if ``residual``. Weights of another type are
+        rounded to that of ``x`` for the matmuls; their gradients are summed in float32 in a fixed
+        order and have the type of the weights.
 
     Examples
     --------
@@ -64,7 +66,8 @@ def transition(
     >>> transition(x, torch.ones(8), torch.zeros(8), up, down, gate_weight=torch.randn(32, 8)).shape
     torch.Size([5, 5, 8])
     """
-    C, H, out = x.shape[-1], up_weight.shape[0], down_weight.shape[0]
+    C, H = x.shape[-1], up_weight.shape[0]
+    out = C if residual else down_weight.shape[0]
     wanted = {
         "norm_weight": (norm_weight, (C,)),
         "norm_bias": (norm_bias, (C,)),
@@ -76,7 +79,6 @@ def transition(
     }
     check_shapes("transition", wanted, f"x {tuple(x.shape)} and {H} hidden channels")
     run = _operator.dispatch(x)
-    result: Tensor = run(
-        x, norm_weight, norm_bias, up_weight, down_weight, gate_weight, up_bias, down_bias, eps
-    )
+    tensors = (tensor for tensor, _ in wanted.values())
+    result: Tensor = run(x, *tensors, eps, residual)
     return result

@@ -17,13 +17,19 @@ def transition(
     up_bias: Tensor | None,
     down_bias: Tensor | None,
     eps: float,
+    residual: bool,
 ) -> Tensor:
-    """Compute ``down(silu(gate(n)) * up(n))`` or ``down(relu(up(n)))`` of the normalised rows n."""
+    """Compute ``down(silu(gate(n)) * up(n))`` or ``down(relu(up(n)))`` of the normalised rows n.
+
+    Plus the rows themselves if it is residual.
+    """
     n = layer_norm(x, norm_weight, norm_bias, None, None, eps, False)
     value = _linear(n, up_weight, up_bias)
-    if gate_weight is None:
-        return _linear(value.relu(), down_weight, down_bias)
-    return _linear(swiglu(_linear(n, gate_weight, None), value), down_weight, down_bias)
+    hidden = value.relu()
+    if gate_weight is not None:
+        hidden = swiglu(_linear(n, gate_weight, None), value)
+    y = _linear(hidden, down_weight, down_bias)
+    return x + y if residual else y
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

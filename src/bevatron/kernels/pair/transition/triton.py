@@ -31,11 +31,11 @@ Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 def transition(x: Tensor, *weights_and_eps: Any) -> Tensor:
     """Compute the same as the reference; see `bevatron.kernels.pair.transition`."""
-    *given, eps = weights_and_eps
+    *given, eps, residual = weights_and_eps
     # With few rows launches dominate, so nothing is recomputed.
     is_short = x.shape[:-1].numel() < chunked_linear.CHUNK_MULTIPLE
     keeps = is_short and needs_grad(x, *given) and not fused.fits(x, Weights(*given[2:]))
-    y: Tensor = widen(x, *given, eps, keeps)[0]
+    y: Tensor = widen(x, *given, eps, residual, keeps)[0]
     return y
 
 
@@ -59,6 +59,7 @@ def widen(
     up_bias: Tensor | None,
     down_bias: Tensor | None,
     eps: float,
+    residual: bool,
     keeps: bool,
 ) -> Five:
     """Return the result, every row's mean and 1/sigma in float32, and what the backward pass reads.
@@ -69,11 +70,15 @@ def widen(
     rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
     weights = Weights(up_weight, down_weight, gate_weight, up_bias, down_bias)
     y_rows = y.view(-1, y.shape[-1])
+    if fused.fits(x, weights):
+        fused.forward(rows, weights, y_rows, residual=residual)
+        return y, mean, rstd, normed, wide
     if keeps:
         normed, wide = _forward_at_once(rows, weights, y_rows)
     else:
-        run = fused.forward if fused.fits(x, weights) else _forward_in_chunks
-        run(rows, weights, y_rows)
+        _forward_in_chunks(rows, weights, y_rows)
+    if residual:
+        y_rows += rows.rows
     return y, mean, rstd, normed, wide
 
 
@@ -93,19 +98,22 @@ def widen_backward(
     normed: Tensor,
     wide: Tensor,
     eps: float,
+    residual: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of all tensors, empty for those that are not given."""
     dx, dnorm_weight, dnorm_bias = empty_gradients(x, x, norm_weight, norm_bias)
     rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
     weights = Weights(up_weight, down_weight, gate_weight, up_bias, down_bias)
-    if wide.numel():
-        run: Any = partial(_backward_in_chunks, kept=(normed, wide))
-    else:
-        run = fused.backward if fused.fits(x, weights) else _backward_in_chunks
+    kept = (normed, wide) if wide.numel() else None
+    run: Any = partial(_backward_in_chunks, kept=kept)
+    if fused.fits(x, weights):
+        run = partial(fused.backward, residual=residual)
     dup, ddown, dgate, dup_bias, ddown_bias = run(
         *(dy.reshape(-1, dy.shape[-1]).contiguous(), rows, weights),
         *(dx.view(rows.rows.shape), dnorm_weight, dnorm_bias),
     )
+    if residual and not fused.fits(x, weights):
+        dx += dy
     return dx, dnorm_weight, dnorm_bias, dup, ddown, dgate, dup_bias, ddown_bias
 
 

@@ -83,10 +83,10 @@ class Launches:
     bias_shares: tuple[int, ...]
 
 
-def forward(rows: NormedRows, given: Weights, y: Tensor) -> None:
+def forward(rows: NormedRows, given: Weights, y: Tensor, *, residual: bool) -> None:
     """Write the result and the rows' statistics."""
     x = rows.rows.contiguous()
-    run = _prepare(x, rows, given)
+    run = _prepare(x, rows, given, residual)
     up, down = given.up, given.down
     if given.gate is not None or not up.dtype == down.dtype == x.dtype:
         up, down = _new_up(x, given), x.new_empty(down.shape)
@@ -105,10 +105,12 @@ def backward(
     dx: Tensor,
     dnorm_weight: Tensor,
     dnorm_bias: Tensor,
+    *,
+    residual: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Write gradients of x and of the norm; return those of the weights and biases."""
     x = rows.rows.contiguous()
-    run = _prepare(x, rows, given)
+    run = _prepare(x, rows, given, residual)
     ordered = _ordered(x, run.order, given)
     normed, norm_shares = torch.empty_like(x), _shares(x, run.norm_shares)
     norm = pointers(x, contiguous(rows.weight), contiguous(rows.bias))
@@ -130,9 +132,9 @@ def backward(
     return dup, ddown, dgate, dup_bias, ddown_bias.result()
 
 
-def _prepare(x: Tensor, rows: NormedRows, weights: Weights) -> Launches:
-    biases = weights.up_bias, weights.down_bias
-    return _launches(x, rows.weight, rows.bias, weights.up, weights.gate, *biases, rows.eps)
+def _prepare(x: Tensor, rows: NormedRows, weights: Weights, residual: bool) -> Launches:
+    norm, biases = (rows.weight, rows.bias), (weights.up_bias, weights.down_bias)
+    return _launches(x, *norm, weights.up, weights.gate, *biases, rows.eps, residual)
 
 
 @per_layout
@@ -145,6 +147,7 @@ def _launches(
     up_bias: Tensor | None,
     down_bias: Tensor | None,
     eps: float,
+    residual: bool,
 ) -> Launches:
     """Prepare all launches."""
     has_norm: dict[str, Any] = {
@@ -195,11 +198,19 @@ def _launches(
             (blocks_of_rows,),
             (count, eps),
             HAS_DOWN_BIAS=down_bias is not None,
+            RESIDUAL=residual,
             **has_norm,
             **constants("forward"),
         ),
         order=ordering("input", backward=True),
-        input=Launch(input_kernel, (norm_parts,), (count,), **has_norm, **constants("input")),
+        input=Launch(
+            input_kernel,
+            (norm_parts,),
+            (count,),
+            RESIDUAL=residual,
+            **has_norm,
+            **constants("input"),
+        ),
         weight=Launch(weight_kernel, (blocks, parts), (count, rows_of_part), **constants("weight")),
         add=sum_of_shares(C, H * C, matrices, parts, norm_parts if wants_vectors else 0, has_norm),
         norm_shares=(norm_parts, 2, C) if wants_vectors else (0,),

@@ -104,9 +104,10 @@ def forward_kernel(
     X, NormWeight, NormBias, Up, Down, UpBias, DownBias, Y, Mean, Rstd, count, eps,
     C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
-    HAS_UP_BIAS: tl.constexpr, HAS_DOWN_BIAS: tl.constexpr, STAGES: tl.constexpr,
+    HAS_UP_BIAS: tl.constexpr, HAS_DOWN_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK rows of y, and their mean and 1/sigma."""
+    """Compute BLOCK rows of y, and their mean and 1/sigma; RESIDUAL adds the rows of x."""
     first = tl.program_id(0) * BLOCK
     row = first + tl.arange(0, BLOCK)
     x = load_rows(X, first, count, C, BLOCK).to(tl.float32)  # [BLOCK, C]
@@ -127,6 +128,8 @@ def forward_kernel(
         y = tl.dot(hidden.to(normed.dtype), tl.trans(load_down(Down, h, C, H, BLOCK_H)), y)
     if HAS_DOWN_BIAS:
         y += load_vector(DownBias, tl.arange(0, C), C)  # [BLOCK, C]
+    if RESIDUAL:
+        y += load_rows(X, first, count, C, BLOCK)  # [BLOCK, C]
     store_rows(Y, first, count, y, C, BLOCK)
 
 
@@ -135,7 +138,7 @@ def input_kernel(
     DY, X, NormWeight, NormBias, Up, Down, UpBias, Mean, Rstd, DX, Normed, Parts, count,
     C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
-    HAS_UP_BIAS: tl.constexpr, STAGES: tl.constexpr,
+    HAS_UP_BIAS: tl.constexpr, RESIDUAL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute dx of BLOCK rows; write n = LayerNorm(x) and partial sums of its weight gradients."""
     first = tl.program_id(0) * BLOCK
@@ -175,7 +178,10 @@ def input_kernel(
         tl.store(part + C, tl.sum(g, 0))  # [C]
     if HAS_WEIGHT:
         g *= load_vector(NormWeight, col, C)  # [BLOCK, C]
-    store_rows(DX, first, count, norm_gradient(g, xhat, rstd, C), C, BLOCK)
+    dx = norm_gradient(g, xhat, rstd, C)
+    if RESIDUAL:
+        dx += load_rows(DY, first, count, C, BLOCK)  # [BLOCK, C]
+    store_rows(DX, first, count, dx, C, BLOCK)
 
 
 @triton.jit

@@ -35,6 +35,8 @@ def triangle_multiply(
     *,
     outgoing: bool = True,
     eps: float = 1e-5,
+    drop: Float[Tensor, "*batch N C"] | None = None,
+    residual: bool = False,
     contraction: Contraction | None = None,
 ) -> Float[Tensor, "*batch R N C"]:
     r"""Update every edge of the pair from the other two edges of its triangles.
@@ -69,14 +71,16 @@ def triangle_multiply(
     a_bias, a_gate_bias, b_bias, b_gate_bias, out_bias, out_gate_bias : biases of the linear layers
     outgoing : whether outgoing edges are multiplied, or incoming ones
     eps : added to the variances of both norms
+    drop : [..., N, C], a dropout mask for y that rows share, 0 or ``1 / (1 - rate)``
+    residual : whether z is added to the update, in the same kernels in both passes
     contraction : computes x if z is R rows of a pair whose other rows are on other devices
 
     Returns
     -------
     Tensor
-        [..., N, N, C], of the type of ``z``; add it to ``z`` for the residual. Weights of another
-        type are rounded to that of ``z`` for the matmuls; their gradients are summed in float32
-        in a fixed order and have the type of the weights.
+        [..., N, N, C], of the type of ``z``: y, times ``drop``, plus z if ``residual``. Weights of
+        another type are rounded to that of ``z`` for the matmuls; their gradients are summed in
+        float32 in a fixed order and have the type of the weights.
 
     Examples
     --------
@@ -92,6 +96,7 @@ def triangle_multiply(
     wanted = {
         "z": (z, (*z.shape[:-3], z.shape[-2 if contraction is None else -3], z.shape[-2], C)),
         "mask": (mask, tuple(z.shape[:-1])),
+        "drop": (drop, (*z.shape[:-3], *z.shape[-2:])),
         "norm_in_weight": (norm_in_weight, (C,)),
         "norm_in_bias": (norm_in_bias, (C,)),
         "a_weight": (a_weight, (H, C)),
@@ -111,5 +116,6 @@ def triangle_multiply(
     }
     check_shapes("triangle_multiply", wanted, f"z {tuple(z.shape)} and {H} hidden channels")
     run = _operator.dispatch(z)
-    result: Tensor = run(*(tensor for tensor, _ in wanted.values()), outgoing, eps, contraction)
+    tensors = (tensor for tensor, _ in wanted.values())
+    result: Tensor = run(*tensors, outgoing, eps, residual, contraction)
     return result

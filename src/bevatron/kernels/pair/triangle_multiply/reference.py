@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bevatron.kernels.pair.add_dropped.reference import add_dropped, linear
 from bevatron.kernels.pair.layer_norm.reference import layer_norm
 from bevatron.kernels.pair.triangle_multiply.contraction import Contraction
 
@@ -14,6 +14,7 @@ from bevatron.kernels.pair.triangle_multiply.contraction import Contraction
 def triangle_multiply(
     z: Tensor,
     mask: Tensor | None,
+    drop: Tensor | None,
     norm_in_weight: Tensor,
     norm_in_bias: Tensor,
     a_weight: Tensor,
@@ -32,9 +33,13 @@ def triangle_multiply(
     out_gate_bias: Tensor | None,
     outgoing: bool,
     eps: float,
+    residual: bool,
     contraction: Contraction | None,
 ) -> Tensor:
-    """Compute ``sigmoid(gate(n)) * out(LayerNorm(sum_k a_ik b_jk))`` with n the normalised pair."""
+    """Compute ``sigmoid(gate(n)) * out(LayerNorm(sum_k a_ik b_jk))`` with n the normalised pair.
+
+    Times the dropout mask, if there is one, and plus the pair if it is residual.
+    """
     n = layer_norm(z, norm_in_weight, norm_in_bias, None, None, eps, False)
     a = linear(n, a_gate_weight, a_gate_bias).sigmoid() * linear(n, a_weight, a_bias)
     b = linear(n, b_gate_weight, b_gate_bias).sigmoid() * linear(n, b_weight, b_bias)
@@ -54,7 +59,10 @@ def triangle_multiply(
         )
     x = layer_norm(x, norm_out_weight, norm_out_bias, None, None, eps, False)
     gate = linear(n, out_gate_weight, out_gate_bias).sigmoid()
-    return gate * linear(x, out_weight, out_bias)
+    y = gate * linear(x, out_weight, out_bias)
+    if residual:
+        return add_dropped(z, y, drop)
+    return y if drop is None else y * drop.unsqueeze(-3)
 
 
 class _Contracted(torch.autograd.Function):
@@ -73,8 +81,3 @@ class _Contracted(torch.autograd.Function):
         da, db = a.new_empty(a.shape), b.new_empty(b.shape)
         contraction.contract_backward(dx, a, b, kept, da, db, outgoing, lambda: None)
         return None, None, da, db
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Apply a linear layer in the type of the rows."""
-    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))

@@ -6,7 +6,7 @@ MEASURED = TileTable(
     project=Tiles(128, 32, 4, 2, per_sm=3, registers=168),
     half_project=Tiles(64, 32, 4, 2, per_sm=3),
     project_input=Tiles(64, 16, 4, 4, registers=168),
-    output=Tiles(64, 64, 4, 1, hold=True),
+    output=Tiles(64, 64, 4, 1, registers=168, hold=True),
     output_input=Tiles(64, 32, 4, 3, hold=True),
     weight=Tiles(64, 128, 4, 3, per_sm=2),
 )

@@ -37,6 +37,7 @@ WITH_GRADIENTS = (
 def triangle_multiply(
     z: Tensor,
     mask: Tensor | None,
+    drop: Tensor | None,
     norm_in_weight: Tensor,
     norm_in_bias: Tensor,
     a_weight: Tensor,
@@ -55,6 +56,7 @@ def triangle_multiply(
     out_gate_bias: Tensor | None,
     outgoing: bool,
     eps: float,
+    residual: bool,
     contraction: Contraction | None,
 ) -> Tensor:
     """Compute the same as the reference; see `bevatron.kernels.pair.triangle_multiply`."""
@@ -70,16 +72,17 @@ def triangle_multiply(
     joint_bias = _joint((a_bias, a_gate_bias, b_bias, b_gate_bias), norm_out_bias)
     out_biases = _joint((out_bias, out_gate_bias), norm_in_bias)
     given = (
-        *(z, mask.detach() if mask is not None and mask.requires_grad else mask),
+        *(z, *(m.detach() if m is not None and m.requires_grad else m for m in (mask, drop))),
         *(norm_in_weight, norm_in_bias),
         *(*joint, joint_bias, norm_out_weight, norm_out_bias, out_weight, out_gate_weight),
         out_biases,
     )
     keeps = needs_grad(*given)
     if contraction is None:
-        y: Tensor = multiply(*given, outgoing, eps, keeps and z.nbytes < KEPT_BYTES)[0]
+        keeps = keeps and z.nbytes < KEPT_BYTES
+        y: Tensor = multiply(*given, outgoing, eps, residual, keeps)[0]
     else:
-        y = _Contracted.apply(contraction, outgoing, eps, keeps, *given)
+        y = _Contracted.apply(contraction, outgoing, eps, residual, keeps, *given)
     return y
 
 
@@ -105,6 +108,7 @@ def _new_outputs(
 def multiply(
     z: Tensor,
     mask: Tensor | None,
+    drop: Tensor | None,
     norm_in_weight: Tensor,
     norm_in_bias: Tensor,
     a_weight: Tensor,
@@ -119,6 +123,7 @@ def multiply(
     out_bias: Tensor | None,
     outgoing: bool,
     eps: float,
+    residual: bool,
     keeps: bool,
 ) -> Six:
     """Return the result and what the backward pass reads.
@@ -130,22 +135,24 @@ def multiply(
     of result and gate.
     """
     given = (
-        *(z, mask, norm_in_weight, norm_in_bias, a_weight, a_gate_weight, b_weight, b_gate_weight),
-        *(joint_bias, norm_out_weight, norm_out_bias, out_weight, gate_weight, out_bias),
+        *(z, mask, drop, norm_in_weight, norm_in_bias, a_weight, a_gate_weight, b_weight),
+        *(b_gate_weight, joint_bias, norm_out_weight, norm_out_bias, out_weight, gate_weight),
     )
-    return _multiply(*given, eps=eps, keeps=keeps, contraction=_Products(), outgoing=outgoing)[0]
+    how: dict[str, Any] = {"eps": eps, "residual": residual, "contraction": _Products()}
+    return _multiply(*given, out_bias, keeps=keeps, outgoing=outgoing, **how)[0]
 
 
 def _multiply(
-    *given: Any, eps: float, keeps: bool, contraction: Contraction, outgoing: bool
+    *given: Any, eps: float, residual: bool, keeps: bool, contraction: Contraction, outgoing: bool
 ) -> tuple[Six, Sequence[Tensor]]:
     """Take the tensors of `multiply`; return its results, and what the contraction saved."""
-    z, mask, *norm_in, a_weight, a_gate, b_weight, b_gate, joint_bias = given[:9]
-    *norm_out, out_weight, gate_weight, out_bias = given[9:]
+    z, mask, drop, *norm_in, a_weight, a_gate, b_weight, b_gate, joint_bias = given[:10]
+    *norm_out, out_weight, gate_weight, out_bias = given[10:]
     found = _new_outputs(z, a_weight, out_weight, gate_weight, keeps)
     y, x, ab, normed, statistics, rounded = found
     normed = normed if keeps else y  # programs read its rows before they write y
-    run = Multiplication(z, mask, norm_in, joint_bias, norm_out, out_bias, rounded, eps)
+    biases = norm_in, joint_bias, norm_out, out_bias
+    run = Multiplication(z, mask, drop, *biases, rounded, eps, residual)
     run.round_weights(a_weight, a_gate, b_weight, b_gate, out_weight, gate_weight)
     # Even without rows: a contraction may involve those of other processes.
     pair, of_rows = run.pair, statistics.unbind()
@@ -188,6 +195,7 @@ def multiply_backward(
     dy: Tensor,
     z: Tensor,
     mask: Tensor | None,
+    drop: Tensor | None,
     norm_in_weight: Tensor,
     norm_in_bias: Tensor,
     a_weight: Tensor,
@@ -204,21 +212,28 @@ def multiply_backward(
     rounded: Tensor,
     outgoing: bool,
     eps: float,
+    residual: bool,
 ) -> Ten:
     """Return gradients of all tensors but the mask, without elements for biases not given.
 
     The weights of a, its gates, b and its gates have one gradient, [4 H, C].
     """
     given = (
-        *(z, mask, norm_in_weight, norm_in_bias, a_weight, joint_bias, norm_out_weight),
+        *(z, mask, drop, norm_in_weight, norm_in_bias, a_weight, joint_bias, norm_out_weight),
         *(norm_out_bias, out_weight, gate_weight, out_bias, x, ab, normed),
         *(statistics, rounded),
     )
-    return _multiply_backward(dy, *given, eps=eps, contraction=_Products(), outgoing=outgoing)
+    how: dict[str, Any] = {"eps": eps, "residual": residual, "contraction": _Products()}
+    return _multiply_backward(dy, *given, outgoing=outgoing, **how)
 
 
 def _multiply_backward(
-    dy: Tensor, *given: Any, eps: float, contraction: Contraction, outgoing: bool
+    dy: Tensor,
+    *given: Any,
+    eps: float,
+    residual: bool,
+    contraction: Contraction,
+    outgoing: bool,
 ) -> Ten:
     """Take the tensors of `multiply_backward` and what the contraction saved; return gradients.
 
@@ -228,28 +243,29 @@ def _multiply_backward(
     hold those of values and gates. The first two are spare until a contraction writes; it
     may receive into the third before that.
     """
-    z, mask, *norm_in, _, joint_bias = given[:6]
-    *norm_out, _, _, out_bias, x, ab, normed, statistics, rounded = given[6:16]
-    found = _new_gradients(z, *given[2:11])
-    run = Multiplication(z, mask, norm_in, joint_bias, norm_out, out_bias, rounded, eps)
+    z, mask, drop, *norm_in, _, joint_bias = given[:7]
+    *norm_out, _, _, out_bias, x, ab, normed, statistics, rounded = given[7:17]
+    found = _new_gradients(z, *given[3:12])
+    biases = norm_in, joint_bias, norm_out, out_bias
+    run = Multiplication(z, mask, drop, *biases, rounded, eps, residual)
     pair, of_rows, dz = run.pair, statistics.unbind(), found[0]
     if not normed.numel():
         ab, normed = pair.planes(z, 2 * pair.H), torch.empty_like(run.z)
         run.project(ab, normed, of_rows[:2])
-    C, H = pair.C, pair.H
+    C, H, dy = pair.C, pair.H, dy.contiguous()
     d = pair.planes(z, 4 * H)
     (da, _, db, dx), (a, b) = d.chunk(4), ab.chunk(2)
     spare = d if C <= 2 * H else pair.planes(z, C)
-    run.output_input_backward(dy.contiguous(), x, normed, of_rows, dx, dz, spare)
+    run.output_input_backward(dy, x, normed, of_rows, dx, dz, spare)
     dx, a, b, da, db = (pair.matrices(planes) for planes in (dx, a, b, da, db))
     shares: list[tuple[Tensor, Tensor]] = []
 
     def weigh_output() -> None:
         shares.append(run.weigh_output(x, of_rows, dz, spare, found[7:]))
 
-    contraction.contract_backward(dx, a, b, given[16:], da, db, outgoing, weigh_output)
+    contraction.contract_backward(dx, a, b, given[17:], da, db, outgoing, weigh_output)
     del spare
-    given = d, normed, of_rows[:2], dz, shares[0], found[1:3], *found[3:5], found[5:7]
+    given = dy, d, normed, of_rows[:2], dz, shares[0], found[1:3], *found[3:5], found[5:7]
     run.project_backward(*given)
     return found
 
@@ -291,12 +307,19 @@ class _Contracted(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, contraction: Contraction, outgoing: bool, eps: float, keeps: bool, *given: Any
+        ctx: Any,
+        contraction: Contraction,
+        outgoing: bool,
+        eps: float,
+        residual: bool,
+        keeps: bool,
+        *given: Any,
     ) -> Tensor:
-        ctx.how = {"eps": eps, "contraction": contraction, "outgoing": outgoing}
+        ctx.how = {"eps": eps, "residual": residual}
+        ctx.how |= {"contraction": contraction, "outgoing": outgoing}
         with on_device(given[0]):
             (y, *made), kept = _multiply(*given, keeps=keeps, **ctx.how)
-        ctx.save_for_backward(*given[:5], *given[8:], *made, *kept)
+        ctx.save_for_backward(*given[:6], *given[9:], *made, *kept)
         return y
 
     @staticmethod
@@ -305,9 +328,9 @@ class _Contracted(torch.autograd.Function):
         given = ctx.saved_tensors
         with on_device(dy):
             dz, *of_weights = _of_each(*_multiply_backward(dy, *given, **ctx.how))
-        is_given = ctx.needs_input_grad[6:]
+        is_given = ctx.needs_input_grad[8:]
         weights = [dw if each else None for dw, each in zip(of_weights, is_given, strict=True)]
-        return None, None, None, None, dz, None, *weights
+        return None, None, None, None, None, dz, None, None, *weights
 
 
 def _joint(biases: tuple[Tensor | None, ...], like: Tensor) -> Tensor | None:

@@ -123,6 +123,11 @@ class Pair:
         return self.length, self.padded, self.batch * self.lines * self.padded
 
     @property
+    def edges(self) -> int:
+        """Rows of one pair."""
+        return self.lines * self.length
+
+    @property
     def exceeds_cache(self) -> bool:
         """Whether kernels find in the L2 little of what an earlier one wrote."""
         return self.C * self.places[2] * self.dtype.itemsize > cache_bytes(self.device)
@@ -234,10 +239,12 @@ class Launches:
 def prepare(
     z: Tensor,
     mask: Tensor | None,
+    drop: Tensor | None,
     norm_out_weight: Tensor,
     joint_bias: Tensor | None,
     out_bias: Tensor | None,
     eps: float,
+    residual: bool,
     tf32: bool,
 ) -> tuple[Pair, Launches]:
     """Describe a pair and prepare its launches."""
@@ -245,8 +252,8 @@ def prepare(
     numbers, C, H = (*pair.geometry, *pair.places), pair.C, pair.H
     with_eps, axes = (*pair.geometry, eps, *pair.places), {"AXES": pair.axes}
     masked = {"HAS_BIAS": joint_bias is not None, "HAS_MASK": mask is not None, "H": H}
-    of_out = {"HAS_BIAS": out_bias is not None, "H": H, "H_PAD": pad(H)}
-    of_out["PREFETCH"] = pair.exceeds_cache
+    of_out = {"HAS_BIAS": out_bias is not None, "HAS_DROP": drop is not None, "H": H}
+    of_out |= {"H_PAD": pad(H), "PREFETCH": pair.exceeds_cache}
     sizes = (4 * H * C, C * H, C * C)
     of_output = LayerSums.of(pair, output_weights_kernel, C, H, C, H=H, H_PAD=pad(H))
     of_joint = LayerSums.of(pair, joint_kernel, 4 * H, C)
@@ -268,10 +275,20 @@ def prepare(
             project_kernel, pair.fullest("project", "half_project"), with_eps, **masked, **axes
         ),
         output=pair.launch(
-            output_kernel, "output", (eps, *pair.places), **of_out, **held("output")
+            output_kernel,
+            "output",
+            (*with_eps, pair.edges),
+            RESIDUAL=residual,
+            **of_out,
+            **axes,
+            **held("output"),
         ),
         output_input=pair.launch(
-            output_input_kernel, "output_input", pair.places, **of_out, **held("output_input")
+            output_input_kernel,
+            "output_input",
+            (*pair.places, pair.edges),
+            **of_out,
+            **held("output_input"),
         ),
         of_output=of_output,
         finish_output=Launch(
@@ -287,6 +304,7 @@ def prepare(
             project_input_kernel,
             "project_input",
             numbers,
+            RESIDUAL=residual,
             **masked,
             **axes,
         ),
@@ -327,17 +345,22 @@ class Multiplication:
         self,
         z: Tensor,
         mask: Tensor | None,
+        drop: Tensor | None,
         norm_in: Sequence[Tensor],
         joint_bias: Tensor | None,
         norm_out: Sequence[Tensor],
         out_bias: Tensor | None,
         rounded: Tensor,
         eps: float,
+        residual: bool,
     ) -> None:
         tf32 = z.dtype == torch.float32 and allows_tf32()
-        self.pair, self.launches = prepare(z, mask, norm_out[0], joint_bias, out_bias, eps, tf32)
+        self.pair, self.launches = prepare(
+            z, mask, drop, norm_out[0], joint_bias, out_bias, eps, residual, tf32
+        )
         self.z = z if self.pair.is_readable else z.contiguous()
         self.mask = self.z if mask is None else mask.contiguous()
+        self.drop = self.z if drop is None else drop.contiguous()
         self.rounded = rounded
         self.joint, self.out, self.gate = rounded.split_with_sizes(self.launches.sizes)
         self.norm_in = norm_in[0].contiguous(), norm_in[1].contiguous()
@@ -361,7 +384,7 @@ class Multiplication:
 
     def output(self, x: Tensor, normed: Tensor, y: Tensor, statistics: Sequence[Tensor]) -> None:
         """Write the result, and the statistics of the contraction's rows to the last two."""
-        self.launches.output(x, normed, *self._output(), *statistics[2:], y)
+        self.launches.output(x, normed, *self._output(), self.z, *statistics[2:], y)
 
     def output_input_backward(
         self,
@@ -408,6 +431,7 @@ class Multiplication:
 
     def project_backward(
         self,
+        dy: Tensor,
         d: Tensor,
         normed: Tensor,
         statistics: Sequence[Tensor],
@@ -426,11 +450,11 @@ class Multiplication:
         """
         launches, (of_out, of_in) = self.launches, shares
         given = self.z, normed, self.norm_in[0], self.joint, self.joint_bias, self.mask
-        launches.project_input(d, *given, self.gate, *statistics, dz)
+        launches.project_input(d, *given, self.gate, *statistics, dy, dz)
         (parts,) = launches.of_joint((d, self.z, statistics))
         written = djoint, djoint_bias, of_in[self.pair.C :]
         launches.finish_joint(parts, self.joint, *self.norm_in, *written)
         launches.sum_norms(of_out, *dnorm_out, of_in, *dnorm_in)
 
     def _output(self) -> tuple[Tensor, ...]:
-        return *self.norm_out, self.out, self.gate, *self.out_biases
+        return *self.norm_out, self.out, self.gate, *self.out_biases, self.drop

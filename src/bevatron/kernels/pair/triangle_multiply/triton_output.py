@@ -1,5 +1,7 @@
 """Triangle multiplication after the contraction: ``sigmoid(Wg n) (Wo LayerNorm(x))``, and backward.
 
+The update may be dropped by a mask, and the pair added to it.
+
 x, the result of the contraction, and its gradient are channel-first [H, plane], the normalised pair
 n is [rows, C]; columns, rows and padding as in `triton_project`. A program owns BLOCK columns,
 holds the normalised rows of x and of the pair in registers, and loops over the C output channels.
@@ -22,6 +24,7 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     load_bias,
     load_channels,
     load_cols,
+    load_drop,
     load_matrix,
     norm_backward,
     normalise,
@@ -29,7 +32,7 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     store_cols,
     transpose_by_dot,
 )
-from bevatron.kernels.shared.triton_math import logistic, prefetch
+from bevatron.kernels.shared.triton_math import logistic, prefetch, row_offsets
 
 
 @triton.jit
@@ -52,14 +55,17 @@ def load_as_rows(X, H: tl.constexpr, col, plane, BLOCK: tl.constexpr, H_PAD: tl.
 
 @triton.jit
 def output_kernel(
-    X, Normed, NormWeight, NormBias, Weight, Gate, Bias, GateBias, Mean, Rstd, Y,
-    eps, N, N_pad, plane,
+    X, Normed, NormWeight, NormBias, Weight, Gate, Bias, GateBias, Drop, Z, Mean, Rstd, Y,
+    n1, n2, z_0, z_1, z_2, eps, N, N_pad, plane, edges,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PREFETCH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_DROP: tl.constexpr, RESIDUAL: tl.constexpr, PADDED: tl.constexpr,
+    STAGES: tl.constexpr, HOLD: tl.constexpr, PREFETCH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK rows of y, and mean and 1/sigma of x over its channels."""
+    """Compute BLOCK rows of y, and mean and 1/sigma of x over its channels.
+
+    A pair has ``edges`` rows.
+    """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
     if PREFETCH:
@@ -76,6 +82,8 @@ def output_kernel(
     xn = xn.to(X.dtype.element_ty)
     normed = load_cols(Normed, row, inside, 0, C, C_PAD)  # [BLOCK, C_PAD]
     FULL: tl.constexpr = C % BLOCK_H == 0
+    if RESIDUAL:
+        z_at = Z + row_offsets(row, n1, n2, z_0, z_1, z_2, AXES)[:, None]
     for h in tl.range(0, C, BLOCK_H, num_stages=STAGES):
         weight = load_matrix(Weight, h, C, H, H_PAD, BLOCK_H, FULL)  # [BLOCK_H, H_PAD]
         y = tl.dot(xn, tl.trans(weight), input_precision=PRECISION)  # [BLOCK, BLOCK_H]
@@ -85,15 +93,22 @@ def output_kernel(
             y += load_bias(Bias, h, C, BLOCK_H)[None, :]  # [BLOCK, BLOCK_H]
             gate += load_bias(GateBias, h, C, BLOCK_H)[None, :]  # [BLOCK, BLOCK_H]
         y *= logistic(gate)
+        if HAS_DROP:
+            # [BLOCK, BLOCK_H]
+            y *= load_drop(Drop, row, inside, h, N, edges, plane, C, BLOCK_H)
+        if RESIDUAL:
+            channel = h + tl.arange(0, BLOCK_H)[None, :]
+            # [BLOCK, BLOCK_H]
+            y += tl.load(z_at + channel, mask=inside[:, None] & (channel < C), other=0.0)
         store_cols(Y, row, inside, h, y, C, BLOCK_H)
 
 
 @triton.jit
 def output_input_kernel(
-    DY, X, Normed, NormWeight, NormBias, Weight, Gate, Bias, GateBias, Mean, Rstd,
-    DX, DGate, DOut, N, N_pad, plane,
+    DY, X, Normed, NormWeight, NormBias, Weight, Gate, Bias, GateBias, Drop, Mean, Rstd,
+    DX, DGate, DOut, N, N_pad, plane, edges,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROP: tl.constexpr,
     PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PREFETCH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -126,6 +141,9 @@ def output_input_kernel(
             gate += load_bias(GateBias, h, C, BLOCK_H)[None, :]  # [BLOCK, BLOCK_H]
         s = logistic(gate)
         d = load_cols(DY, row, inside, h, C, BLOCK_H).to(tl.float32) * s  # [BLOCK, BLOCK_H]
+        if HAS_DROP:
+            # [BLOCK, BLOCK_H]
+            d *= load_drop(Drop, row, inside, h, N, edges, plane, C, BLOCK_H)
         dout = d.to(xn.dtype)
         g = tl.dot(dout, weight, g, input_precision=PRECISION)  # [BLOCK, H_PAD]
         store_cols(DGate, row, inside, h, d * value * (1.0 - s), C, BLOCK_H)

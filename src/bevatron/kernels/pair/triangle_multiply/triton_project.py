@@ -85,6 +85,15 @@ def store_cols(Z, row, inside, first, block, C: tl.constexpr, BLOCK_C: tl.conste
 
 
 @triton.jit
+def load_drop(Drop, row, inside, first, N, edges, plane, C: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Load channels of the dropout mask [batch, N, C], which the rows of a pair share."""
+    row = row.to(plane.dtype)  # in 32 bits if they suffice
+    place = (row // edges * N + row % N).to(tl.int64)
+    # [BLOCK, BLOCK_C]
+    return load_cols(Drop, place, inside, first, C, BLOCK_C).to(tl.float32)
+
+
+@triton.jit
 def load_matrix(base, first, count, C: tl.constexpr, C_PAD: tl.constexpr, BLOCK_H: tl.constexpr,
                 FULL: tl.constexpr):  # fmt: skip
     """Load rows ``first .. first + BLOCK_H`` of a [count, C] weight, zero outside."""
@@ -291,17 +300,17 @@ def project_kernel(
 
 @triton.jit
 def project_input_kernel(
-    D, Z, Normed, NormWeight, Joint, JointBias, Mask, Gate, Mean, Rstd, DZ,
+    D, Z, Normed, NormWeight, Joint, JointBias, Mask, Gate, Mean, Rstd, DY, DZ,
     n1, n2, z_0, z_1, z_2, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    PADDED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    RESIDUAL: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute dz of BLOCK rows from d a and d b, in D, and from that of the gate, in DZ.
 
     D is [4 H, plane]: the gradient of a, replaced by that of its values; room for that of its
     gates; the same for b. Joint is [4 H, C] as in `project_kernel`. One matmul computes values and
-    gates, one backpropagates through both.
+    gates, one backpropagates through both. RESIDUAL adds DY, the gradient of the result.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
@@ -345,4 +354,6 @@ def project_input_kernel(
     rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
     x = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)  # [BLOCK, C_PAD]
     dz = norm_backward(g, normalise(x, mean, rstd, C, C_PAD), rstd, NormWeight, C, C_PAD)
+    if RESIDUAL:
+        dz += load_cols(DY, row, inside, 0, C, C_PAD)  # [BLOCK, C_PAD]
     store_rows(DZ, row, inside, dz, C, C_PAD)

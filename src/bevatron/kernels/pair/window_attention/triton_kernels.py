@@ -5,6 +5,9 @@ which begins at c NQ - (NK - NQ) / 2, is read by the windows c - NK / NQ + 1 to 
 its part of the bias once, masked keys as minus infinity, and goes through copies; the logits of a
 window fit on chip. Nothing is added up across programs, so results repeat bit for bit.
 
+The logarithm of the sum of exponentials of a query that does not exist is infinite: its weights are
+0 even where its part of the bias is large.
+
 Two warps own 16 rows of logits each: sums over a row stay within a warp, and weights enter the next
 matmul from registers. Rows of inputs and gradients have strides along samples, copies and atoms;
 heads are contiguous.
@@ -15,6 +18,9 @@ import triton
 import triton.language as tl
 
 from bevatron.kernels.shared.triton_math import LOG2E, logistic, sigmoids
+
+NUMBERS = ("A", "W", "M", "copies")
+"""Arguments that the kernels are not specialised on: new values need no compilation."""
 
 
 @triton.jit
@@ -41,7 +47,7 @@ def load_kept(Mask, key, A):
     return tl.load(Mask + key, mask=(key >= 0) & (key < A), other=0) != 0  # [keys]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def forward_kernel(
     Q, K, V, Gate, Bias, Mask, Out, Lse,
     q_B, q_M, q_A, k_B, k_M, k_A, v_B, v_M, v_A, g_B, g_M, g_A, A, W, M, copies, scale,
@@ -84,7 +90,7 @@ def load_bias(Bias, Mask, key, A, NQ: tl.constexpr, NK: tl.constexpr):
     return tl.where(load_kept(Mask, key, A)[None, :], bias, float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def queries_kernel(
     Q, K, V, Gate, Bias, Mask, Out, Lse, DOut, DQ, DGate, Gated, Delta,
     q_B, q_M, q_A, k_B, k_M, k_A, v_B, v_M, v_A, g_B, g_M, g_A, dq_B, dq_M, dq_A,
@@ -119,7 +125,7 @@ def queries_kernel(
         gated = (do * opened).to(q.dtype)
         store_rows(Gated + of_copy, row, A, H * D, gated, D, D_PAD)
         of_query = (place * H + h) * A + row
-        lse = tl.load(Lse + of_query, mask=row < A, other=0.0)  # [NQ]
+        lse = tl.load(Lse + of_query, mask=row < A, other=float("inf"))  # [NQ]
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [NQ, NK]
         p = tl.exp2(s * (scale * LOG2E) + (bias - lse[:, None]))
         dp = tl.dot(gated, tl.trans(v), input_precision=PRECISION)  # [NQ, NK]
@@ -130,7 +136,7 @@ def queries_kernel(
         tl.store(Delta + of_query, delta, mask=row < A)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def keys_kernel(
     Q, K, V, Bias, Mask, Lse, Delta, Gated, DK, DV,
     q_B, q_M, q_A, k_B, k_M, k_A, v_B, v_M, v_A, dk_B, dk_M, dk_A, A, W, M, copies, scale,
@@ -159,7 +165,7 @@ def keys_kernel(
             of_copy = place * A * H * D + h * D
             gated = load_rows(Gated + of_copy, row, A, H * D, D, D_PAD)  # [HALF, D_PAD]
             of_row, exists = (place * H + h) * A + row, (row >= 0) & (row < A)
-            lse = tl.load(Lse + of_row, mask=exists, other=0.0)  # [HALF]
+            lse = tl.load(Lse + of_row, mask=exists, other=float("inf"))  # [HALF]
             delta = tl.load(Delta + of_row, mask=exists, other=0.0)  # [HALF]
             bias = bias0 if part == 0 else bias1
             s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [NQ, HALF]
@@ -189,7 +195,7 @@ def load_bias_of_keys(
     return tl.where(kept[:, None], bias.to(tl.float32) * LOG2E, float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS[:3])
 def bias_kernel(
     Q, K, V, Bias, Mask, Lse, Delta, Gated, DBias,
     q_B, q_M, q_A, k_B, k_M, k_A, v_B, v_M, v_A, A, W, M, scale,
@@ -216,7 +222,7 @@ def bias_kernel(
         # [NQ, D_PAD]
         gated = load_rows(Gated + place * A * H * D + h * D, row, A, H * D, D, D_PAD)
         of_query = (place * H + h) * A + row
-        lse = tl.load(Lse + of_query, mask=row < A, other=0.0)  # [NQ]
+        lse = tl.load(Lse + of_query, mask=row < A, other=float("inf"))  # [NQ]
         delta = tl.load(Delta + of_query, mask=row < A, other=0.0)  # [NQ]
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [NQ, HALF]
         p = tl.exp2(s * (scale * LOG2E) + (bias - lse[:, None]))

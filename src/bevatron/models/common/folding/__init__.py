@@ -1,6 +1,7 @@
 """Modules shared by AlphaFold2 and AlphaFold3, built on the fused operators.
 
-Modules return updates; the caller adds them, with `add_dropped` if there is dropout. Masks are
+Triangle multiplication, triangle attention and the transition return what they have updated; other
+modules return an update, which the caller adds, with `add_dropped` if there is dropout. Masks are
 True for what exists. In shapes N counts residues or tokens, S rows of an alignment (or of a pair,
 as rows of an attention), C channels, H heads, D channels of a head; leading axes are arbitrary. If
 several processes share a sample, pairs and alignments hold R own rows and masks are whole; see

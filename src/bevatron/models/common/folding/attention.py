@@ -5,7 +5,7 @@ from math import prod
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from bevatron.kernels import layer_norm_linear, pair_attention, qkvg
+from bevatron.kernels import add_dropped, layer_norm_linear, pair_attention, qkvg
 from bevatron.models.common.folding.layer_norm import LayerNorm
 from bevatron.models.common.folding.linear import Linear
 from bevatron.parallel.axial import Coming, own
@@ -83,9 +83,36 @@ class GatedAttention(nn.Module):
             If it is pending, it is awaited after the rows are projected.
         mask : true for keys that exist; a row without any gets the last layer's bias
         """
-        B, (S, N) = prod(x.shape[:-3]), x.shape[-3:-1]
-        q, k, v, gate = qkvg(
-            x if x.ndim == 4 else x.reshape(B, *x.shape[-3:]),
+        N = x.shape[-2]
+        q, k, v, gate = self._project(x)
+        bias = bias.wait() if isinstance(bias, Coming) else bias
+        if bias is not None and bias.shape[-2] < N:
+            q, gate = own(q, 2), own(gate, 2)
+        attended = self._attend(q, k, v, gate, bias, mask)
+        update: Tensor = self.out(attended.reshape(*x.shape[:-2], *attended.shape[-2:]))
+        return update
+
+    def updated(
+        self,
+        x: Float[Tensor, "*batch N N C"],
+        bias_weight: Float[Tensor, "H C"],
+        mask: Bool[Tensor, "*batch N N"] | None = None,
+        drop: Float[Tensor, "*batch N C"] | None = None,
+    ) -> Float[Tensor, "*batch N N C"]:
+        """Return the rows of a pair with their update, biased by the pair itself.
+
+        The result is laid out as ``x``, which may be a transposed pair. ``bias_weight`` projects
+        the normalised pair to the bias; ``drop`` is a dropout mask that rows share.
+        """
+        q, k, v, gate, bias, rows = self._project(x, bias_weight)
+        attended = self._attend(q, k, v, gate, bias.movedim(-1, -3), mask)
+        drop = None if drop is None else drop.reshape(rows.shape[0], *drop.shape[-2:])
+        layer = self.out.weight, self.out.bias
+        return add_dropped(rows, attended, drop, "rows", *layer).reshape(x.shape)
+
+    def _project(self, x: Tensor, bias_weight: Tensor | None = None) -> tuple[Tensor, ...]:
+        return qkvg(
+            x if x.ndim == 4 else x.reshape(prod(x.shape[:-3]), *x.shape[-3:]),
             self.q.weight,
             self.k.weight,
             self.v.weight,
@@ -93,11 +120,21 @@ class GatedAttention(nn.Module):
             gate_bias=self.gate.bias,
             q_bias=self.q.bias,
             norm=None if self.norm is None else self.norm.parts,
+            bias_weight=bias_weight,
             head_width=self.head_width,
         )
-        bias = bias.wait() if isinstance(bias, Coming) else bias
-        if bias is not None and bias.shape[-2] < N:
-            q, gate = own(q, 2), own(gate, 2)
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gate: Tensor,
+        bias: Tensor | None,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """Return the rows in front of the last layer, [B, S, N, H D]."""
+        B, S, N = k.shape[:3]
         attended = pair_attention(
             q,
             k,
@@ -107,6 +144,4 @@ class GatedAttention(nn.Module):
             gate=gate,
             layout="BSNHD",
         )
-        inner = self.num_heads * self.head_width
-        update: Tensor = self.out(attended.reshape(*x.shape[:-2], q.shape[2], inner))
-        return update
+        return attended.flatten(-2)

@@ -9,7 +9,7 @@ from bevatron.models.common.folding.linear import Linear
 
 
 class Transition(nn.Module):
-    """Apply LayerNorm and an MLP to every row.
+    """Add to every row an MLP of its LayerNorm.
 
     ``W_d (silu(W_g n) * W_u n)`` without biases: AlphaFold3, algorithm 11; without a gate
     ``W_d relu(W_u n + b_u) + b_d``: AlphaFold2, algorithms 9 and 15.
@@ -30,7 +30,7 @@ class Transition(nn.Module):
         self.down = Linear(hidden, width, bias=not gated, init="final")
 
     def forward(self, x: Float[Tensor, "*rows C"]) -> Float[Tensor, "*rows C"]:
-        """Compute the update of the rows."""
+        """Update the rows."""
         return transition(
             x,
             *self.norm.parts,
@@ -39,4 +39,5 @@ class Transition(nn.Module):
             None if self.gate is None else self.gate.weight,
             self.up.bias,
             self.down.bias,
+            residual=True,
         )

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from bevatron.kernels import layer_norm_linear
 from bevatron.models.common.folding.attention import GatedAttention
+from bevatron.models.common.folding.dropout import add_dropped
 from bevatron.models.common.folding.layer_norm import LayerNorm
 from bevatron.models.common.folding.linear import Linear
 from bevatron.parallel.axial import (
@@ -19,7 +20,7 @@ from bevatron.parallel.axial import (
 
 
 class TriangleMultiplication(nn.Module):
-    """Update every edge by the products of the other two edges of its triangles.
+    """Add to every edge the products of the other two edges of its triangles.
 
     ``y_ij = sigmoid(W_g n_ij) * W_o LayerNorm(sum_k a_ik b_jk)``, incoming ``sum_k a_ki b_kj``,
     with ``a = mask sigmoid(W_ag n) W_a n`` of the normalised pair n, likewise b. AlphaFold2,
@@ -45,9 +46,12 @@ class TriangleMultiplication(nn.Module):
         self.out_gate = Linear(width, width, bias=bias, init="gating")
 
     def forward(
-        self, z: Float[Tensor, "*batch R N C"], mask: Bool[Tensor, "*batch N N"] | None = None
+        self,
+        z: Float[Tensor, "*batch R N C"],
+        mask: Bool[Tensor, "*batch N N"] | None = None,
+        drop: Float[Tensor, "*batch N C"] | None = None,
     ) -> Float[Tensor, "*batch R N C"]:
-        """Compute the update of own rows; edges outside the mask update no other."""
+        """Update own rows; edges outside the mask update no other, ``drop`` is a dropout mask."""
         return triangle_multiply(
             z,
             mask,
@@ -67,11 +71,13 @@ class TriangleMultiplication(nn.Module):
             out_bias=self.out.bias,
             out_gate_bias=self.out_gate.bias,
             outgoing=self.outgoing,
+            drop=drop,
+            residual=True,
         )
 
 
 class TriangleAttention(nn.Module):
-    """Attend from every edge to the edges that start at the same node, biased by the third edge.
+    """Add to every edge what it attends to of those from the same node, biased by the third edge.
 
     ``softmax_k(q_ij . k_ik / sqrt(D) + b_jk)`` with ``b = W_b LayerNorm(z)``: AlphaFold2,
     algorithm 13; AlphaFold3, algorithm 14. Around the ending node (14; 15) it is the same on the
@@ -94,17 +100,42 @@ class TriangleAttention(nn.Module):
         self.bias = Linear(width, num_heads, bias=False, init="normal")
 
     def forward(
-        self, z: Float[Tensor, "*batch R N C"], mask: Bool[Tensor, "*batch N N"] | None = None
+        self,
+        z: Float[Tensor, "*batch R N C"],
+        mask: Bool[Tensor, "*batch N N"] | None = None,
+        drop: Float[Tensor, "*batch N C"] | None = None,
     ) -> Float[Tensor, "*batch R N C"]:
-        """Compute the update of own rows; masked edges are not attended to."""
+        """Update own rows; masked edges are not attended to.
+
+        ``drop`` is a dropout mask that rows share, around the ending node columns.
+        """
+        if sample_group().size == 1:
+            return self._update_all(z, mask, drop)
         if not self.starting:
-            return transposed(self.by_columns(z, mask)[1])
-        return self._attend(z, gathered(self._bias(z), -2, z.shape[-2]), mask)
+            update = transposed(self._of_columns(z, mask)[1])
+            return add_dropped(z, update, drop, "columns")
+        update = self._attend(z, gathered(self._bias(z), -2, z.shape[-2]), mask)
+        return add_dropped(z, update, drop)
+
+    def _update_all(self, z: Tensor, mask: Tensor | None, drop: Tensor | None) -> Tensor:
+        attend, weight = self.attention.updated, self.bias.weight
+        if self.starting:
+            return attend(z, weight, mask, drop)
+        # In place: its rows are read and written where they lie.
+        turned_mask = None if mask is None else mask.mT
+        return attend(z.transpose(-3, -2), weight, turned_mask, drop).transpose(-3, -2)
 
     def by_columns(
-        self, z: Float[Tensor, "*batch R N C"], mask: Bool[Tensor, "*batch N N"] | None = None
-    ) -> tuple[Float[Tensor, "*batch K N C"], Float[Tensor, "*batch K N C"]]:
-        """Return own columns and their update around the ending node, laid out as rows."""
+        self,
+        z: Float[Tensor, "*batch R N C"],
+        mask: Bool[Tensor, "*batch N N"] | None = None,
+        drop: Float[Tensor, "*batch N C"] | None = None,
+    ) -> Float[Tensor, "*batch K N C"]:
+        """Return own columns, updated around the ending node, laid out as rows."""
+        return add_dropped(*self._of_columns(z, mask), drop)
+
+    def _of_columns(self, z: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return own columns, laid out as rows, and their update."""
         coming = turned(z, group=sample_group().urgent)  # only the bias is computed meanwhile
         bias = gathered(self._bias(z).mT, -1, z.shape[-2])
         # Copied once here instead of by every operator that reads it.
