@@ -24,6 +24,10 @@ class StoreError(DataError):
     """A prepared store is missing, damaged or made with other settings."""
 
 
+class OtherInputsError(StoreError):
+    """A folder holds a store of other inputs."""
+
+
 class LoaderError(BevatronError):
     """A batch could not be produced; the message names its samples."""
 

@@ -9,10 +9,11 @@ import pytest
 
 from bevatron.cli import main
 from bevatron.data.proteins.alignments import Alignments
-from bevatron.errors import ConfigError, DataError
+from bevatron.errors import ConfigError, DataError, StoreError
 from bevatron.recipes import protein_clusters
 from bevatron.recipes import proteins as common
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
+from bevatron.recipes.alphafold2.stores import prepared as chain_stores
 from bevatron.recipes.alphafold3.stores import prepare_complexes
 
 
@@ -41,6 +42,15 @@ def test_copies_of_a_structure_are_left_out_and_named(folder, tmp_path):
     with (tmp_path / "s-rejects.csv").open(newline="") as file:
         assert list(csv.reader(file))[1:] == [[str(folder / "ab/1ABC.cif.gz"), reason]]
     assert any(reason in line for line in lines)
+
+
+def test_a_run_keeps_its_data(folder, tmp_path):
+    out = tmp_path / "run/prepared"
+    assert chain_stores((folder,), out) == (out,)
+    (folder / "2abc.cif").write_bytes(proteins.cif())
+    with pytest.raises(StoreError, match=r"prepared: .* other inputs .*; a run keeps its") as found:
+        chain_stores((folder,), out)
+    assert "overwrite" not in str(found.value)
 
 
 def test_files_of_one_name_and_other_content_are_all_kept(folder, tmp_path):

@@ -72,15 +72,17 @@ def known_of(given: Complex, searches: Sequence[Path] = ()) -> Iterator[Known]:
 
 @contextmanager
 def _named(given: Complex, folder: Path) -> Iterator[None]:
-    """Say where an alignment is in the input, not in which file a copy of it was."""
+    """Say where an alignment is in the input, and in which file unless that was a copy."""
     try:
         yield
     except DataError as error:
         text = str(error)
         for number, entity in enumerate(given.entities):
-            for name in ("paired", "unpaired"):
+            for name, source in (("paired", entity.paired), ("unpaired", entity.unpaired)):
                 own = f"{given.where}, chain {entity.chains[0]}, {name} alignment"
                 text = text.replace(str(folder / str(number) / f"{name}.a3m"), own)
+                if isinstance(source, Path) and text.startswith(str(source)):
+                    text = f"{own}: {text}"
         if text == str(error):
             raise
         raise type(error)(text) from error

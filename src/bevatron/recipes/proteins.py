@@ -38,7 +38,8 @@ from bevatron.data.readers.proteins.openfold import read_obsolete
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare, rank_and_world
 from bevatron.data.store.store import MANIFEST, Store
-from bevatron.errors import ConfigError, DataError, StoreError, reason_of
+from bevatron.data.store.writer import REPLACE
+from bevatron.errors import ConfigError, DataError, OtherInputsError, StoreError, reason_of
 from bevatron.files import (
     TEMPORARY,
     is_kept,
@@ -323,14 +324,21 @@ def stores_of(
 ) -> tuple[Path, ...]:
     """Return the stores among paths and one, in ``out``, of everything else that they hold.
 
-    It is where the first of these was. ``prepare`` makes it and returns lines for the user, the
-    last of which says how to train.
+    It is where the first of these was. Raises StoreError if there is one of other files already.
+    ``prepare`` makes it and returns lines for the user, the last of which says how to train.
     """
     stores = tuple(path for path in paths if (path / MANIFEST).is_file())
     others = [path for path in paths if path not in stores]
     if not others:
         return stores
-    say(*(line for line in prepare(others, out)[:-1] if is_kept(out) or str(out) not in line))
+    try:
+        lines = prepare(others, out)[:-1]
+    except OtherInputsError as error:
+        raise StoreError(
+            f"{str(error).removesuffix(REPLACE)}; a run keeps its data, choose another folder "
+            "for a run on others"
+        ) from None
+    say(*(line for line in lines if is_kept(out) or str(out) not in line))
     first = paths.index(others[0])
     return (*stores[:first], out, *stores[first:])
 

@@ -139,6 +139,15 @@ def test_a_structure_of_an_entry_is_read_back_as_the_same_entry(shared, componen
     assert np.abs(again["position"] - position).max() < 1e-3
 
 
+def test_an_alignment_that_is_not_there_is_named_with_its_chain(tmp_path, components):
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(job(unpairedMsaPath="gone.a3m", pairedMsa="", templates=[])))
+    (given,) = read_inputs(path)
+    where = r"job\.json, chain A, unpaired alignment: .*gone\.a3m: cannot be read"
+    with pytest.raises(DataError, match=where), prepared_input(given, open_components(components)):
+        pass
+
+
 def test_alignments_of_the_input_reach_the_sample(tmp_path, components):
     from bevatron.data.readers.proteins import read_inputs
 

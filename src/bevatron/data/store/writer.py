@@ -25,7 +25,10 @@ from bevatron.data.store.store import (
     read_manifest,
 )
 from bevatron.data.summary import structures as summary
-from bevatron.errors import StoreError
+from bevatron.errors import OtherInputsError, StoreError
+
+REPLACE = "; choose another folder, or `overwrite=True` to replace it"
+"""What to do where a folder holds a store of other inputs."""
 
 
 @dataclass
@@ -83,7 +86,7 @@ class StoreWriter:
             self._refuse_foreign()
         for existing in (found, finished):
             if existing is not None and not self._is_ours(existing) and not overwrite:
-                raise StoreError(self._difference(existing))
+                raise OtherInputsError(self._difference(existing))
         if self._is_ours(found) or self._is_ours(finished):
             agreed = found if self._is_ours(found) else finished
             assert agreed is not None
@@ -115,7 +118,7 @@ class StoreWriter:
         # If several processes start at once, the file of the last one counts.
         agreed: Mapping[str, Any] = self._read(PREPARATION) or self._read(MANIFEST) or values
         if agreed["fingerprint"] != self.fingerprint:
-            raise StoreError(self._difference(agreed))
+            raise OtherInputsError(self._difference(agreed))
         self.samples_per_shard = int(agreed["samples_per_shard"])
 
     def _read(self, name: str) -> dict[str, Any] | None:
@@ -149,10 +152,7 @@ class StoreWriter:
             if before.get(key) != now.get(key)
         ]
         shown = "; ".join(changes[:3]) + ("; ..." if len(changes) > 3 else "")
-        return (
-            f"{self.out}: the folder holds a store made from other inputs ({shown}); choose "
-            "another folder, or `overwrite=True` to replace it"
-        )
+        return f"{self.out}: the folder holds a store made from other inputs ({shown}){REPLACE}"
 
     def is_finished(self, number: int) -> bool:
         """Whether a shard is complete and was written from the same inputs."""

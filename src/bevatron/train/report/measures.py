@@ -4,7 +4,7 @@ WORDS = {
     text.lower(): text
     for text in (
         *("MAE", "RMSE", "MSE", "AUROC", "AP", "2D", "3D"),
-        *("lDDT", "pLDDT", "pTM", "ipTM", "TM", "RMSD", "DockQ", "FAPE", "MSA", "PAE"),
+        *("lDDT", "pLDDT", "pTM", "ipTM", "TM", "RMSD", "DockQ", "FAPE", "MSA", "PAE", "PDE"),
         *("CA", "DNA", "RNA"),
     )
 } | {"r2": "R²"}
@@ -18,8 +18,8 @@ def measure_name(name: str) -> str:
     --------
     >>> measure_name("lddt_ca"), measure_name("loss_masked_msa"), measure_name("roc_auc")
     ('lDDT CA', 'loss masked MSA', 'ROC-AUC')
-    >>> measure_name("tm_score"), measure_name("ligand_rmsd")
-    ('TM-score', 'ligand RMSD (Å)')
+    >>> measure_name("tm_score"), measure_name("ligand_rmsd"), measure_name("pde")
+    ('TM-score', 'ligand RMSD (Å)', 'PDE')
     >>> measure_name("3d/gap_r2"), measure_name("wb97x/forces_rmse")
     ('gap R², 3D', 'forces RMSE, wb97x')
     """

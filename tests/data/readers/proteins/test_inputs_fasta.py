@@ -76,7 +76,7 @@ def test_fasta_names_alignments_ligands_and_descriptions(tmp_path):
         (">a\nMKV:\n", "the sequence is empty"),
         (">a\nACGT\n", r"line 1 \(record 'a'\): its letters are those of nucleotides"),
         (">a\nMK-V\n", "'-' at position 3 is not a residue of protein"),
-        (">a|rna\nACGT1\n", "'1' at position 5 is not a residue of rna"),
+        (">a|rna\nACGUZ1\n", "'Z' at position 5 is not a residue of rna"),
         (">A|protein\nMK\n>A|protein\nMK\n", "chain 'A' occurs twice"),
         (">A|ccd\n", "the ligand is empty"),
         (">A|lipid\nMKV\n", r"line 1 \(record 'A\|lipid'\): the kind 'lipid' is unknown; write"),

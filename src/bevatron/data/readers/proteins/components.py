@@ -231,7 +231,8 @@ def _installed_file() -> Path:
         package = require("biotite.structure.info", "ccd")
     except MissingPackageError as error:
         raise MissingPackageError(
-            f'{error}; or give wwPDB\'s file (`components="components.cif"`)'
+            f'{error}; or give wwPDB\'s file (`components="components.cif"`; for training '
+            "`data.components`)"
         ) from None
     return Path(str(package.__file__)).parent / "components.bcif"
 

@@ -164,7 +164,7 @@ def checked_sequence(kind: Polymer, text: str, where: str) -> str:
     if not sequence:
         raise DataError(f"{where}: the sequence is empty; expected one letter for each residue")
     if wrong := set(sequence) - set(LETTERS[kind]):
-        letter = min(wrong)
+        letter = next(each for each in sequence if each in wrong)
         raise DataError(
             f"{where}: '{letter}' at position {sequence.index(letter) + 1} is not a residue of "
             f"{kind}"
