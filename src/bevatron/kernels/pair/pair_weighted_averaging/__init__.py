@@ -41,7 +41,7 @@ def pair_weighted_averaging(
     --------
     >>> import torch
     >>> v, gate = torch.ones(2, 3, 5, 8)
-    >>> pair_weighted_averaging(v[None], gate[None], torch.full((4, 5, 5), 0.2))[0, 0, 0]
+    >>> pair_weighted_averaging(v, gate, torch.full((4, 5, 5), 0.2))[0, 0]
     tensor([0.7311, 0.7311, 0.7311, 0.7311, 0.7311, 0.7311, 0.7311, 0.7311])
     """
     *batch, _, N, C = v.shape
