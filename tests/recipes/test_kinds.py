@@ -26,6 +26,13 @@ def test_a_run_that_was_stopped_early_has_no_model_yet(tmp_path):
         kind_of_model([str(tmp_path)])
 
 
+def test_the_folder_of_a_file_of_a_model_is_asked_for(tmp_path):
+    for name in ("model.json", "weights.safetensors"):
+        (tmp_path / name).touch()
+        with pytest.raises(CheckpointError, match=f"{name}: is a file .* folder, {tmp_path}$"):
+            kind_of_model([str(tmp_path / name), "a.fasta"])
+
+
 def test_a_file_is_no_folder_with_a_model(tmp_path):
     file = tmp_path / "a.model"
     file.touch()

@@ -14,7 +14,7 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
     """Find the first run or model folder among a command's arguments and return its kind.
 
     Raises CheckpointError if that model.json is damaged, or if the first argument is not an option
-    and names no file or folder with a model: the options depend on the model, so the command would
+    and names no folder with a model: the options depend on the model, so the command would
     complain of one instead.
 
     Returns
@@ -42,6 +42,11 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
             raise CheckpointError(
                 f"{arguments[0]}: the run has no model yet, neither a final one nor a best one; "
                 'train it further with `resume="auto"`'
+            )
+        folder, suffix = Path(arguments[0]).parent, Path(arguments[0]).suffix
+        if suffix in {".json", ".safetensors"} and holds_model(folder):
+            raise CheckpointError(
+                f"{arguments[0]}: is a file of a model; give its folder, {folder}"
             )
         if Path(arguments[0]).is_dir():
             raise CheckpointError(f"{arguments[0]}: is not a model folder, it has no {MODEL_FILE}")
