@@ -326,7 +326,7 @@ def test_stress_of_a_molecule_is_not_there(model, ethanol):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_dynamics_at_constant_energy_does_not_drift(model):
-    """1 ps at 0.5 fs and about 300 K: the total energy drifts by less than 1e-5 eV/atom/ps."""
+    """1 ps at 1 fs and about 300 K: the total energy drifts by less than 1e-5 eV/atom/ps."""
     start = Atoms()
     for number, place in enumerate(np.ndindex(2, 2, 1)):
         water = molecule("H2O")
@@ -338,10 +338,10 @@ def test_dynamics_at_constant_energy_does_not_drift(model):
     # Twice 300 K at a minimum, where half of it becomes potential energy.
     speeds = np.sqrt(2 * 300 * units.kB / atoms.get_masses())
     atoms.set_velocities(np.random.default_rng(0).normal(size=(len(atoms), 3)) * speeds[:, None])
-    dynamics, energies = VelocityVerlet(atoms, 0.5 * units.fs), []
+    dynamics, energies = VelocityVerlet(atoms, 1.0 * units.fs), []
     dynamics.attach(lambda: energies.append(atoms.get_total_energy() / len(atoms)))
-    dynamics.run(2000)
-    picoseconds = 0.5e-3 * np.arange(len(energies))
+    dynamics.run(1000)
+    picoseconds = 1e-3 * np.arange(len(energies))
     assert abs(np.polyfit(picoseconds, energies, 1)[0]) < 1e-5
     assert np.std(energies) < 1e-4
     assert 150 < atoms.get_temperature() < 800

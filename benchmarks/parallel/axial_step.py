@@ -61,15 +61,15 @@ NOTES = (
     "the replay of one step without recycling, by itself. sending ms, hidden %: time of the "
     "kernels and copies of exchanges in it, waiting for the other GPU included, and how much of "
     "that lies beside other kernels. reserved GiB: most that torch took of a GPU, graphs included. "
-    "x one GPU: samples a second, over the fastest policy there, of the same call. Where peak GiB "
-    "stands, the most that was in use of a GPU: one step that was launched, the first of its "
-    "process, to see that a crop of so many tokens fits."
+    "x one GPU: samples a second, over the fastest policy there, of the same call. peak GiB: most "
+    "that was in use of a GPU, of launched steps; where there is one step, the first of its "
+    "process, it is to see that a crop of so many tokens fits."
 )
 OF_TORCH = 0.96
 """Share of a GPU's memory."""
 LEAD = 2
-"""Rounds that are not counted: the host is a step ahead, and where one ends is not known of them.
-"""
+"""Rounds that are not counted: the loader's workers start in the first; the host is a step ahead of
+captured ones, and where one ends is not known."""
 
 
 class Measurement:
@@ -138,7 +138,8 @@ class Measurement:
         if mesh.world > group:
             row["sums"] = "behind" if self.given.behind else "beside"
         first_round = range(1 if alone(case) else CYCLES)
-        counted = LEAD * len(first_round), self.given.steps * len(first_round)
+        rounds = self.given.steps if arm.captured else self.given.launched
+        counted = LEAD * len(first_round), rounds * len(first_round)
         if on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
@@ -155,8 +156,9 @@ class Measurement:
             row["loss"], row["gradient norm"] = first.loss, first.grad_norm
             if not arm.captured:
                 if self.given.launched:
-                    row["steps"] = self.given.launched * len(first_round)
-                    row["s/step"] = sum(training.steps(range(row["steps"])).seconds) / row["steps"]
+                    seconds = training.steps(range(sum(counted))).seconds
+                    lead, row["steps"] = counted
+                    row["s/step"] = sum(seconds[lead:]) / row["steps"]
                 else:
                     row["s/step"], row["steps"] = time.perf_counter() - began, 1
                 if on_gpu:

@@ -50,7 +50,7 @@ three() { # FIRST_GPU GPUS: short crops together, then one each
   local each=()
   [ "$2" -gt 1 ] && each=("$short" --sharing together apart)
   run "alphafold3-$2" "$1" "$2" 120 axial_step alphafold3 "$complexes" --lengths "$short" \
-    "${each[@]}" --policies "$keep" --out "$out/rows" ${THREE:-}
+    "${each[@]}" --policies "$keep" --launched 2 --out "$out/rows" ${THREE:-}
 }
 
 three_long() {
@@ -66,7 +66,7 @@ three_longest() { # little is left: memory must not be in pieces
 
 two() {
   run "alphafold2-$2" "$1" "$2" 160 axial_step alphafold2 "$chains" --policies "$keep" --passes 0 \
-    --steps 2 --out "$out/rows" ${TWO:-}
+    --steps 2 --launched 1 --out "$out/rows" ${TWO:-}
 }
 
 exact() {

@@ -3,6 +3,7 @@
 import gc
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from benchmarks.alphafold2 import (
 from benchmarks.common.arms import set_policy, uncollected
 from benchmarks.train import slow_samples
 
-from bevatron.models.alphafold2.config import AlphaFold2Config
+from bevatron.models.alphafold2.config import PRESETS, AlphaFold2Config
 from bevatron.models.alphafold2.evoformer import EvoformerBlock
 from bevatron.models.alphafold2.msa_attention import MSAColumnAttention
 from bevatron.models.common.folding import Checkpointing
@@ -39,6 +40,10 @@ def store(shared, tmp_path_factory):
 
 
 def test_steps_are_timed_and_compared(store, tmp_path, monkeypatch):
+    small = AlphaFold2Config.preset("small")
+    stacks = ("evoformer", "structure")
+    shallow = {name: replace(getattr(small, name), num_blocks=1) for name in stacks}
+    monkeypatch.setitem(PRESETS, "small", {**PRESETS["small"], **shallow})
     monkeypatch.setattr(train_step, "CYCLES", 2)
     sizes = "--crop 12 --msa-rows 3 --extra-rows 4 --templates 1 --preset small --device cpu"
     names = ["no CUDA graphs", "no CUDA graphs, no garbage collection"]

@@ -3,14 +3,17 @@
 import argparse
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
+from benchmarks.common.arms import Arm
 from benchmarks.parallel import axial_step, links, memory, shards, simulation, traffic
 from benchmarks.parallel.traffic import Collective
 
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold3.config import AlphaFold3Config
+from bevatron.parallel.mesh import Mesh
 
 ROW = {"system": "alphafold2", "N": 256, "passes": 1, "policy": "none"}
 ONE = {**ROW, "GPUs": 1, "GPUs a sample": 1, "loss": 2.0, "gradient norm": 4.0, "s/step": 8.0}
@@ -42,6 +45,21 @@ def test_rows_are_set_beside_one_gpu_of_their_own_call(tmp_path):
     rows = [one["row"] for one in axial_step.read_calls(tmp_path)]
     found = [(row["call"], row["x one GPU"]) for row in axial_step.compared(rows)]
     assert sorted(found) == [("first", 1.0), ("first", 2.0), ("second", 1.0), ("second", 1.6)]
+
+
+def test_launched_steps_are_timed_without_the_start_of_their_loader(monkeypatch):
+    first = SimpleNamespace(loss=2.0, grad_norm=4.0)
+    training = SimpleNamespace(
+        steps=lambda numbers: SimpleNamespace(
+            results=[first],
+            seconds=[9.0 if number < axial_step.LEAD else 1.0 for number in numbers],
+        ),
+        release=lambda: None,
+    )
+    monkeypatch.setattr(axial_step.Measurement, "training", lambda *_: training)
+    measurement = axial_step.Measurement(argparse.Namespace(steps=3, launched=2), Mesh())
+    row, _ = measurement.row({**ROW, "passes": 1.0}, Arm("bevatron", captured=False))
+    assert (row["s/step"], row["steps"], row["graphs"]) == (1.0, 2, "off")
 
 
 def test_what_was_planned_stands_beside_what_was_sent():

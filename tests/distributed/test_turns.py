@@ -79,6 +79,23 @@ def test_each_batch_is_made_once_and_is_that_of_one_process(tmp_path, size, work
     assert len({reader for each in readers.values() for reader in each}) >= size
 
 
+def test_batches_that_are_several_plans_early_are_kept(tmp_path):
+    """A process makes the only batch of each plan, and so does not wait for the other one."""
+
+    def work(mesh):
+        with begin(mesh, 2, Numbers(), 1) as loader:
+            found = []
+            for samples in ([0], [1], [2], [3]):
+                loader.set_batches(plan(samples))
+                while mesh.rank and not (tmp_path / "through").exists():
+                    time.sleep(0.1)
+                found += [bits(loaded)[1] for loaded in loader]
+            (tmp_path / "through").touch()
+        return found
+
+    assert run_ranks(2, work, tmp_path) == [[[0], [1], [2], [3]]] * 2
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_sample_that_cannot_be_read_is_the_same_error_on_all(tmp_path, workers):
     def work(mesh):

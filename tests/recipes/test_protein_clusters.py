@@ -75,6 +75,15 @@ def test_clusters_of_the_same_proteins_and_file_are_kept(tmp_path, monkeypatch):
     assert clusters(tmp_path) == before
 
 
+def test_clusters_of_chains_that_are_named_otherwise_now_are_made_anew(tmp_path):
+    file = tmp_path / "given.txt"
+    file.write_text("4hhb_A 1abc_model_A\n2xyz_B\n")
+    write_clusters(SEQUENCES, tmp_path, file, NAMED)
+    assert frozenset("12") in clusters(tmp_path)
+    write_clusters(SEQUENCES, tmp_path, file, NAMED | {"4hhb_A": 4, "2xyz_B": 1})
+    assert frozenset("42") in clusters(tmp_path)
+
+
 def test_one_of_several_processes_clusters(tmp_path, monkeypatch):
     calls = tmp_path / "calls"
     clustered_by(monkeypatch, calls, seconds=0.3)

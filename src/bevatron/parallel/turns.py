@@ -17,7 +17,7 @@ from bevatron.parallel.mesh import Mesh
 
 SECONDS = 20.0
 """Time for the others to connect."""
-CREDENTIALS = struct.Struct("3i")
+CREDENTIALS = struct.Struct("iII")
 """Process, user and group at the other end of a connection."""
 
 

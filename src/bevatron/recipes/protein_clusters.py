@@ -33,7 +33,7 @@ def write_clusters(
 ) -> list[str]:
     """Cluster proteins by key, a line of keys for each cluster; return warnings.
 
-    Clusters that are there and of the same proteins and file are kept: of the processes of a
+    Clusters that are there and of the same proteins, names and file are kept: of the processes of a
     machine one makes them, while the others wait.
 
     Parameters
@@ -44,7 +44,7 @@ def write_clusters(
     named : key by ``code_chain``, the code in lower case
     progress : whether to show progress
     """
-    inputs = _hash_of_inputs(sequences, given)
+    inputs = _hash_of_inputs(sequences, given, named or {})
     known = _kept(folder, inputs)
     if known is None:
         with explained(folder, StoreError), locked(folder):
@@ -57,11 +57,15 @@ def write_clusters(
     return known
 
 
-def _hash_of_inputs(sequences: Mapping[int, str], given: Path | None) -> str:
+def _hash_of_inputs(
+    sequences: Mapping[int, str], given: Path | None, named: Mapping[str, int]
+) -> str:
     """Hash all that clusters depend on."""
     file = "" if given is None else f"{given} {content_hash(given)}"
     program = shutil.which("mmseqs") or ""
-    return _hash("\n".join([program, file, *(f"{k} {text}" for k, text in sequences.items())]))
+    proteins = (f"{key} {text}" for key, text in sequences.items())
+    names = (f"{name} {key}" for name, key in named.items())
+    return _hash("\n".join([program, file, *proteins, "", *names]))
 
 
 def _hash(text: str) -> str:

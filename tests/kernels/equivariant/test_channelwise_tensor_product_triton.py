@@ -93,8 +93,14 @@ def test_result_and_derivatives_are_right_on_awkward_graphs(graph, dtype):
 
 
 @pytest.mark.parametrize("graph", GRAPHS[:1] + GRAPHS[4:], ids=lambda graph: graph.name)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kept", [0, 4, 8], ids=["none kept", "one chunk kept", "two kept"])
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [
+        pytest.param(DTYPES[0], 0, id="none kept"),
+        pytest.param(DTYPES[1], 4, id="one chunk kept"),
+        pytest.param(DTYPES[0], 8, id="two kept"),
+    ],
+)
 def test_weights_computed_in_chunks_give_the_same(graph, dtype, kept, small_chunks, monkeypatch):
     radial = module("radial_tensor_product.triton")
     monkeypatch.setattr(radial, "kept_edges", lambda num_edges, *_: min(kept, num_edges))
@@ -283,15 +289,6 @@ def test_edge_weights_fit_the_shared_memory_of_other_gpus():
     for line in run.stdout.splitlines():
         *what, taken, room = line.split()
         assert int(taken) <= int(room), what
-
-
-def test_compiled_with_its_inner_gradient_it_equals_eager():
-    dynamo = pytest.importorskip("torch._dynamo")
-    if not hasattr(dynamo.config, "trace_autograd_ops"):
-        pytest.skip("this torch cannot trace an inner gradient")
-    script = Path(__file__).with_name("compiled_products.py")
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("hidden", [0, 3])

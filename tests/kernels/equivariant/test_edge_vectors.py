@@ -1,9 +1,6 @@
 """Vectors along edges against the float64 reference, with repeatable sums."""
 
 import inspect
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -82,12 +79,3 @@ def test_a_wrong_shape_is_named():
         inspect.unwrap(edge_vectors)(
             positions, edges, torch.zeros(2, 3), torch.zeros(1, 3, 3), torch.zeros(2, dtype=int)
         )
-
-
-def test_maps_and_sums_compiled_with_their_inner_gradients_equal_eager():
-    dynamo = pytest.importorskip("torch._dynamo")
-    if not hasattr(dynamo.config, "trace_autograd_ops"):
-        pytest.skip("this torch cannot trace an inner gradient")
-    script = Path(__file__).with_name("compiled_maps.py")
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr

@@ -222,26 +222,6 @@ def test_gradients_of_attention_are_joined_without_a_copy(monkeypatch):
         assert_close(got, want, 2e-5)
 
 
-def test_gradients_of_halves_of_two_tensors_are_joined_without_a_copy(monkeypatch):
-    """Windows of atoms have queries and gate in one, keys and values in the other, in any order."""
-    generator = torch.Generator().manual_seed(5)
-    W, M, Q, K, H, D = 2, 3, 4, 6, 2, 8
-    drawn = [torch.randn(M, W, n, 2 * H * D, generator=generator) for n in (Q, K)]
-    results = []
-    for choice, dtype in (("triton", torch.float32), ("reference", torch.float64)):
-        leaves = [value.to(DEVICE, dtype).requires_grad_() for value in drawn]
-        with use(choice), monkeypatch.context() as patched:
-            halves = [part for x in leaves for part in split(x * 1.5, [H * D] * 2)]
-            q, gate, k, v = (part.unflatten(-1, (H, D)).transpose(0, 1) for part in halves)
-            y = pair_attention(q, k, v, gate=gate, layout="BSNHD")
-            weight = torch.linspace(-1.0, 1.0, y.numel(), device=DEVICE, dtype=dtype)
-            if choice == "triton":
-                patched.setattr(torch, "cat", None)
-            results.append((y, *torch.autograd.grad((weight.view(y.shape) * y).sum(), leaves)))
-    for got, want in zip(*results, strict=True):
-        assert_close(got, want, 2e-5)
-
-
 @pytest.mark.parametrize(("farthest", "gap"), [(1000, 100), (200, 8)])
 def test_joined_gradients_too_far_apart_for_cublas_are_copied(farthest, gap, monkeypatch):
     monkeypatch.setattr("bevatron.kernels.shared.rows.FARTHEST", farthest)

@@ -68,7 +68,7 @@ class Loader:
     workers
         Number of worker processes; 0 collates in this process on demand. None makes batches in a
         thread of this process while each takes under a millisecond, then in as many processes as
-        `default_workers` says; in processes at once with a window or ``leave_out``.
+        `default_workers` says; in processes at once with a window, ``leave_out`` or ``turns``.
     window
         1 keeps the order of the plan. With w > 1 a finished batch may overtake unfinished ones, if
         it is less than w positions ahead of the first of them.

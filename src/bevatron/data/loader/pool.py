@@ -113,7 +113,7 @@ class Pool:
         self._next = self._oldest = 0
         self._delivered: set[int] = set()
         self._ready: dict[int, Any] = {}
-        self._early: dict[Key, Any] = {}  # from processes that have begun the next plan
+        self._early: dict[Key, Any] = {}  # from processes that have begun a later plan
         self._workers: list[Worker | None] = [None] * num_workers
         self._bell, self._ring = self._context.Pipe(duplex=False)
         self._thread = threading.Thread(target=self._watch, name="bevatron-loader", daemon=True)
@@ -132,8 +132,8 @@ class Pool:
             self._batches = batches
             self._oldest, self._next = first, self._peers.own(first)
             self._delivered.clear()
-            early, self._early = self._early, {}
-            self._ready = {at: one for (plan, at), one in early.items() if plan == self._generation}
+            begun = [key for key in self._early if key[0] == self._generation]
+            self._ready = {key[1]: self._early.pop(key) for key in begun}
         self._wake()
         return self._generation
 
