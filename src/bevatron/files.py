@@ -143,6 +143,18 @@ def check_writable(path: Path | None, error: type[BevatronError] = BevatronError
         temporary.unlink()
 
 
+def make_writable(folder: Path, error: type[BevatronError] = BevatronError) -> None:
+    """Make a folder, and try whether a file can be written in it, before the work.
+
+    Raises BevatronError of class ``error``, see `explained`.
+    """
+    with explained(folder, error):
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_name(folder / "try")
+        temporary.touch()
+        temporary.unlink()
+
+
 @contextmanager
 def atomic_write(path: Path, error: type[BevatronError] = BevatronError) -> Iterator[IO[bytes]]:
     """Open a file for writing that appears under its name only when all of it is on disk.

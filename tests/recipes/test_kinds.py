@@ -26,6 +26,18 @@ def test_a_run_that_was_stopped_early_has_no_model_yet(tmp_path):
         kind_of_model([str(tmp_path)])
 
 
+def test_a_file_in_place_of_a_model_is_refused_before_its_options_are(tmp_path):
+    (tmp_path / "a.fasta").touch()
+    with pytest.raises(CheckpointError, match=r"a.fasta: is a file, expected a run or a model fol"):
+        kind_of_model([str(tmp_path / "a.fasta"), "out"])
+    for name in ("model.json", "weights.safetensors"):
+        (tmp_path / name).touch()
+        with pytest.raises(CheckpointError, match=f"{name}: is a .*, such as {tmp_path}$"):
+            kind_of_model([str(tmp_path / name), "a.fasta"])
+    (tmp_path / "a.model").touch()
+    assert kind_of_model([str(tmp_path / "a.model")]) is None
+
+
 def test_a_file_is_no_folder_with_a_model(tmp_path):
     file = tmp_path / "a.model"
     file.touch()

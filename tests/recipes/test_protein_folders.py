@@ -53,6 +53,14 @@ def test_a_run_keeps_its_data(folder, tmp_path):
     assert "overwrite" not in str(found.value)
 
 
+def test_one_process_says_what_a_run_has_prepared(folder, tmp_path, capsys, monkeypatch):
+    for rank, said in ((0, True), (1, False)):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        chain_stores((folder,), tmp_path / "prepared")
+        assert ("usable: 1 of 1" in capsys.readouterr().out) == said
+
+
 def test_files_of_one_name_and_other_content_are_all_kept(folder, tmp_path):
     for number, value in enumerate(("1.0", "2.0", "nan")):
         (folder / str(number)).mkdir()

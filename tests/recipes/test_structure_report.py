@@ -25,3 +25,11 @@ def test_measures_have_their_names_and_the_rest_is_a_table(tmp_path):
     assert cards[:2] == [("0.5000", "lDDT"), ("3.000", "cross entropy of the distogram")]
     assert ("3", "parameters") in cards
     assert '<td>lDDT ligand</td><td class="number">0.2500</td>' in page
+
+
+def test_a_run_that_was_over_when_it_was_resumed_keeps_its_measures(tmp_path):
+    (tmp_path / "config.yaml").write_text("train: {}\n")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(EPOCH) + "\n")
+    result = FitResult(tmp_path, "steps", None, 1, 8, {}, 0.5, 0, 1.0)
+    page = report_of_run(tmp_path, nn.Linear(2, 1), [], result).read_text()
+    assert "<b>0.5000</b><span>lDDT</span>" in page

@@ -9,12 +9,17 @@ from bevatron.errors import CheckpointError, ConfigError
 from bevatron.files import MODEL_FILE, read_description
 from bevatron.recipes.named_models import models_folder, named_model
 
+EXPECTED = "expected a run or a model folder"
+
+OF_OTHERS = {".model", ".pt", ".pth"}
+"""Suffixes of models of other packages, which a system may know how to convert."""
+
 
 def kind_of_model(arguments: Sequence[str]) -> str | None:
     """Find the first run or model folder among a command's arguments and return its kind.
 
     Raises CheckpointError if that model.json is damaged, or if the first argument is not an option
-    and names no file or folder with a model: the options depend on the model, so the command would
+    and names no folder with a model: the options depend on the model, so the command would
     complain of one instead.
 
     Returns
@@ -43,6 +48,10 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
                 f"{arguments[0]}: the run has no model yet, neither a final one nor a best one; "
                 'train it further with `resume="auto"`'
             )
+        folder, suffix = Path(arguments[0]).parent, Path(arguments[0]).suffix
+        if Path(arguments[0]).is_file() and suffix not in OF_OTHERS:
+            where = f", such as {folder}" if holds_model(folder) else ""
+            raise CheckpointError(f"{arguments[0]}: is a file, {EXPECTED}{where}")
         if Path(arguments[0]).is_dir():
             raise CheckpointError(f"{arguments[0]}: is not a model folder, it has no {MODEL_FILE}")
     return None
@@ -73,7 +82,7 @@ def newest_model(path: Path, of_a_file: str = "") -> Path:
     """
     path = named_model(path)
     if path.is_file():
-        raise CheckpointError(f"{path}: is a file, expected a run or a model folder{of_a_file}")
+        raise CheckpointError(f"{path}: is a file, {EXPECTED}{of_a_file}")
     best = path / "best"
     unfinished = not (path / MODEL_FILE).exists() and (best / MODEL_FILE).exists()
     return best if unfinished else path

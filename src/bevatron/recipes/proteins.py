@@ -338,7 +338,8 @@ def stores_of(
             f"{str(error).removesuffix(REPLACE)}; a run keeps its data, choose another folder "
             "for a run on others"
         ) from None
-    say(*(line for line in lines if is_kept(out) or str(out) not in line))
+    if rank_and_world()[0] == 0:
+        say(*(line for line in lines if is_kept(out) or str(out) not in line))
     first = paths.index(others[0])
     return (*stores[:first], out, *stores[first:])
 

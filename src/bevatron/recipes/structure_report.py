@@ -37,7 +37,9 @@ def write_report(
     history = History.of_run(folder)
     report = Report(f"{title}: {folder.resolve().name}", str(folder), folder / "plots")
     report.notes(history.changes())
-    rest = dict(result.metrics or {})
+    # A run that was over when it was resumed has validated nothing since.
+    validated = [epoch["valid"] for epoch in history.epochs if epoch.get("valid")]
+    rest = dict(result.metrics or (validated[-1] if validated else {}))
     known = {text: rest.pop(name, None) for name, text in measures.items()}
     report.section("Result").highlights({
         **{text: value for text, value in known.items() if value is not None},

@@ -1,7 +1,9 @@
 """Predicted complexes: files of a folder, what they say, and inputs that cannot be predicted."""
 
+import errno
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,6 +139,21 @@ def test_a_structure_of_an_entry_is_read_back_as_the_same_entry(shared, componen
     ):  # fmt: skip
         assert np.array_equal(entry[name], again[name]), name
     assert np.abs(again["position"] - position).max() < 1e-3
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+    tiny_model, components, tmp_path, monkeypatch
+):
+    def refuse(self, *_):
+        raise OSError(errno.EROFS, "read-only", str(self))
+
+    (tmp_path / "one.fasta").write_text(FASTA)
+    (tmp_path / "out/one").mkdir(parents=True)
+    predictor = ComplexPredictor(tiny_model, "cpu")
+    monkeypatch.setattr(predictor, "predict", lambda *_: pytest.fail("worked for nothing"))
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(DataError, match=r"out/one: cannot be written, .* read-only"):
+        predict_files(predictor, tmp_path / "one.fasta", tmp_path / "out", components=components)
 
 
 def test_an_alignment_that_is_not_there_is_named_with_its_chain(tmp_path, components):

@@ -12,7 +12,7 @@ from torch import Tensor
 from bevatron.data.proteins.chain_batch import ChainBatch, collate_chain
 from bevatron.data.store.progress import progress
 from bevatron.errors import ConfigError, DataError
-from bevatron.files import SCRATCH, check_writable, explained, write_json_atomically
+from bevatron.files import SCRATCH, check_writable, make_writable, write_json_atomically
 from bevatron.models.alphafold2.config import whole_chains
 from bevatron.models.alphafold2.task import CYCLES
 from bevatron.output import counted, print_table
@@ -59,8 +59,7 @@ def evaluate_stores(
         raise ConfigError(f"most: expected 1 or more, got {most}")
     check_writable(out, DataError)
     if pictures is not None:
-        with explained(pictures, DataError):
-            pictures.mkdir(parents=True, exist_ok=True)
+        make_writable(pictures, DataError)
     predictor = model if isinstance(model, ChainPredictor) else ChainPredictor(model, device)
     with TemporaryDirectory(SCRATCH, "bevatron-") as scratch:
         stores = prepared(files, Path(scratch) / "prepared")

@@ -14,7 +14,7 @@ from bevatron.data.proteins.templates import NUM_TEMPLATES
 from bevatron.data.readers.proteins import read_inputs
 from bevatron.data.readers.proteins.inputs import Entity
 from bevatron.errors import DataError
-from bevatron.files import atomic_write, explained, write_text_atomically
+from bevatron.files import atomic_write, make_writable, write_text_atomically
 from bevatron.models.alphafold2.predict import PredictedChain
 from bevatron.models.common.folding.metrics import MAX_ERROR
 from bevatron.output import note
@@ -67,8 +67,7 @@ def predict_files(
     given = read_inputs(source)
     if not any(entity.kind == "protein" for each in given for entity in each.entities):
         raise DataError(f"{source}: holds no protein, of which AlphaFold2 predicts structures")
-    with explained(out, DataError):
-        out.mkdir(parents=True, exist_ok=True)
+    make_writable(out, DataError)
     predictor = model if isinstance(model, ChainPredictor) else ChainPredictor(model, device)
     rows = []
     for each in given:

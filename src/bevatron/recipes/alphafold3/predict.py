@@ -12,7 +12,7 @@ from bevatron.data.readers.proteins import open_components, read_inputs
 from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.readers.proteins.inputs import Complex
 from bevatron.errors import DataError
-from bevatron.files import atomic_write, explained, write_json_atomically, write_text_atomically
+from bevatron.files import atomic_write, make_writable, write_json_atomically, write_text_atomically
 from bevatron.models.alphafold3.predict import Predicted, ranked
 from bevatron.output import note, number
 from bevatron.recipes.alphafold3.inputs import Prepared, prepared_input
@@ -72,8 +72,7 @@ def predict_files(
     for one, folder in zip(given, folders, strict=True):
         _warn(one)
         with prepared_input(one, dictionary, searches) as prepared:
-            with explained(folder, DataError):  # before the work, which would be lost
-                folder.mkdir(parents=True, exist_ok=True)
+            make_writable(folder, DataError)
             found = []
             size = f"{one.name}, {len(prepared.entry['restype']):,} tokens"
             stages = predictor.stages(samples, steps)

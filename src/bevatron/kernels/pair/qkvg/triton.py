@@ -44,7 +44,8 @@ def qkvg(
 ) -> tuple[Tensor, ...]:
     """Compute the same as the reference; see `bevatron.kernels.pair.qkvg`."""
     weights = [q_weight, k_weight, v_weight, gate_weight]
-    sizes, others = [weight.shape[0] for weight in weights], list[Tensor]()
+    sizes = [weight.shape[0] for weight in weights]
+    others: list[Tensor] = []  # Dynamo cannot trace list[Tensor]()
     if has_norm:
         if len({weight.dtype for weight in weights}) > 1:  # their gradients lie in one tensor
             weights = [weight.float() for weight in weights]
