@@ -84,6 +84,22 @@ def test_gradients_of_parts_of_a_projection_are_parts_of_one_tensor():
     assert parts_of_one(torch.autograd.grad(result.square().sum(), (v, gate))) is not None
 
 
+def test_weights_that_autocast_keeps_wider_are_rounded_to_the_type_of_the_rows():
+    """A softmax is float32 under autocast; the backward pass runs without autocast."""
+    pytest.importorskip("triton", reason="the kernels need the package triton")
+    v, gate, weights = draw((), 3, 5, 2, 8)
+    rows = [each.to(DEVICE, torch.bfloat16) for each in (v, gate)]
+    leaves = [each.requires_grad_() for each in (*rows, weights.to(DEVICE, torch.float32))]
+    with kernels.use("triton"), torch.autocast(DEVICE, torch.bfloat16):
+        result = pair_weighted_averaging(*leaves)
+    found = torch.autograd.grad(result.float().square().sum(), leaves)
+    assert [each.dtype for each in found] == [torch.bfloat16, torch.bfloat16, torch.float32]
+    exact = [each.detach().double().requires_grad_() for each in leaves]
+    expected = torch.autograd.grad(pair_weighted_averaging(*exact).square().sum(), exact)
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, 0.03)
+
+
 def test_custom_operators_pass_opcheck():
     pytest.importorskip("triton", reason="the kernels need the package triton")
     from bevatron.kernels.pair.pair_weighted_averaging.triton import averaged
