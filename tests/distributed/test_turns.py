@@ -14,7 +14,7 @@ from graph_ranks import fork_ranks, run_ranks
 
 from bevatron.data.loader import Loader
 from bevatron.errors import BevatronError, LoaderError
-from bevatron.parallel import turns
+from bevatron.parallel import failures, turns
 from bevatron.parallel.axial import shared
 from bevatron.parallel.turns import turns_of
 
@@ -130,7 +130,11 @@ def test_a_process_that_is_killed_ends_those_that_wait_for_its_batches(tmp_path,
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_process_that_fails_and_takes_long_to_end_is_named_by_the_others(tmp_path, workers):
+def test_a_process_that_fails_and_takes_long_to_end_is_named_by_the_others(
+    tmp_path, workers, monkeypatch
+):
+    monkeypatch.setattr(failures, "GRACE_SECONDS", 1.0)
+
     def work(mesh):
         try:
             with begin(mesh, 2, Numbers(), workers, prefetch=2) as loader:

@@ -30,6 +30,8 @@ LIFELINE_KEY = "bevatron/lifeline"
 WATCH_SECONDS = 1.0
 GRACE_SECONDS = 8.0
 """Time for the other ranks to stop by themselves after one has failed."""
+CLOSING_SECONDS = 120.0
+"""Time for a rank that has closed its connections to say why: it may be writing a checkpoint."""
 
 GONE = "it ended without a message: killed, perhaps out of memory, or its machine is gone"
 GOODBYE = b"."
@@ -91,10 +93,9 @@ class FailureWatch:
     def report(self, error: BaseException) -> tuple[int, str] | None:
         """Store this rank's message, unless another failed before; return the first message."""
         if isinstance(error, Exception) and not isinstance(error, BevatronError):
-            # A closed connection is the fault of another rank, whose message tells more; that rank
-            # may be closing its files first.
+            # A closed connection is the fault of another rank, whose message tells more.
             closed = isinstance(error, ConnectionError)
-            deadline = time.monotonic() + (GRACE_SECONDS if closed else 2 * WATCH_SECONDS)
+            deadline = time.monotonic() + (CLOSING_SECONDS if closed else 2 * WATCH_SECONDS)
             while self.first_failure() is None and time.monotonic() < deadline:
                 time.sleep(0.02)
         self._leave(self._rank, f"{type(error).__name__}: {error}".splitlines()[0])
