@@ -56,7 +56,8 @@ def test_a_starter_configuration_is_refused_until_it_is_filled_in_and_then_runs(
 ):
     if name in {"gpspp", "alphafold3"}:
         pytest.importorskip("rdkit")
-    short = [*SHORT[name].split(), "--train.epochs", "1", "--train.device", "cpu", "--no-report"]
+    length = [] if "stages" in SHORT[name] else ["--train.epochs", "1"]
+    short = [*SHORT[name].split(), *length, "--train.device", "cpu", "--no-report"]
     if name.startswith("alphafold") and not COMPLEXES.is_dir():
         pytest.skip("needs the folder ../shared with real data")
     if name == "alphafold3":

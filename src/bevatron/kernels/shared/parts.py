@@ -111,7 +111,7 @@ class _Split(torch.autograd.Function):
 
 def _flat(part: Tensor) -> Tensor:
     """Fold heads into channels."""
-    return part.reshape(*part.shape[:-2], -1)
+    return part.flatten(-2)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor | None:

@@ -7,6 +7,7 @@ Legend: M copies, A atoms, W windows of Q = 32 queries and K = 128 keys, C chann
 a pair, H heads.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -87,9 +88,10 @@ class WindowAttention(nn.Module):
         a = self.key_norm.given(a, given.norms[1])
         around = joined(a, self.k.weight, self.v.weight)
         parts = (*split(rows, halves, D), *split(around, halves, D))
-        q, gate, k, v = (x.reshape(-1, *x.shape[-4:]) for x in parts)
-        windows = bias.reshape(-1, *bias.shape[-4:])
-        attended = window_attention(q, k, v, gate, windows, mask.reshape(-1, mask.shape[-1]))
+        samples = math.prod(mask.shape[:-1])  # written out, as a process may have no copies
+        q, gate, k, v = (x.reshape(samples, *x.shape[-4:]) for x in parts)
+        windows = bias.reshape(samples, *bias.shape[-4:])
+        attended = window_attention(q, k, v, gate, windows, mask.reshape(samples, mask.shape[-1]))
         update: Tensor = self.out(attended.reshape(a.shape))
         return update
 
