@@ -1,6 +1,7 @@
 """The benchmarks of AlphaFold3, on a CPU at a size where every arm takes a second."""
 
 import argparse
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -8,11 +9,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from benchmarks.alphafold3 import arms, kernel_time, learning, memory, parts, traffic, train_step
+from benchmarks.alphafold3 import (
+    arms,
+    kernel_time,
+    learning,
+    memory,
+    operators,
+    parts,
+    traffic,
+    train_step,
+)
 from benchmarks.common.arguments import read_all
 from benchmarks.kernels.cases import Setup, cases_of
 from benchmarks.parallel import memory as shared_memory
 
+from bevatron import kernels
 from bevatron.models.alphafold3 import config
 from bevatron.models.alphafold3.config_diffusion import (
     AtomConfig,
@@ -88,6 +99,15 @@ def test_all_arms_take_the_same_steps_and_their_rows_are_joined(store, tmp_path)
     assert rows[2]["loss off by"] == 0
 
 
+def test_every_fused_operator_of_a_step_is_in_one_group_of_the_ladder(store, tmp_path):
+    kernels.reset_launches()
+    train_step.measure_all(options(store, tmp_path, arms=["eager, all"]))
+    ran = {operator for operator, _ in kernels.launches()}
+    grouped = [*itertools.chain(*train_step.GROUPS.values()), "linear"]  # cuBLAS in either case
+    assert set(grouped) ^ (ran - {"fused_adam_ema"}) == set()
+    assert len(grouped) == len(set(grouped))
+
+
 def test_an_arm_that_runs_out_of_memory_is_told_as_such(store, tmp_path, monkeypatch):
     def refuse(*_):
         raise torch.OutOfMemoryError
@@ -108,6 +128,18 @@ def test_a_loss_that_differs_is_seen():
     ours, eager = train_step.compared(rows)
     assert ours["loss off by"] == 0.5
     assert "loss off by" not in eager
+    assert "x faster than eager" not in ours
+
+
+def test_a_step_stands_beside_the_eager_one_whose_samples_are_made_likewise():
+    seconds = {"bevatron, captured, all": (3.0, 4.0), "eager, all": (9.0, 10.0)}
+    rows = [
+        {"N": 8, "arm": arm + kind, "s/step": each, "steps": 1}
+        for arm, both in seconds.items()
+        for kind, each in zip(("", train_step.IN_THE_STEP), both, strict=True)
+    ]
+    found = {row["arm"]: row["x faster than eager"] for row in train_step.compared(rows)}
+    assert list(found.values()) == [3.0, 1.0, 2.5, 1.0]
 
 
 def test_layers_that_start_from_zero_take_part(store):
@@ -279,6 +311,44 @@ def test_kernels_are_told_apart_by_name():
     }
     assert {name: kernel_time.class_of(name) for name in names} == names
     assert all(re.compile(pattern) for pattern in kernel_time.CLASSES.values())
+
+
+def test_operators_of_a_step_are_counted_timed_and_added_up(store, tmp_path, monkeypatch):
+    calls, times = tmp_path / "calls.json", {"ms": 2.0, "ms, in a row": 1.0}
+    given = options(store, tmp_path / "rows", tokens=N, time=calls)
+    with kernels.use("reference"):  # heads as narrow as the tiny model's are no kernel's
+        calls.write_text(json.dumps(operators.calls_of(given)))
+    read = json.loads(calls.read_text())
+    counts = {(call["operator"], call["grad"]): 0 for call in read}
+    for call in read:
+        counts[call["operator"], call["grad"]] += call["calls"]
+    # two blocks of the alignment, one of templates, two of the trunk, one of the confidences
+    assert counts["triangle_multiply", True] == 2 * (2 + 1 + 2 + 1)
+    assert counts["pair_weighted_averaging", True] == 1  # not in the last of the alignment
+    # two blocks of the diffusion, alone in each of 20 steps of the rollout, and both times
+    assert counts["pair_attention", False] == 20 * 2
+    assert counts["window_attention", False] == 20 * 2
+    for call in read:
+        gradients = operators.ready(call, "cpu")()
+        assert all(x is None or x.isfinite().all() for x in gradients)
+        sizes = [x.shape for x in gradients if x is not None]
+        of = [x["shape"] for x in call["arguments"] if isinstance(x, dict) and x["grad"]]
+        assert not call["grad"] or sizes == [torch.Size(shape) for shape in of]
+    monkeypatch.setattr(
+        operators, "timed", lambda call, _: times if call["grad"] else {**times, "ms": 0.0}
+    )
+    operators.measure(given)
+    page = {"rows": [{"N": N, "arm": operators.ARM, "kernels": "all", "ms": 2048.0}]}
+    (tmp_path / "alphafold3").mkdir()
+    (tmp_path / "alphafold3/kernel_time.json").write_text(json.dumps(page))
+    monkeypatch.setattr(operators, "RESULTS", tmp_path)
+    operators.collect(tmp_path / "rows", tmp_path, "")
+    written = json.loads((tmp_path / "alphafold3/operators.json").read_text())
+    whole, *rows = written["rows"]
+    assert whole["calls"] == sum(counts.values()) == whole["ms, in a row"]
+    with_gradient = sum(n for (_, grad), n in counts.items() if grad)
+    assert whole["ms"] == 2 * with_gradient == sum(row["ms"] for row in rows)
+    assert whole["GPU time of a step / ms"] == 2048 / whole["ms"]
 
 
 def test_bytes_of_a_pass_are_those_between_its_marks_and_what_it_left_in_the_cache():

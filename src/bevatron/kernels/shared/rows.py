@@ -18,7 +18,8 @@ class Rows:
 
     Attributes
     ----------
-    tensors : as given, or copied if the leading axes do not fold into three
+    tensors : as given, or contiguous if their leading axes do not fold into three
+    in_place : whether they are as given; strides and axes are those of ``tensors``
     count : number of rows, n0 n1 n2
     sizes : n1 and n2
     strides : of every tensor, along the three axes of rows and along channels
@@ -26,6 +27,7 @@ class Rows:
     """
 
     tensors: tuple[Tensor, ...]
+    in_place: bool
     count: int
     sizes: tuple[int, int]
     strides: tuple[tuple[int, int, int, int], ...]
@@ -42,7 +44,8 @@ def as_rows(*tensors: Tensor) -> Rows:
     """
     shape = tensors[0].shape
     axes = _fold(shape[:-1], [tensor.stride() for tensor in tensors])
-    if len(axes) > MOST_AXES:
+    in_place = len(axes) <= MOST_AXES
+    if not in_place:
         tensors = tuple(tensor.contiguous() for tensor in tensors)
         axes = _fold(shape[:-1], [tensor.stride() for tensor in tensors])
     longer = [(1, (0,) * len(tensors))] * (MOST_AXES - len(axes)) + axes
@@ -51,7 +54,8 @@ def as_rows(*tensors: Tensor) -> Rows:
         for i, tensor in enumerate(tensors)
     )
     count = longer[0][0] * longer[1][0] * longer[2][0]
-    return Rows(tuple(tensors), count, (longer[1][0], longer[2][0]), strides, max(len(axes), 1))
+    sizes = longer[1][0], longer[2][0]
+    return Rows(tuple(tensors), in_place, count, sizes, strides, max(len(axes), 1))
 
 
 def indexable_by_32_bits(matrix: Tensor) -> Tensor:

@@ -161,12 +161,18 @@ class StepGraphs:
         self._seconds += time.monotonic() - began
 
     def _rehearse(self, batch: Batch) -> None:
-        """Launch the kernels of a step without changing anything."""
-        with autocast_context(self._config, self._device):
-            loss = self._task.loss(self._model, batch, self._normalisers).total
-        if loss.requires_grad:
-            torch.autograd.grad(loss, self._update.parameters, allow_unused=True)
-        self._update.warm_up()
+        """Launch the kernels of a step that changes nothing; no gradient is held before it.
+
+        Gradients are freed as in a step: all of them together would take more memory than it does.
+        """
+        try:
+            with autocast_context(self._config, self._device):
+                loss = self._task.loss(self._model, batch, self._normalisers).total
+            if loss.requires_grad:
+                self._buckets.differentiate(loss)
+            self._update.warm_up()
+        finally:
+            self._update.zero_grad()  # the kernel that does it may have been left out
 
     def keep(self, shapes: Sequence[BatchShape]) -> None:
         """Drop the graphs of other shapes."""

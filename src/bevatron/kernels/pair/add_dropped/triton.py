@@ -154,7 +154,7 @@ def _prepare_linear(
     """Prepare the launch; return whether it reads and writes rows in place."""
     (C, H), (R, N) = weight.shape, x.shape[-3:-1]
     rows = as_rows(x, update[..., :1].expand(x.shape), y)
-    readable = rows.tensors[0] is x and x.stride(-1) == update.stride(-1) == 1
+    readable = rows.in_place and x.stride(-1) == update.stride(-1) == 1
     strides = [step for each in rows.strides for step in each[:3]]
     made = Launch(
         add_linear_kernel,

@@ -140,7 +140,7 @@ def _forward(
         SIGMOID=sigmoid,
         num_warps=_warps(block * width_pad),
     )
-    return made, rows.tensors[0] is x
+    return made, rows.in_place
 
 
 def launch_backward(
@@ -207,7 +207,7 @@ def _backward(
         WANTS_VECTORS=wants_vectors,
         num_warps=_warps(block * width_pad),
     )
-    return made, rows.tensors[0] is dy, (programs, 2, width) if wants_vectors else (0,)
+    return made, rows.in_place, (programs, 2, width) if wants_vectors else (0,)
 
 
 class NormedRows(NamedTuple):

@@ -89,7 +89,7 @@ def _forward(
 ) -> tuple[Launch, bool]:
     """Prepare the launch; return whether the kernel reads and writes the rows in place."""
     rows = as_rows(x, y[..., :1].expand(x.shape))
-    readable = rows.tensors[0] is x
+    readable = rows.in_place
     strides = (*rows.strides[0], *rows.strides[1][:3], y.stride(-1))
     if not readable:
         strides = (0, 0, x.shape[-1], 1, 0, 0, y.shape[-1], 1)
@@ -146,7 +146,7 @@ def _backward(
     del constants["HAS_NORM_BIAS"]
     programs = min(-(-rows.count // constants["BLOCK"]), PROGRAMS_PER_SM * num_sms(x.device))
     strides = (*rows.strides[0], *rows.strides[1][:3], dy.stride(-1))
-    readable = rows.tensors[0] is x
+    readable = rows.in_place
     if not readable:
         strides = (0, 0, C, 1, 0, 0, K, 1)
     made = Launch(

@@ -93,7 +93,7 @@ def _launch(
     heads, (K, C), tiles = bias_weight.shape[0], matrix.shape, TILES["input"]
     of_residual = dx if dresidual is None else dresidual
     rows = as_rows(x, dx, dbias[..., :1].expand(x.shape), of_residual)
-    readable = rows.tensors[0] is x and x.stride(-1) == of_residual.stride(-1) == dx.stride(-1) == 1
+    readable = rows.in_place and x.stride(-1) == of_residual.stride(-1) == dx.stride(-1) == 1
     steps = [step for each in rows.strides for step in each[:3]]
     strides = (*steps[:9], dbias.stride(-1), *steps[9:])
     if not readable:

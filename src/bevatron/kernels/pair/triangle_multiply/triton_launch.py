@@ -94,7 +94,7 @@ class Pair:
         rows = as_rows(z)
         s0, s1, s2, _ = rows.strides[0]
         return cls(
-            is_readable=rows.tensors[0] is given,
+            is_readable=z is given and rows.in_place,
             device=z.device,
             dtype=z.dtype,
             count=rows.count,
