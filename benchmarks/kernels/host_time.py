@@ -42,11 +42,12 @@ CASES = {
 PEERS = ("eager",)
 IN_A_ROW = 8
 NOTES = (
-    "bfloat16 (invariant point attention: float32), forward and backward with all gradients, launched "
-    "from Python without waiting for the GPU; us of the best of {passes} x {rounds} rounds of {calls} calls, in {passes} passes "
-    "over all rows, because a host is not equally fast all the time. {row} in a row: per operator, "
-    "of {row} with separate inputs followed by the gradients of all. One thread: autograd "
-    "stays on the calling thread (torch.autograd.set_multithreading_enabled(False))."
+    "bfloat16 (invariant point attention: float32), forward and backward with all gradients, "
+    "launched from Python without waiting for the GPU; us of the best of {passes} x {rounds} "
+    "rounds of {calls} calls, in {passes} passes over all rows, because a host is not equally fast "
+    "all the time. {row} in a row: per operator, of {row} with separate inputs followed by the "
+    "gradients of all. One thread: autograd stays on the calling thread "
+    "(torch.autograd.set_multithreading_enabled(False))."
 )
 
 
