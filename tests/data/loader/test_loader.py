@@ -479,5 +479,5 @@ def test_what_the_thread_failed_of_is_said_also_to_who_asks_late(monkeypatch):
     with Loader(Numbers(), batches(), collate, workers=1) as loader:
         loader.set_batches(batches())
         loader._pool._thread.join(timeout=20)
-        with pytest.raises(LoaderError, match="the loader failed: OSError: .* Too many open"):
+        with pytest.raises(LoaderError, match=r"the loader failed: OSError: .* Too many open"):
             next(iter(loader))
