@@ -1,6 +1,7 @@
 """The benchmarks of AlphaFold3, on a CPU at a size where every arm takes a second."""
 
 import argparse
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -96,6 +97,15 @@ def test_all_arms_take_the_same_steps_and_their_rows_are_joined(store, tmp_path)
     assert all(row["N"] == N and row["s/step"] > 0 for row in rows)
     assert len(read_all(tmp_path / "rows", "step-*.json")) == 4
     assert rows[2]["loss off by"] == 0
+
+
+def test_every_fused_operator_of_a_step_is_in_one_group_of_the_ladder(store, tmp_path):
+    kernels.reset_launches()
+    train_step.measure_all(options(store, tmp_path, arms=["eager, all"]))
+    ran = {operator for operator, _ in kernels.launches()}
+    grouped = [*itertools.chain(*train_step.GROUPS.values()), "linear"]  # cuBLAS in either case
+    assert set(grouped) ^ (ran - {"fused_adam_ema"}) == set()
+    assert len(grouped) == len(set(grouped))
 
 
 def test_an_arm_that_runs_out_of_memory_is_told_as_such(store, tmp_path, monkeypatch):
@@ -317,6 +327,7 @@ def test_operators_of_a_step_are_counted_timed_and_added_up(store, tmp_path, mon
     assert counts["pair_weighted_averaging", True] == 1  # not in the last of the alignment
     # two blocks of the diffusion, alone in each of 20 steps of the rollout, and both times
     assert counts["pair_attention", False] == 20 * 2
+    assert counts["qkvg", False] == 20 * 2  # whose weights have gradients
     assert counts["window_attention", False] == 20 * 2
     for call in read:
         gradients = operators.ready(call, "cpu")()
