@@ -52,9 +52,7 @@ random order nearly all come sooner."""
 
 def memory_limit(device: torch.device) -> int:
     """Return the maximum size of all graphs in bytes; a single one may be larger."""
-    if device.type != "cuda":
-        return 0
-    return int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[1])
+    return 0 if device.type != "cuda" else int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[1])
 
 
 def is_whole_step(batches: int, ranks: int) -> bool:
@@ -181,10 +179,7 @@ class StepGraphs:
                 self._drop(key, choice)
 
     def capture_all(
-        self,
-        shapes: Sequence[BatchShape],
-        choice: Choice,
-        some_batch: Callable[[], Paddable],
+        self, shapes: Sequence[BatchShape], choice: Choice, some_batch: Callable[[], Paddable]
     ) -> None:
         """Capture all shapes that are not yet for this choice, with a batch that fits into each.
 
