@@ -41,6 +41,15 @@ def nccl_settings() -> str:
     return " ".join(f"{name[5:]}={value}" for name, value in told if name not in USUAL) or "default"
 
 
+def carrier(group: Group, device: torch.device) -> str:
+    """Name what carries the exchanges of a group; nothing carries those of one process."""
+    if group.size == 1:
+        return ""
+    if isinstance(group, WindowGroup):
+        return "windows"
+    return "NCCL" if device.type == "cuda" else "gloo"
+
+
 def exchanges(own: Tensor, side: int, group: Group) -> dict[str, Callable[[], Tensor]]:
     """Every exchange of own rows of a square; their results are known in advance."""
     flat = own.reshape(-1)

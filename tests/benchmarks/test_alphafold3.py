@@ -327,6 +327,7 @@ def test_operators_of_a_step_are_counted_timed_and_added_up(store, tmp_path, mon
     assert counts["pair_weighted_averaging", True] == 1  # not in the last of the alignment
     # two blocks of the diffusion, alone in each of 20 steps of the rollout, and both times
     assert counts["pair_attention", False] == 20 * 2
+    assert counts["qkvg", False] == 20 * 2  # whose weights have gradients
     assert counts["window_attention", False] == 20 * 2
     for call in read:
         gradients = operators.ready(call, "cpu")()

@@ -393,7 +393,6 @@ class Stages:
 
 
 def _count(progress: Progress) -> int:
-    """Return how many draws this epoch has."""
     drawn = progress.segments[-1].drawn if progress.segments else None
     return 0 if drawn is None else drawn.count
 

@@ -267,10 +267,7 @@ def _left_over(plan: Plan, samples: IntArray | None, segment: Segment) -> IntArr
     left[np.concatenate(taken)] = False
     if waiting:
         left[np.concatenate(waiting)] = True
-    if samples is None:
-        return np.flatnonzero(left)
-    rest: IntArray = samples[left]
-    return rest
+    return np.flatnonzero(left) if samples is None else samples[left]
 
 
 def _counted(plan: Plan, rank: int, step: int) -> IntArray:
