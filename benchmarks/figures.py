@@ -221,17 +221,16 @@ def number(value: Any) -> float | None:
 
 
 def stamp(result: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    """Date and hardware of a result; of a row that was measured elsewhere, the row's own."""
+    """Date and hardware of a result; of a row measured on another day or elsewhere, its own."""
     machine = str(row.get("on", result.get("hardware", "")))
     machine = re.sub(r"-\d+gb-hbm\w+", "", machine)
     machine = re.sub(r"^nvidia-(\w+)$", lambda m: m[1].upper(), machine)
     machine = re.sub(r"^nvidia-(\w+)-x(\d+)$", lambda m: f"{m[2]} x {m[1].upper()}", machine)
     machine = re.sub(r"^cpu-(\d+)core$", r"\1 CPU cores", machine)
-    return ", ".join(filter(None, (result["date"], machine)))
+    return ", ".join(filter(None, (row.get("date", result["date"]), machine)))
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Make a Markdown table."""
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in rows)])
 
@@ -282,7 +281,6 @@ def written(
 
 
 def main() -> None:
-    """Write the tables, or compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     check = parser.parse_args().check

@@ -112,11 +112,11 @@ def test_another_number_in_a_result_is_another_page(toy):
     assert toy("times") == before.replace("| 2 ms", "| 2.50 ms").replace("1.50", "1.20")
 
 
-def test_a_row_that_was_measured_elsewhere_says_so(toy):
+def test_a_row_that_was_measured_on_another_day_or_elsewhere_says_so(toy):
     result = json.loads(toy.file.read_text())
-    result["rows"][0]["on"] = "cpu-2core"
+    result["rows"][0] |= {"on": "cpu-2core", "date": "2026-01-01"}
     toy.file.write_text(json.dumps(result))
-    assert "| 2026-01-02, 2 CPU cores; 2026-01-02, 4 x H200 |" in toy("times")
+    assert "| 2026-01-01, 2 CPU cores; 2026-01-02, 4 x H200 |" in toy("times")
 
 
 @pytest.mark.parametrize("where", [{"who": "nobody"}, {"who": ["a", "b"]}])

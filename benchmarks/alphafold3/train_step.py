@@ -54,13 +54,15 @@ ARMS = {
     )
 }
 GROUPS = {
-    "attention": ("pair_attention",),
+    "attention": ("pair_attention", "window_attention"),
     "norms and what follows them": ("layer_norm", "layer_norm_linear", "qkvg"),
     "transitions": ("transition", "conditioned_transition", "swiglu"),
     "triangle multiplication": ("triangle_multiply",),
     "outer product mean": ("outer_product_mean",),
     "residual updates": ("add_dropped",),
     "smooth lDDT": ("smooth_lddt",),
+    "pair-weighted averaging": ("pair_weighted_averaging",),
+    "sums over atoms": ("segment_sum",),
 }
 """Fused operators; the paper fuses those of the first three groups, in this order."""
 RUNGS = {

@@ -47,6 +47,7 @@ CASES = {
     "window_attention": ("48 x 4600 atoms",),
     "pair_weighted_averaging": ("1024 x 384 x 64",),
     "smooth_lddt": ("48 x 1500 atoms",),
+    "invariant_point_attention": ("N 256",),
 }
 """Operator -> cases; the smallest of each is soaked."""
 SHARE = 1.3
@@ -197,9 +198,9 @@ def main() -> None:
 
 
 NOTES = (
-    "bfloat16 (smooth lDDT: float32), forward and backward with all gradients. error: norm of the "
-    "difference from float64 "
-    "over the norm of the exact tensor, of the tensor that is worst beside plain PyTorch's error "
+    "bfloat16 (smooth lDDT, invariant point attention: float32), forward and backward with all "
+    "gradients. error: norm of the difference from float64 over the norm "
+    "of the exact tensor, of the tensor that is worst beside plain PyTorch's error "
     "in this type; of a tensor that is exactly zero, over 2^-8 of its norm for normal inputs; "
     f"of a weight or bias that one draw leaves in doubt, over {DRAWS} draws. "
     "ms: CUDA-graph replays, L2 flushed; MiB: peak beyond the inputs. Soak: captured "

@@ -1,4 +1,4 @@
-"""Sizes at which the operators of AlphaFold3 beyond pairs are timed: rows, windows, structures."""
+"""Sizes at which operators of structures, windows of atoms and rows of alignments are timed."""
 
 import functools
 from dataclasses import replace
@@ -7,6 +7,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from benchmarks.kernels import peers_folding as peers
+from benchmarks.kernels import peers_pair
 from benchmarks.kernels.cases import Case, Inputs, Operator, Setup, Work, cases
 from benchmarks.kernels.cases_pair import PAIR, Shape, case_of
 from benchmarks.kernels.checks import no_worse_than_plain
@@ -30,7 +31,9 @@ SMALL = 1500
 """Atoms whose pairs plain PyTorch holds in memory, and a captured graph too."""
 RADIUS = 15.001
 """Å; between two distances of points on a grid of `GRID` Å, so that all types count the same."""
-GRID = 1 / 16
+GRID, OF_COPIES = 1 / 16, 1 / 64
+"""Å, of points in the truth and in copies: float32 has exact squares of distances then, so that
+float64 finds the same pairs, and the same signs of errors, at which the slope jumps."""
 ATOMS_OF_RESIDUE, DISTANCE = 8, 5.1
 """Å between residues on a lattice, so that atoms are as dense as in proteins."""
 SPECIAL = 3
@@ -118,7 +121,8 @@ def noisy(setup: Setup, atoms: int, copies: int, seed: int) -> Inputs:
     shape = (1, copies, atoms, 3)
     size = torch.linspace(0.2, 8.0, copies, device=setup.device)[:, None, None]
     noise = size * torch.randn(shape, generator=generator, device=setup.device)
-    predicted = (chain(setup.device, atoms)[:, None] + noise).to(setup.dtype)
+    predicted = chain(setup.device, atoms)[:, None] + noise
+    predicted = (OF_COPIES * torch.round(predicted / OF_COPIES)).to(setup.dtype)
     resolved = torch.rand((1, atoms), generator=generator, device=setup.device) > 0.02
     return {"predicted": predicted, "mask": resolved}
 
@@ -157,3 +161,38 @@ def lddt_cases(setup: Setup) -> list[Case]:
         )
         for atoms in ((40,) if setup.tiny else (SMALL, 4600, 7000))
     ]
+
+
+def joined_points(**tensors: Tensor) -> Tensor:
+    """Return values, points and pairs of invariant point attention as one tensor."""
+    results = kernels.invariant_point_attention(**tensors)
+    return torch.cat([each.flatten(1) for each in results], -1)
+
+
+def separate_operators(**tensors: Tensor) -> Tensor:
+    """Compute invariant point attention without its kernels, points as channels of a matmul."""
+    with kernels.use(invariant_point_attention="reference"):
+        return joined_points(**tensors)
+
+
+@cases("invariant_point_attention", STRUCTURE)
+def point_cases(setup: Setup) -> list[Case]:
+    H, D, P, V, Z = (2, 4, 2, 3, 8) if setup.tiny else (12, 16, 4, 8, 128)
+    found = []
+    for N in (5,) if setup.tiny else (256, 384):
+        shapes: dict[str, Shape] = dict.fromkeys("qkv", (N, H, D))
+        shapes |= dict.fromkeys(("q_points", "k_points"), (N, 3, H, P))
+        shapes |= {"v_points": (N, 3, H, V), "bias": (H, N, N), "z": (N, N, Z)}
+        shapes |= {"head_weights": (H,)}
+        # The pair and its bias are read, then the pair again and both gradients written.
+        products = 2 * D + 3 * P + 3 * V + Z
+        work = Work(2 * N * N * (3 * Z + 2 * H), 6 * N * N * H * products, 2 * N * N * H)
+        found.append(
+            case_of(
+                *(setup, "invariant_point_attention", f"N {N}", shapes),
+                (joined_points, peers_pair.invariant_point_attention),
+                work,
+                peers={"separate operators": separate_operators},
+            )
+        )
+    return found

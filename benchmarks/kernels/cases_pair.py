@@ -386,39 +386,3 @@ def qkvg_cases(setup: Setup) -> list[Case]:
         functions = (joined_qkvg, peers.qkvg)
         found.append(case_of(setup, "qkvg", f"{rows} x {C}", shapes, functions, work))
     return found
-
-
-def joined_points(**tensors: Tensor) -> Tensor:
-    """Return values, points and pairs of invariant point attention as one tensor."""
-    results = kernels.invariant_point_attention(**tensors)
-    return torch.cat([each.flatten(1) for each in results], -1)
-
-
-def separate_operators(**tensors: Tensor) -> Tensor:
-    """Compute invariant point attention without its kernels, points as channels of a matmul."""
-    with kernels.use(invariant_point_attention="reference"):
-        return joined_points(**tensors)
-
-
-@cases("invariant_point_attention", PAIR, default=False)
-def point_cases(setup: Setup) -> list[Case]:
-    """Return cases that AlphaFold2 computes in float32: ``--dtype float32``."""
-    H, D, P, V, Z = (2, 4, 2, 3, 8) if setup.tiny else (12, 16, 4, 8, 128)
-    found = []
-    for N in (5,) if setup.tiny else (256, 384):
-        shapes: dict[str, Shape] = dict.fromkeys("qkv", (N, H, D))
-        shapes |= dict.fromkeys(("q_points", "k_points"), (N, 3, H, P))
-        shapes |= {"v_points": (N, 3, H, V), "bias": (H, N, N), "z": (N, N, Z)}
-        shapes |= {"head_weights": (H,)}
-        # The pair and its bias are read, then the pair again and both gradients written.
-        products = 2 * D + 3 * P + 3 * V + Z
-        work = Work(2 * N * N * (3 * Z + 2 * H), 6 * N * N * H * products, 2 * N * N * H)
-        found.append(
-            case_of(
-                *(setup, "invariant_point_attention", f"N {N}", shapes),
-                (joined_points, peers.invariant_point_attention),
-                work,
-                peers={"separate operators": separate_operators},
-            )
-        )
-    return found

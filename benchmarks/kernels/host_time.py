@@ -16,8 +16,17 @@ from typing import Any
 import torch
 from benchmarks.common.arguments import add_out
 from benchmarks.common.report import write_result
-from benchmarks.kernels import cases_pair
-from benchmarks.kernels.cases import Case, Operator, Row, Setup, cases_of, direction, leaves_of
+from benchmarks.kernels import cases_folding, cases_pair  # noqa: F401  they register operators
+from benchmarks.kernels.cases import (
+    OPERATORS,
+    Case,
+    Operator,
+    Row,
+    Setup,
+    cases_of,
+    direction,
+    leaves_of,
+)
 from benchmarks.kernels.run import peers_of
 
 from bevatron import kernels
@@ -28,15 +37,17 @@ CASES = {
     "transition": ("N 64, 128 wide", "N 128, 128 wide"),
     "layer_norm": ("N 64, 128 wide", "N 128, 128 wide"),
     "layer_norm_linear": ("N 64, 128 wide", "N 128, 128 wide"),
+    "invariant_point_attention": ("N 256",),
 }
 PEERS = ("eager",)
 IN_A_ROW = 8
 NOTES = (
-    "bfloat16, forward and backward with all gradients, launched from Python without waiting for "
-    "the GPU; us of the best of {passes} x {rounds} rounds of {calls} calls, in {passes} passes "
-    "over all rows, because a host is not equally fast all the time. {row} in a row: per operator, "
-    "of {row} with separate inputs followed by the gradients of all. One thread: autograd "
-    "stays on the calling thread (torch.autograd.set_multithreading_enabled(False))."
+    "bfloat16 (invariant point attention: float32), forward and backward with all gradients, "
+    "launched from Python without waiting for the GPU; us of the best of {passes} x {rounds} "
+    "rounds of {calls} calls, in {passes} passes over all rows, because a host is not equally fast "
+    "all the time. {row} in a row: per operator, of {row} with separate inputs followed by the "
+    "gradients of all. One thread: autograd stays on the calling thread "
+    "(torch.autograd.set_multithreading_enabled(False))."
 )
 
 
@@ -95,9 +106,10 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=40)
     add_out(parser)
     args = parser.parse_args()
-    setup, timed = Setup(cases_pair.PAIR.matmul_dtype), []
+    timed = []
     with kernels.use("triton"):
         for op in args.op:
+            setup = Setup(getattr(torch, OPERATORS[op].family.dtype))
             for case in cases_of(op, setup, CASES[op]):
                 case.check(case)
                 arms = (("bevatron", case.ours), *peers_of(case, args.peers))

@@ -28,10 +28,10 @@ import torch
 from benchmarks.alphafold2 import train_step as alphafold2
 from benchmarks.alphafold3 import arms as alphafold3
 from benchmarks.common import trace
-from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.arguments import add_rows, read_all, script_parser
 from benchmarks.common.arms import GIB, Arm, Training, difference, or_out_of_memory
 from benchmarks.common.report import hardware, versions, write_result
-from benchmarks.parallel.links import nccl_settings
+from benchmarks.parallel.links import carrier, nccl_settings
 
 from bevatron.models.alphafold2.task import CYCLES
 from bevatron.models.alphafold3.task import StepOptions
@@ -39,7 +39,6 @@ from bevatron.parallel.axial import one_of, sample_group
 from bevatron.parallel.collectives import barrier
 from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.parallel.traffic import count_traffic
-from bevatron.parallel.windows import WindowGroup
 from bevatron.task import StepNumbers
 from bevatron.train.capture.gradients import GradientBuckets
 from bevatron.train.memory_plan import plan_memory
@@ -132,9 +131,10 @@ class Measurement:
         """Measure a case, all ranks together; list the kernels of a step that was traced."""
         mesh, on_gpu = self.mesh, self.mesh.device.type == "cuda"
         group = self.sharing.repeats
-        row = {**case, "GPUs": mesh.world, "GPUs a sample": group, "NCCL": nccl_settings()}
+        row = {**case, "GPUs": mesh.world, "GPUs a sample": group}
+        row["NCCL"] = nccl_settings() if on_gpu else ""
         row["graphs"] = "on" if arm.captured else "off"
-        row["exchanges"] = "windows" if isinstance(sample_group(), WindowGroup) else "NCCL"
+        row["exchanges"] = carrier(sample_group(), mesh.device)
         if mesh.world > group:
             row["sums"] = "behind" if self.given.behind else "beside"
         first_round = range(1 if alone(case) else CYCLES)
@@ -341,7 +341,6 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def notes(given: argparse.Namespace) -> str:
-    """Say what was trained."""
     if given.system == "alphafold2":
         said = (
             f"alphafold2: crops of {given.crop} residues, {given.msa_rows} rows, {given.templates} "
@@ -357,10 +356,7 @@ def notes(given: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    """Measure on the ranks of this call, or join the rows of all calls."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("system", nargs="?", choices=["alphafold2", "alphafold3"])
     parser.add_argument("store", nargs="?", type=Path, help="made by `bevatron prepare`")
     parser.add_argument("--lengths", nargs="*", type=int, default=[384, 768], help="of alphafold3")

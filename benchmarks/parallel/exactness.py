@@ -22,6 +22,7 @@ from benchmarks.alphafold3 import arms as alphafold3
 from benchmarks.common.arguments import add_out
 from benchmarks.common.arms import Arm, Training, drawn, free
 from benchmarks.common.report import write_result
+from benchmarks.parallel.links import carrier
 from torch import Tensor
 
 from bevatron.models.alphafold3.config import AlphaFold3Config
@@ -33,7 +34,6 @@ from bevatron.parallel.axial import own_rows, sample_group
 from bevatron.parallel.axial.collectives import gather, transpose
 from bevatron.parallel.groups import Group
 from bevatron.parallel.mesh import Mesh, open_mesh
-from bevatron.parallel.windows import WindowGroup
 from bevatron.train.capture.step_graphs import StepGraphs
 from bevatron.train.course import begin_step
 from bevatron.train.precision import arithmetic
@@ -123,7 +123,7 @@ class Case:
                 ]
                 yield {
                     "system": self.system,
-                    "exchanges": "windows" if isinstance(sample_group(), WindowGroup) else "NCCL",
+                    "exchanges": carrier(sample_group(), mesh.device),
                     "sharing": "together" if together else "apart",
                     "step": step,
                     "loss off by": abs(result.loss - loss) / abs(loss),
@@ -189,7 +189,6 @@ def without_rows(group: Group, device: torch.device) -> tuple[int, float]:
 
 
 def main() -> None:
-    """Compare on the ranks of this call."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("complexes", type=Path, help="store of complexes")
     parser.add_argument("chains", type=Path, help="store of chains")
@@ -219,7 +218,6 @@ def main() -> None:
 
 
 def publish(rows: list[dict[str, Any]], notes: str, mesh: Mesh, given: argparse.Namespace) -> None:
-    """Write the result."""
     write_result("parallel/exactness", rows, notes, device=mesh.device.type, folder=given.out)
 
 

@@ -1,6 +1,7 @@
 """The benchmarks of AlphaFold3, on a CPU at a size where every arm takes a second."""
 
 import argparse
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -23,7 +24,7 @@ from benchmarks.kernels.cases import Setup, cases_of
 from benchmarks.parallel import memory as shared_memory
 
 from bevatron import kernels
-from bevatron.models.alphafold3 import config
+from bevatron.models.alphafold3 import config, task
 from bevatron.models.alphafold3.config_diffusion import (
     AtomConfig,
     ConfidenceConfig,
@@ -96,6 +97,15 @@ def test_all_arms_take_the_same_steps_and_their_rows_are_joined(store, tmp_path)
     assert all(row["N"] == N and row["s/step"] > 0 for row in rows)
     assert len(read_all(tmp_path / "rows", "step-*.json")) == 4
     assert rows[2]["loss off by"] == 0
+
+
+def test_every_fused_operator_of_a_step_is_in_one_group_of_the_ladder(store, tmp_path):
+    kernels.reset_launches()
+    train_step.measure_all(options(store, tmp_path, arms=["eager, all"]))
+    ran = {operator for operator, _ in kernels.launches()}
+    grouped = [*itertools.chain(*train_step.GROUPS.values()), "linear"]  # cuBLAS in either case
+    assert set(grouped) ^ (ran - {"fused_adam_ema"}) == set()
+    assert len(grouped) == len(set(grouped))
 
 
 def test_an_arm_that_runs_out_of_memory_is_told_as_such(store, tmp_path, monkeypatch):
@@ -305,8 +315,10 @@ def test_kernels_are_told_apart_by_name():
 
 def test_operators_of_a_step_are_counted_timed_and_added_up(store, tmp_path, monkeypatch):
     calls, times = tmp_path / "calls.json", {"ms": 2.0, "ms, in a row": 1.0}
+    monkeypatch.setattr(task, "ROLLOUT_STEPS", 2)
     given = options(store, tmp_path / "rows", tokens=N, time=calls)
-    with kernels.use("reference"):  # heads as narrow as the tiny model's are no kernel's
+    # Heads as narrow as the tiny model's are no kernel's; Adam's reference takes long to plan.
+    with kernels.use("reference", fused_adam_ema="auto"):
         calls.write_text(json.dumps(operators.calls_of(given)))
     read = json.loads(calls.read_text())
     counts = {(call["operator"], call["grad"]): 0 for call in read}
@@ -315,9 +327,10 @@ def test_operators_of_a_step_are_counted_timed_and_added_up(store, tmp_path, mon
     # two blocks of the alignment, one of templates, two of the trunk, one of the confidences
     assert counts["triangle_multiply", True] == 2 * (2 + 1 + 2 + 1)
     assert counts["pair_weighted_averaging", True] == 1  # not in the last of the alignment
-    # two blocks of the diffusion, alone in each of 20 steps of the rollout, and both times
-    assert counts["pair_attention", False] == 20 * 2
-    assert counts["window_attention", False] == 20 * 2
+    # two blocks of the diffusion, alone in each step of the rollout, and both times
+    assert counts["pair_attention", False] == 2 * 2
+    assert counts["qkvg", False] == 2 * 2  # whose weights have gradients
+    assert counts["window_attention", False] == 2 * 2
     for call in read:
         gradients = operators.ready(call, "cpu")()
         assert all(x is None or x.isfinite().all() for x in gradients)

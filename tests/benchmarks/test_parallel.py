@@ -13,6 +13,7 @@ from benchmarks.parallel.traffic import Collective
 
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold3.config import AlphaFold3Config
+from bevatron.parallel.groups import Group
 from bevatron.parallel.mesh import Mesh
 
 ROW = {"system": "alphafold2", "N": 256, "passes": 1, "policy": "none"}
@@ -60,6 +61,12 @@ def test_launched_steps_are_timed_without_the_start_of_their_loader(monkeypatch)
     measurement = axial_step.Measurement(argparse.Namespace(steps=3, launched=2), Mesh())
     row, _ = measurement.row({**ROW, "passes": 1.0}, Arm("bevatron", captured=False))
     assert (row["s/step"], row["steps"], row["graphs"]) == (1.0, 2, "off")
+    assert (row["exchanges"], row["NCCL"]) == ("", "")
+
+
+@pytest.mark.parametrize(("device", "name"), [("cpu", "gloo"), ("cuda", "NCCL")])
+def test_rows_name_what_carried_the_exchanges(device, name):
+    assert links.carrier(Group([0, 1], 1), torch.device(device)) == name
 
 
 def test_what_was_planned_stands_beside_what_was_sent():

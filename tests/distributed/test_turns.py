@@ -1,5 +1,6 @@
 """Processes that share samples make batches in turns: each once, the same for all."""
 
+import errno
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ import pytest
 import torch
 from graph_ranks import fork_ranks, run_ranks
 
-from bevatron.data.loader import Loader
+from bevatron.data.loader import Loader, transfer
 from bevatron.errors import BevatronError, LoaderError
 from bevatron.parallel import failures, turns
 from bevatron.parallel.axial import shared
@@ -150,6 +151,26 @@ def test_a_process_that_fails_and_takes_long_to_end_is_named_by_the_others(
     assert 0 not in codes
     assert "rank 1 failed: BevatronError: the dog ate it" in output
     assert "rank 0 failed" not in output
+
+
+def test_who_cannot_map_a_batch_says_so_and_not_that_the_other_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(failures, "GRACE_SECONDS", 1.0)
+
+    def work(mesh):
+        if mesh.rank == 1:
+            monkeypatch.setattr(transfer.mmap, "mmap", refuse)
+        with begin(mesh, 2, Numbers(), mesh.rank) as loader:
+            loader.set_batches(plan(range(4)))
+            return [loaded.position for loaded in loader]
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    began = time.time()
+    codes, output = fork_ranks(2, work, tmp_path)
+    assert 0 not in codes
+    assert "rank 1 failed: LoaderError: the loader failed: OSError: [Errno 12] Cannot" in output
+    assert time.time() - began < failures.CLOSING_SECONDS / 2
 
 
 def test_processes_of_which_one_cannot_listen_make_all_batches_themselves(tmp_path, monkeypatch):

@@ -11,7 +11,8 @@ from torch._subclasses import FakeTensorMode
 
 from bevatron.kernels import use
 from bevatron.train.capture.transfers import NumberFeed
-from bevatron.train.optim import FusedAdamEMA
+from bevatron.train.memory_plan import LiveBytes
+from bevatron.train.optim import AveragedWeights, FusedAdamEMA
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -166,6 +167,15 @@ def test_averages_follow_their_definition(kind):
             assert torch.equal(p, average)
     for p, before in zip(model.parameters(), weights, strict=True):
         assert torch.equal(p, before)
+
+
+def test_moved_averages_are_no_peak_of_memory():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    with LiveBytes() as live:
+        averages = AveragedWeights(model, 0.9)
+        optimizer = FusedAdamEMA(model.named_parameters(), average=averages)
+    assert optimizer.gradient.nbytes > 2**16
+    assert live.peak - live.now < 2**12
 
 
 def test_gradients_put_elsewhere_count_and_zero_grad_forgets_them():

@@ -116,9 +116,7 @@ class Irreps(Sequence[Irrep]):
     @overload
     def __getitem__(self, index: slice) -> "Irreps": ...
     def __getitem__(self, index: int | slice) -> "Irrep | Irreps":
-        if isinstance(index, slice):
-            return Irreps(self.blocks[index])
-        return self.blocks[index]
+        return Irreps(self.blocks[index]) if isinstance(index, slice) else self.blocks[index]
 
     def __len__(self) -> int:
         return len(self.blocks)

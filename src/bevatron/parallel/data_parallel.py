@@ -93,7 +93,6 @@ class GradientSums:
             self._start()
 
     def _start(self) -> None:
-        """Start the sum of the next bucket."""
         gradients = [p.grad for p in self._buckets[len(self._running)] if p.grad is not None]
         if self._flat is None:
             piece = torch.cat([gradient.reshape(-1) for gradient in gradients])

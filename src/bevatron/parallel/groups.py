@@ -133,10 +133,7 @@ class Group:
         return Pending(values, work)
 
     def all_to_all(
-        self,
-        rows: Tensor,
-        send: Sequence[int] | None = None,
-        receive: Sequence[int] | None = None,
+        self, rows: Tensor, send: Sequence[int] | None = None, receive: Sequence[int] | None = None
     ) -> Pending:
         """Send the k-th part of the rows to process k; the parts received are in that order.
 
@@ -260,10 +257,7 @@ class Silent(Group):
         return Pending(part.new_zeros((self.size * part.shape[0], *part.shape[1:])))
 
     def all_to_all(
-        self,
-        rows: Tensor,
-        send: Sequence[int] | None = None,
-        receive: Sequence[int] | None = None,
+        self, rows: Tensor, send: Sequence[int] | None = None, receive: Sequence[int] | None = None
     ) -> Pending:
         """Return zeros for the received rows; rows to send are still made contiguous."""
         rows = rows.contiguous()

@@ -302,6 +302,4 @@ def first_node(node_list: str) -> str:
     'login1'
     """
     match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\])?([^,\[]*)", node_list)
-    if match is None:
-        return ""
-    return match.group(1) + (match.group(2) or "") + match.group(3)
+    return "" if match is None else match.group(1) + (match.group(2) or "") + match.group(3)

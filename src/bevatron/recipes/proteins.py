@@ -40,12 +40,7 @@ from bevatron.data.store.prepare import prepare, rank_and_world
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.data.store.writer import REPLACE
 from bevatron.errors import ConfigError, DataError, OtherInputsError, StoreError, reason_of
-from bevatron.files import (
-    TEMPORARY,
-    is_kept,
-    remove_folder,
-    write_csv_atomically,
-)
+from bevatron.files import TEMPORARY, is_kept, remove_folder, write_csv_atomically
 from bevatron.output import counted, say
 from bevatron.recipes.protein_clusters import CLUSTERS, write_clusters
 from bevatron.recipes.protein_dates import OtherDateError, Released

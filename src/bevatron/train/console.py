@@ -128,7 +128,6 @@ class Console:
             yield batch
 
     def _show(self, epoch: str, shown: str = "") -> None:
-        """Move the bar."""
         assert self._progress is not None
         assert self._task is not None
         assert self._pace is not None

@@ -15,12 +15,7 @@ from bevatron.task import StepNumbers
 from bevatron.train.capture.step import sizes_of_batches
 from bevatron.train.course import course_of
 from bevatron.train.epochs import Drawn, EpochPlan, IndexedBatch, plan_epoch
-from bevatron.train.memory_plan import (
-    MemoryPlan,
-    NotPlannableError,
-    plan_memory,
-    would_be_captured,
-)
+from bevatron.train.memory_plan import MemoryPlan, NotPlannableError, plan_memory, would_be_captured
 from bevatron.train.run import Run
 from bevatron.typing import IntArray
 

@@ -129,8 +129,8 @@ def plan_epoch(
     segments : those of the checkpoint; none = the epoch begins
     describe : names a sample in errors
     drawn
-        The draws of the epoch, ``sizes`` being theirs; None = every sample once. They stay the
-        same over all segments but for ``per_step``.
+        The draws of the epoch, ``sizes`` being theirs; None = every sample once. Over all segments
+        they begin with the same one.
     """
     samples: IntArray | None = None
     plan: Plan | None = None
@@ -267,10 +267,7 @@ def _left_over(plan: Plan, samples: IntArray | None, segment: Segment) -> IntArr
     left[np.concatenate(taken)] = False
     if waiting:
         left[np.concatenate(waiting)] = True
-    if samples is None:
-        return np.flatnonzero(left)
-    rest: IntArray = samples[left]
-    return rest
+    return np.flatnonzero(left) if samples is None else samples[left]
 
 
 def _counted(plan: Plan, rank: int, step: int) -> IntArray:

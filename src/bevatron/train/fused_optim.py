@@ -165,14 +165,15 @@ class FusedAdamEMA(NotCompiled):
         """Lay out gradients, moments and averages."""
         named = {str(i): p.detach() for i, p in enumerate(self.parameters)}
         device, number = self.parameters[0].device, len(named)
-        self._gradients = FlatTensors.zeros(named)
-        self.gradient = self._gradients.flat
-        kept = MOMENTS if amsgrad else MOMENTS[:2]
-        self._flat = {name: FlatTensors.zeros(named) for name in kept}
+        # First, as averages that are moved exist twice for a moment: later it would be the peak.
+        self._flat: dict[str, FlatTensors] = {}
         if isinstance(self._kind, str):
             self._flat["average"] = FlatTensors.copy(named)
         elif self._kind is not None:
             self._move_averages(self._kind)
+        self._gradients = FlatTensors.zeros(named)
+        self.gradient = self._gradients.flat
+        self._flat |= {name: FlatTensors.zeros(named) for name in MOMENTS[: 3 if amsgrad else 2]}
         self._copies: FlatTensors | None = None
         if copies is not None:
             typed = {name: weight.to(copies) for name, weight in named.items()}

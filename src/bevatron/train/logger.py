@@ -44,11 +44,7 @@ class Logger:
     """
 
     def __init__(
-        self,
-        run: Run,
-        mesh: Mesh,
-        console: Console,
-        checkpoint: Checkpoint | None,
+        self, run: Run, mesh: Mesh, console: Console, checkpoint: Checkpoint | None
     ) -> None:
         self.console = console
         self._log_every = run.settings.train.log_every
@@ -273,9 +269,7 @@ def column(records: Iterable[Mapping[str, Any]], *keys: str) -> FloatArray:
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Writer(Protocol):

@@ -9,7 +9,7 @@ already added up over the ranks, so that all ranks decide alike.
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.data.loader import LeftOut, LoadedBatch, Loader
+from bevatron.data.loader import LeftOut, Loader
 from bevatron.data.processes import own_cpus
 from bevatron.errors import ConfigError, LoaderError
 from bevatron.garbage import no_garbage_collection
@@ -42,12 +42,7 @@ from bevatron.train.evaluate import (
 )
 from bevatron.train.evaluators import Beside, InThread, OnRanks, divide_ranks, serve
 from bevatron.train.logger import Logger
-from bevatron.train.optim import (
-    AveragedWeights,
-    averaged,
-    load_optimizer_tensors,
-    make_optimizer,
-)
+from bevatron.train.optim import AveragedWeights, averaged, load_optimizer_tensors, make_optimizer
 from bevatron.train.precision import arithmetic, autocast_context, check_autocast, dtype_of
 from bevatron.train.run import FitResult, Run, one_unchanging_batch
 from bevatron.train.run_folder import RunFolder, Saver
@@ -375,7 +370,6 @@ class Trainer:
         return launched
 
     def _settle(self, done: "StepInFlight", segment: Segment) -> None:
-        """Wait for a step and log it."""
         progress, result = self.state.progress, done.launched.result()
         progress.step += 1
         progress.step_in_epoch += 1
@@ -384,7 +378,9 @@ class Trainer:
         note_loss(progress, result.loss)
         seconds = done.launched.capture_seconds
         self.logger.step(progress, result, done.lr, done.waited, seconds, done.numbers)
-        self._collect_garbage()
+        every = self.run.settings.train.collect_every
+        if every and self.state.progress.step % every == 0:
+            gc.collect()
 
     def _note_left_out(self, lacking: Sequence[LeftOut], step: int) -> None:
         """Log the samples that a step lacks on all ranks, and end the run after too many."""
@@ -440,11 +436,6 @@ class Trainer:
             gaps = gather_json([sorted(prefix - taken), sorted(taken - prefix)], self.mesh)
             segment.skipped = [skipped for skipped, _ in gaps]
             segment.ahead = [ahead for _, ahead in gaps]
-
-    def _collect_garbage(self) -> None:
-        every = self.run.settings.train.collect_every
-        if every and self.state.progress.step % every == 0:
-            gc.collect()
 
     def _end_epoch(self) -> None:
         """Validate, decide, log the epoch and save."""
@@ -555,7 +546,7 @@ class Trainer:
             self.metrics = evaluate_batches(
                 self.run.task,
                 self.model,
-                self._validation_batches(),
+                self.logger.console.validating(self.valid_loader or (), self._valid_batches),
                 self.mesh,
                 dtype_of(settings.train.dtype),
                 self._agreed_to_stop,
@@ -563,11 +554,7 @@ class Trainer:
             )
         return self.metrics
 
-    def _validation_batches(self) -> Iterable[LoadedBatch[Any]]:
-        return self.logger.console.validating(self.valid_loader or (), self._valid_batches)
-
     def _open_loader(self) -> None:
-        """Load from the data of the current stage."""
         data, config = self.course.data(self.state.progress), self.run.settings.loader
         if config.pin is None and self.captured is not None:
             config = replace(config, pin=False)  # it copies batches to page-locked memory itself

@@ -1,5 +1,6 @@
 """The loader: plan order, workers that die or hang, exceptions by name, nothing left behind."""
 
+import errno
 import gc
 import os
 import pickle
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from bevatron.data.loader import LeftOut, Loader, default_workers
+from bevatron.data.loader.pool import Pool
 from bevatron.data.packing import pack
 from bevatron.data.samples import STRUCTURE_FIELDS, collate_structures
 from bevatron.errors import LoaderError
@@ -467,3 +469,15 @@ def test_workers_by_default_share_the_cpus_among_the_ranks_of_a_node(monkeypatch
 def test_wrong_settings_are_refused(arguments):
     with pytest.raises(LoaderError):
         Loader(Numbers(), batches(), collate, **{"workers": 1, **arguments})
+
+
+def test_what_the_thread_failed_of_is_said_also_to_who_asks_late(monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Pool, "_start", refuse)
+    with Loader(Numbers(), batches(), collate, workers=1) as loader:
+        loader.set_batches(batches())
+        loader._pool._thread.join(timeout=20)
+        with pytest.raises(LoaderError, match=r"the loader failed: OSError: .* Too many open"):
+            next(iter(loader))

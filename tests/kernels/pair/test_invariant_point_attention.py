@@ -197,3 +197,12 @@ def test_mismatched_shapes_and_types_are_reported(name):
         unchecked(**{**inputs, name: inputs[name][..., :2, :1]})
     with pytest.raises(ValueError, match="invariant_point_attention: q has shape"):
         unchecked(**{**inputs, "q_points": inputs["q"]})
+
+
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+def test_no_queries_have_empty_results_and_queries_without_keys_are_refused(implementation):
+    with use(invariant_point_attention=implementation):
+        found = invariant_point_attention(**draw(((), 0, 4, 2, 8, 1, 2, 12)))
+        assert [tuple(each.shape) for each in found] == [(0, 2, 8), (0, 3, 2, 2), (0, 2, 12)]
+        with pytest.raises(ValueError, match="invariant_point_attention: 4 queries and no key"):
+            invariant_point_attention(**draw(((), 4, 0, 2, 8, 1, 2, 12)))

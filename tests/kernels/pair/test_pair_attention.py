@@ -70,6 +70,29 @@ def test_a_row_without_keys_gives_zero_and_no_gradient():
         assert tensor.grad[0, 0].ne(0).any()
 
 
+@pytest.mark.parametrize("which", ["reference", "triton"])
+@pytest.mark.parametrize("masked", [None, 3])
+def test_a_query_whose_keys_have_a_bias_of_minus_infinity_gives_zero_and_no_gradient(which, masked):
+    if which == "triton":
+        pytest.importorskip("triton", reason="the kernels need the package triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shapes = [(1, 2, 2, 5, 8)] * 3 + [(1, 1, 2, 5, 5)]
+    q, k, v, bias = (torch.randn(shape).to(device) for shape in shapes)
+    bias[0, 0, 1, 3, :masked] = float("-inf")
+    mask = None
+    if masked is not None:
+        mask = (torch.arange(5, device=device) < masked).expand(1, 2, -1)
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v, bias)]
+    with kernels.use(pair_attention=which):
+        result = pair_attention(*leaves, mask)
+    assert result[:, :, 1, 3].eq(0).all()
+    assert result[:, :, 1, 2].ne(0).any()
+    gradients = torch.autograd.grad(result.square().sum(), leaves)
+    assert all(each.isfinite().all() for each in gradients)
+    assert gradients[0][:, :, 1, 3].eq(0).all()
+    assert gradients[3][:, :, 1, 3].eq(0).all()
+
+
 def test_layouts_agree():
     q, k, v, gate = (draw(1, 3, 5, 2, 8) for _ in range(4))
     bias = draw(1, 1, 2, 5, 5)

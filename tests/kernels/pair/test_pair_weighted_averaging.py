@@ -1,6 +1,7 @@
 """Pair-weighted averaging: an explicit sum, all gradients, parts of a projection."""
 
 import inspect
+import itertools
 
 import pytest
 import torch
@@ -48,6 +49,7 @@ def test_against_an_explicit_sum():
         ((1,), 1, 1, 1, 3),
         ((), 130, 4, 3, 5),
         ((), 0, 4, 1, 8),
+        ((2,), 3, 4, 2, 0),
     ],
 )
 @pytest.mark.parametrize("dtype", TYPES)
@@ -98,6 +100,26 @@ def test_weights_that_autocast_keeps_wider_are_rounded_to_the_type_of_the_rows()
     expected = torch.autograd.grad(pair_weighted_averaging(*exact).square().sum(), exact)
     for one, other in zip(found, expected, strict=True):
         assert_close(one, other, 0.03)
+
+
+def test_the_backward_pass_holds_half_a_tensor_beside_its_gradients(monkeypatch):
+    pytest.importorskip("triton", reason="the kernels need the package triton")
+    from bevatron.kernels.shared.triton_launch import Launch
+
+    monkeypatch.setattr(Launch, "__call__", lambda *_: None)  # Triton's interpreter keeps tensors
+    leaves = [tensor.float().requires_grad_() for tensor in draw((), 64, 8, 2, 16)]
+    with kernels.use("triton"):
+        result = pair_weighted_averaging(*leaves)
+    along = torch.ones_like(result)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        found = torch.autograd.grad(result, leaves, along)
+    events = profile.profiler.kineto_results.events()
+    steps = [each for each in events if each.name() == "[memory]"]
+    steps.sort(key=lambda each: each.start_ns())
+    held = list(itertools.accumulate(each.nbytes() for each in steps))
+    gradients = sum(each.nbytes for each in found)
+    assert held[-1] == gradients
+    assert max(held) == gradients + along.nbytes / 2
 
 
 def test_custom_operators_pass_opcheck():

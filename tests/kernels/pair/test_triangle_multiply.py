@@ -109,6 +109,15 @@ def test_a_dropped_update_added_to_the_pair_is_right(length, width, batch, resid
     check(inputs, run, strided=True)
 
 
+@pytest.mark.parametrize("choice", ["reference", "triton"])
+@pytest.mark.parametrize("residual", [True, False])
+def test_a_wider_dropout_mask_does_not_widen_the_result(choice, residual, small_blocks):
+    inputs = make(5, 16, 8, dtype=HALF)
+    with use(triangle_multiply=choice):
+        y = triangle_multiply(**inputs, drop=dropped(inputs["z"]).float(), residual=residual)
+    assert y.dtype == HALF
+
+
 def test_the_pair_is_added_without_dropout(small_blocks):
     check(make(5, 16, 8) | {"residual": True})
 

@@ -94,6 +94,37 @@ def test_windows_without_keys_give_zeros_and_no_gradient(which):
     assert found[5][:, 1:].eq(0).all()
 
 
+@pytest.mark.parametrize("which", ["reference", "triton"])
+def test_a_query_whose_keys_have_a_bias_of_minus_infinity_gives_zero_and_no_gradient(which):
+    if which == "triton":
+        pytest.importorskip("triton", reason="the kernels need the package triton")
+    exact, mask = draw(1, 2, 40, 1, 16, 16, 32)
+    mask[:, 30:] = False
+    exact[4][0, 1, 0, 3, :22] = float("-inf")  # all kept keys of atom 19
+    tensors = [tensor.to(DEVICE, torch.float32) for tensor in exact]
+    found = outcome(tensors, mask.to(DEVICE), which)
+    for tensor in found:
+        assert tensor.isfinite().all()
+    for tensor in (found[0], found[1], found[4]):
+        assert tensor[:, :, 19].eq(0).all()
+        assert tensor[:, :, 20].ne(0).any()
+    assert found[5][0, 1, 0, 3].eq(0).all()
+
+
+@pytest.mark.parametrize("which", ["reference", "triton"])
+@pytest.mark.parametrize(("copies", "atoms"), [(2, 0), (0, 20)])
+def test_no_atoms_and_no_copies_have_empty_results(which, copies, atoms):
+    if which == "triton":
+        pytest.importorskip("triton", reason="the kernels need the package triton")
+    exact, mask = draw(1, copies, atoms, 1, 16, 16, 32)
+    tensors = [tensor.to(DEVICE, torch.float32) for tensor in exact]
+    for one, other in zip(
+        outcome(tensors, mask.to(DEVICE), which), tensors[:1] + tensors, strict=True
+    ):
+        assert one.shape == other.shape
+        assert one.eq(0).all()
+
+
 def test_logits_far_from_zero_and_a_bias_of_minus_infinity_are_exact():
     pytest.importorskip("triton", reason="the kernels need the package triton")
     (q, *others, bias), mask = draw(1, 2, 40, 1, 16, 16, 64, kept=1.0)

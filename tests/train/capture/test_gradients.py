@@ -1,13 +1,19 @@
 """Gradients of captured work: in one flat buffer, bucket by bucket as they become ready."""
 
 import pytest
+import tiny
 import torch
 
 from bevatron.parallel import data_parallel
 from bevatron.parallel.mesh import Mesh
+from bevatron.task import Loss
 from bevatron.train.capture import gradients
 from bevatron.train.capture.cuda_graphs import GraphPool
 from bevatron.train.capture.gradients import GradientBuckets
+from bevatron.train.capture.step import CapturedStep
+from bevatron.train.capture.step_graphs import StepGraphs
+from bevatron.train.loop import begin_state
+from bevatron.train.memory_plan import LiveBytes
 from bevatron.train.optim import FusedAdamEMA
 
 
@@ -114,3 +120,27 @@ def test_sums_beside_a_replay_wait_for_the_buckets_of_this_replay(monkeypatch, d
         if device == "cuda":
             torch.cuda.synchronize()
         assert sorted(float(x) for x in summed) == [40.0, 80.0], number
+
+
+class Wide(tiny.TinyTask):
+    def loss(self, model, batch, normalisers):
+        x = batch.points.float().repeat(1, 86)[:, :256]
+        return Loss(model(x).square().mean(), {})
+
+
+def test_a_rehearsal_holds_no_more_gradients_than_a_step_and_leaves_none(tmp_path, monkeypatch):
+    """The kernel that forgets them may be left out of it, as all of Triton's are."""
+    monkeypatch.setattr(gradients, "WAITING_BYTES", 2**20)
+    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256, bias=False) for _ in range(24)))
+    run = tiny.make_run(tmp_path, model=model, task=Wide(), train={"dtype": "float32"})
+    state, batch = begin_state(run, Mesh(), None), tiny.batch_of(run, [0])
+    update = CapturedStep(run, state, Mesh())._update
+    graphs = StepGraphs(run, state, Mesh(), update, rows=1)
+    graphs.begin(None, batch, run.task.normalisers(batch), lambda _: None)
+    monkeypatch.setattr(FusedAdamEMA, "warm_up", lambda self: None)
+    with LiveBytes() as live:
+        live.note([*model.parameters(), update.gradient])
+        before = live.now
+        graphs._rehearse(batch)
+    assert live.peak - before < 3 * 2**20  # a quarter of a MiB each, 6 together
+    assert not update.gradient.any()

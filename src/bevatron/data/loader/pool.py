@@ -108,6 +108,7 @@ class Pool:
             self._context.set_forkserver_preload(list(PRELOADED))
         self._changed = threading.Condition()
         self._closed = False
+        self._failure: LoaderError | None = None  # of the thread
         self._generation = 0
         self._batches: Sequence[tuple[IntArray, FloatArray]] = ()
         self._next = self._oldest = 0
@@ -150,7 +151,9 @@ class Pool:
                 return None
             while (position := self._due()) is None:
                 if self._closed:
-                    raise LoaderError("the loader was closed while a batch was waited for")
+                    raise self._failure or LoaderError(
+                        "the loader was closed while a batch was waited for"
+                    )
                 self._peers.check(self._oldest)
                 self._changed.wait()
             batch = self._ready.pop(position)
@@ -202,7 +205,7 @@ class Pool:
             logger.exception("the loader's thread failed")
             problem = LoaderError(f"the loader failed: {type(error).__name__}: {error}")
             with self._changed:
-                self._ready.update(dict.fromkeys(range(len(self._batches)), problem))
+                self._failure, self._closed = problem, True
                 self._changed.notify_all()
         finally:
             self._stop_workers()
@@ -401,7 +404,7 @@ class Pool:
         return LoaderError(
             f"batch {task.key[1]} ended {'two' if task.deaths == 2 else task.deaths} worker "
             f"processes ({cause}); "
-            f"its samples: {self._names(task.indices)}"
+            f"its samples: {names_of(self._dataset, task.indices)}"
         )
 
     def _failed(self, task: Task, failure: Failure) -> LoaderError:
@@ -409,9 +412,6 @@ class Pool:
 
     def _name(self, sample: int) -> str:
         return name_of(self._dataset, sample)
-
-    def _names(self, indices: IntArray) -> str:
-        return names_of(self._dataset, indices)
 
     def _stop_workers(self) -> None:
         workers = [worker for worker in self._workers if worker is not None]

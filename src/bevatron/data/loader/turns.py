@@ -6,7 +6,7 @@ others, which map it too: a batch is made once and copied nowhere.
 
 import pickle
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -56,7 +56,8 @@ class Peers:
     def check(self, position: int) -> None:
         """Raise ConnectionError if the process that makes this batch has ended.
 
-        It is not a `LoaderError`: how that process ended says more.
+        It is not a `LoaderError`, and none of the operating system's: how that process ended says
+        more (`bevatron.parallel.failures`).
         """
         maker = position % self.size
         if maker != self.index and maker not in self.lines:
@@ -89,17 +90,21 @@ class Peers:
                 line.send((key, error))
 
     def read(self, line: Connection) -> tuple[Key, Any] | None:
-        """Read what has arrived: a key with a batch or an error; None if the other has ended."""
-        try:
-            key, answer = line.recv()
-            if not isinstance(answer, LoaderError):
-                with transfer.received_file(line) as file:
-                    answer = transfer.load(file, answer)
-        except (EOFError, OSError, RuntimeError, pickle.UnpicklingError):
-            line.close()
-            self.lines = {k: one for k, one in self.lines.items() if one is not line}
-            return None
-        return key, answer
+        """Read what has arrived: a key with a batch or an error; None if the other has ended.
+
+        Raises OSError or RuntimeError if this process lacks memory or descriptors to map a batch.
+        """
+        with ExitStack() as stack:
+            try:
+                key, answer = line.recv()
+                if isinstance(answer, LoaderError):
+                    return key, answer
+                file = stack.enter_context(transfer.received_file(line))
+            except (EOFError, OSError, pickle.UnpicklingError):
+                line.close()
+                self.lines = {k: one for k, one in self.lines.items() if one is not line}
+                return None
+            return key, transfer.load(file, answer)
 
     def close(self) -> None:
         """Close the connections."""

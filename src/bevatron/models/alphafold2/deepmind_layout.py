@@ -35,11 +35,7 @@ _TRIANGLE = {
 }
 _EXCHANGED = {"a": "b", "b": "a", "a_gate": "b_gate", "b_gate": "a_gate"}
 _TRANSITION = {"norm": "input_layer_norm", "up": "transition1", "down": "transition2"}
-_ATTENTION = {
-    "attention.norm": "query_norm",
-    "bias.norm": "feat_2d_norm",
-    "norm": "query_norm",
-}
+_ATTENTION = {"attention.norm": "query_norm", "bias.norm": "feat_2d_norm", "norm": "query_norm"}
 _LEAVES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "msa_att_row": ("msa_row_attention_with_pair_bias", _ATTENTION),
     "msa_att_col": ("msa_column_attention", _ATTENTION),
@@ -205,9 +201,7 @@ def their_shape(
     if one_head or kind not in {*_OF_ONE_HEAD, "query_w", "gating_w", "output_w"}:
         return (inner, out)
     heads = _heads(ours, config)
-    if kind == "output_w":
-        return (heads, inner // heads, out)
-    return (inner, heads, out // heads)
+    return (heads, inner // heads, out) if kind == "output_w" else (inner, heads, out // heads)
 
 
 _OF_ONE_HEAD = {"key_w", "value_w"}

@@ -109,7 +109,7 @@ class MSAColumnGlobalAttention(nn.Module):
         return columns + update.transpose(-2, -3)
 
     def _update(self, m: Tensor, mask: Tensor) -> Tensor:
-        update: Tensor = global_attention(
+        return global_attention(
             m,
             mask,
             *self.norm.parts,  # type: ignore[arg-type]  # it has a bias
@@ -117,4 +117,3 @@ class MSAColumnGlobalAttention(nn.Module):
             *(self.gate.weight, self.gate.bias, self.out.weight, self.out.bias),
             mask_eps=COUNT_EPS,
         )
-        return update

@@ -16,12 +16,7 @@ from bevatron.models.alphafold2.drops import Drops
 from bevatron.models.alphafold2.embedders import Projection
 from bevatron.models.alphafold2.evoformer import NO_DROPOUT, PAIR_UPDATES, Masks, PairStack
 from bevatron.models.alphafold2.features import template_angle_features, template_pair_features
-from bevatron.models.common.folding import (
-    Checkpointing,
-    LayerNorm,
-    Linear,
-    run_stack,
-)
+from bevatron.models.common.folding import Checkpointing, LayerNorm, Linear, run_stack
 
 ANGLE_FEATURES, PAIR_FEATURES = 57, 88
 PAIR_INPUTS = (
@@ -81,10 +76,7 @@ class TemplatePairStack(nn.Module):
         self.norm = LayerNorm(c_t)
 
     def forward(
-        self,
-        t: Float[Tensor, "*batch T R N C"],
-        mask: Bool[Tensor, "*batch N N"],
-        drops: Drops,
+        self, t: Float[Tensor, "*batch T R N C"], mask: Bool[Tensor, "*batch N N"], drops: Drops
     ) -> Float[Tensor, "*batch T R N C"]:
         """Return the normalised pair representation of each template."""
         masks = drops.draw(t, PAIR_UPDATES * len(self.blocks), self.rate)

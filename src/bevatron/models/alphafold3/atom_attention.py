@@ -186,7 +186,7 @@ class AtomEncoder(nn.Module):
         return p
 
     def _to_tokens(self, q: Tensor, tokens: AtomTokens) -> Tensor:
-        """Average atoms in the width of tokens (line 16), which is that of six atoms' rows."""
+        """Average the atoms of each token (line 16), in rows six times as wide as an atom's."""
         return tokens.mean(self.to_tokens(q).relu())
 
     def _features(self, batch: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:

@@ -24,7 +24,7 @@ from bevatron.models.alphafold3.diffusion_transformer import (
     DiffusionTransformer,
     block_conditions,
 )
-from bevatron.models.common.folding import LayerNorm, Linear
+from bevatron.models.common.folding import LayerNorm, Linear, recomputed
 from bevatron.parallel.axial import all_of, sample_group
 
 ROWS_AT_ONCE = 512
@@ -109,7 +109,7 @@ class DiffusionModule(nn.Module):
             Input embedding, single representation and own rows of the pair's of the trunk;
             activations have the type of s.
         """
-        pairs = self.conditioning.pairs(batch, z)
+        pairs = recomputed(self.transformer.checkpointing, self.conditioning.pairs)(batch, z)
         atoms = self.encoder.describe(batch, s, pairs)
         singles = self.conditioning.singles(s_inputs, s)
         return Shared(singles, pairs, atoms, batch["token_mask"])

@@ -220,7 +220,6 @@ def _kernels(ours: str) -> Iterator[Piece]:
 
 
 def _put(state: dict[str, Tensor], piece: Piece, name: str, array: npt.NDArray[Any]) -> None:
-    """Write an array to its destination."""
     if not re.search(rf"(^|/){piece.theirs}(:\d+)?$", name):
         raise CheckpointError(
             f"the official weights have '{name}' where '{piece.theirs}' should come"

@@ -204,7 +204,11 @@ class Encoders(nn.Module):
         pairs, psi = None, None
         if inputs.keep_3d is not None and self.pair_kernels is not None:
             pairs = batch.pairs()
-            psi = self._pair_kernels(inputs.positions, pairs, self.pair_kernels)
+            first, second, _ = pairs
+            lengths = torch.linalg.vector_norm(
+                inputs.positions[second] - inputs.positions[first], dim=-1
+            )
+            psi = self.pair_kernels(lengths / (2 * MEAN_DISTANCE))
         bias = None
         if self.bias is not None and self.config.has_bias:
             bias = self._bias(self.bias, batch, inputs, pairs, psi)
@@ -216,14 +220,6 @@ class Encoders(nn.Module):
         if self.global_ is not None:
             globals_ = self.global_.to(wide).expand(batch.num_graphs, -1)
         return nodes, None if edges is None else edges.to(wide), globals_, bias
-
-    def _pair_kernels(
-        self, positions: Tensor, pairs: tuple[Tensor, Tensor, Tensor], kernels: GaussianKernels
-    ) -> Tensor:
-        first, second, _ = pairs
-        lengths = torch.linalg.vector_norm(positions[second] - positions[first], dim=-1)
-        found: Tensor = kernels(lengths / (2 * MEAN_DISTANCE))
-        return found
 
     def _bias(
         self,

@@ -157,9 +157,7 @@ class GraphLayer(nn.Module):
 
     def matrix(self) -> Tensor | None:
         """Return Phi's matrix [H, in, out], if it has one."""
-        if isinstance(self.phi, nn.Linear):
-            return self.phi.weight.T[None]
-        return self.weight
+        return self.phi.weight.T[None] if isinstance(self.phi, nn.Linear) else self.weight
 
     def project(self, features: Features) -> Float[Tensor, "n H out"]:
         """Compute X = Phi(H), without the bias that is added after the aggregation."""

@@ -116,8 +116,22 @@ class MaceConfig:
     coefficients: Suppress[Literal["exact", "stored"]] = "exact"
 
     def __post_init__(self) -> None:
-        self._check_ranges()
-        self._check_size()
+        check_ranges(self, _RANGES)
+        if not 0 < self.r_max < math.inf:
+            raise ConfigError(f"r_max: expected a length above 0 Å, got {self.r_max}")
+        if not 0 < self.avg_num_neighbors < math.inf:
+            raise ConfigError(
+                f"avg_num_neighbors: expected a number above 0, got {self.avg_num_neighbors}"
+            )
+        if any(width < 1 for width in self.radial_mlp):
+            raise ConfigError(f"radial_mlp: expected widths of 1 or more, got {self.radial_mlp}")
+        if self.correlation == 4 and (self.l_max > 3 or self.max_L > 1):
+            entries = (2 * self.max_L + 1) * (self.l_max + 1) ** 8
+            raise ConfigError(
+                "correlation: 4 needs l_max <= 3 and max_L <= 1; "
+                f"l_max {self.l_max} and max_L {self.max_L} would need {entries:,} coefficients "
+                "for each coupling path of the highest degree"
+            )
         self._check_data()
 
     @property
@@ -190,26 +204,6 @@ class MaceConfig:
             shift=tuple(float(s) for s in shift),
             heads=self.heads if heads is None else tuple(heads),
         )
-
-    def _check_ranges(self) -> None:
-        check_ranges(self, _RANGES)
-        if not 0 < self.r_max < math.inf:
-            raise ConfigError(f"r_max: expected a length above 0 Å, got {self.r_max}")
-        if not 0 < self.avg_num_neighbors < math.inf:
-            raise ConfigError(
-                f"avg_num_neighbors: expected a number above 0, got {self.avg_num_neighbors}"
-            )
-        if any(width < 1 for width in self.radial_mlp):
-            raise ConfigError(f"radial_mlp: expected widths of 1 or more, got {self.radial_mlp}")
-
-    def _check_size(self) -> None:
-        if self.correlation == 4 and (self.l_max > 3 or self.max_L > 1):
-            entries = (2 * self.max_L + 1) * (self.l_max + 1) ** 8
-            raise ConfigError(
-                "correlation: 4 needs l_max <= 3 and max_L <= 1; "
-                f"l_max {self.l_max} and max_L {self.max_L} would need {entries:,} coefficients "
-                "for each coupling path of the highest degree"
-            )
 
     def _check_data(self) -> None:
         if len(set(self.atomic_numbers)) != len(self.atomic_numbers):

@@ -298,7 +298,6 @@ def _flat_blocks(dataset: Any) -> Iterator[_Block]:
 
 
 def _joined(indices: IntArray, samples: Sequence[Arrays]) -> _Block:
-    """Concatenate samples."""
     columns = [
         (
             np.concatenate([sample[name] for sample in samples]),

@@ -69,20 +69,15 @@ def refuse_other_content(path: Path) -> None:
         if start.startswith(magic):
             raise CheckpointError(f"{path}: {what}")
     if start.startswith(b"PK"):
-        _check_archive(path)
-
-
-def _check_archive(path: Path) -> None:
-    """Verify the checksums of a zip archive of torch, which torch itself ignores."""
-    try:
-        with ZipFile(path) as archive:
-            bad = archive.testzip()
-    except (BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError):
-        raise CheckpointError(f"{path}: is truncated or damaged; copy it again") from None
-    if bad is not None:
-        raise CheckpointError(
-            f"{path}: is damaged ('{bad}' in it does not match its checksum); copy it again"
-        )
+        try:
+            with ZipFile(path) as archive:
+                bad = archive.testzip()  # torch itself ignores the checksums
+        except (BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError):
+            raise CheckpointError(f"{path}: is truncated or damaged; copy it again") from None
+        if bad is not None:
+            raise CheckpointError(
+                f"{path}: is damaged ('{bad}' in it does not match its checksum); copy it again"
+            )
 
 
 _OTHER_CONTENT = {

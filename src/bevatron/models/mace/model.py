@@ -71,7 +71,10 @@ class MACE(nn.Module):
 
     def __init__(self, config: MaceConfig, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        _require_data(config)
+        if not config.atomic_numbers:
+            raise ConfigError("atomic_numbers: a model needs elements; take them from the data")
+        if not config.atomic_energies:
+            raise ConfigError("atomic_energies: a model needs E0; take them from the data")
         self.config = config
         # Built in double precision whatever the type: the same seed gives the same weights, and
         # constants are rounded once.
@@ -141,7 +144,10 @@ class MACE(nn.Module):
         _check_outputs(compute)
         straining = "stress" in compute or "virials" in compute
         derivatives = straining or "forces" in compute
-        elements = self._elements(batch)
+        if not batch.checked:
+            self.check(batch)
+        index = self.element_index[batch.atomic_numbers]
+        elements = ElementOrder(index, self.config.num_elements)
         with torch.set_grad_enabled(derivatives or torch.is_grad_enabled()):
             geometry = Geometry.of(batch, forces=derivatives, strain=straining)
             features = self._features(geometry, elements)
@@ -242,13 +248,6 @@ class MACE(nn.Module):
                 f"the structures contain {names}, which the model does not know; it knows {known}"
             )
 
-    def _elements(self, batch: StructureBatch) -> ElementOrder:
-        """Sort the atoms by element, refusing unknown ones unless that was done before."""
-        if not batch.checked:
-            self.check(batch)
-        elements = self.element_index[batch.atomic_numbers]
-        return ElementOrder(elements, self.config.num_elements)
-
 
 @dataclass(frozen=True)
 class Geometry:
@@ -341,13 +340,6 @@ def hessian(model: MACE, batch: StructureBatch) -> Float[Tensor, "N 3 N 3"]:
     ]
     second: Tensor = torch.stack(rows).unflatten(0, (-1, 3))
     return second
-
-
-def _require_data(config: MaceConfig) -> None:
-    if not config.atomic_numbers:
-        raise ConfigError("atomic_numbers: a model needs elements; take them from the data")
-    if not config.atomic_energies:
-        raise ConfigError("atomic_energies: a model needs E0; take them from the data")
 
 
 def _check_outputs(compute: Collection[str]) -> None:

@@ -23,13 +23,7 @@ groups. No hook scales a gradient, and no parameter is special.
 """
 
 from bevatron.parallel.axial.collectives import Coming
-from bevatron.parallel.axial.groups import (
-    data_mesh,
-    one_of,
-    sample_group,
-    shared,
-    sizes_per_sample,
-)
+from bevatron.parallel.axial.groups import data_mesh, one_of, sample_group, shared, sizes_per_sample
 from bevatron.parallel.axial.outer_product import outer_product_mean
 from bevatron.parallel.axial.rows import (
     all_of,

@@ -129,8 +129,7 @@ def sum_to_own(dim: int, group: Group, whole: Tensor) -> Pending:
     def add_up(found: Tensor) -> Tensor:
         if group.size == 2:
             return own + found[1 - group.index]  # rounded once, too
-        total: Tensor = found.sum(0, dtype=wide_type(whole)).to(whole.dtype)
-        return total
+        return found.sum(0, dtype=wide_type(whole)).to(whole.dtype)
 
     places = list(found)
     if group.size == 2:  # the own part is added from where it is

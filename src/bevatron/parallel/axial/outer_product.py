@@ -54,8 +54,7 @@ def outer_product_mean(
         count = mask_eps + torch.einsum("...si,...sj->...ij", own(kept, -1), kept)
     a = (a if columns is None else columns.wait()).transpose(-2, -3)
     b = whole.wait().transpose(-2, -3) if by_columns else whole.wait()
-    update: Tensor = layer_of_products(a, b, count, out_weight, out_bias)
-    return update
+    return layer_of_products(a, b, count, out_weight, out_bias)
 
 
 def joined(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:

@@ -41,7 +41,7 @@ def triangle_multiply(
     """
     N, hidden = z.shape[-2], a_weight.shape[0]
     whole_bytes = z.shape[:-3].numel() * N * N * hidden * z.itemsize
-    found: Tensor = kernels.triangle_multiply(
+    return kernels.triangle_multiply(
         z,
         None if mask is None else own(mask, -2),
         norm_in_weight,
@@ -65,4 +65,3 @@ def triangle_multiply(
         residual=residual,
         contraction=contraction_of(sample_group(), whole_bytes),
     )
-    return found

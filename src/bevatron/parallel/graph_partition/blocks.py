@@ -51,10 +51,7 @@ class Numbering:
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the block, padding included."""
-        return (
-            len(self.row_pieces) * self.split.padded,
-            len(self.col_pieces) * self.split.padded,
-        )
+        return (len(self.row_pieces) * self.split.padded, len(self.col_pieces) * self.split.padded)
 
     def slots(self, pieces: Sequence[int], device: torch.device) -> Tensor:
         """Return for each piece its slot in the block, -1 for those of other blocks."""
@@ -258,11 +255,7 @@ class Prefixes:
 
 
 def order_by_demand(
-    entries: Entries,
-    numbering: Numbering,
-    column_group: Group,
-    row_group: Group,
-    own_length: int,
+    entries: Entries, numbering: Numbering, column_group: Group, row_group: Group, own_length: int
 ) -> tuple[Entries, Prefixes]:
     """Renumber the vertices of every piece by descending number of references as a column.
 

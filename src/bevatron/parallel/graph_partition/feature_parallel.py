@@ -79,8 +79,7 @@ class FeatureParallel(Scheme):
         mine = self._turn(wide, self.prefix).transpose(1, 2).contiguous()
         found = graph_attention(self.block, mine, row, col, negative_slope, dropout, seed=seed)
         back = self._turn_back(found.transpose(1, 2)).transpose(1, 2)
-        kept: Tensor = back[:, :, : x.shape[2]]
-        return kept
+        return back[:, :, : x.shape[2]]
 
     def _turn(self, rows: Tensor, count: int) -> Tensor:
         """Exchange the first ``count`` of [T, p * s, c] for [p * count, s, c], this rank's s."""

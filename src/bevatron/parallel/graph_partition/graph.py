@@ -210,7 +210,8 @@ class DistributedGraph:
 
     def gather(self, rows: Shaped[Tensor, "T *rest"]) -> Shaped[Tensor, "N *rest"]:
         """All-gather the rows of all ranks in the vertices' original order."""
-        lengths = self._lengths()
+        mine = torch.tensor([len(self.vertices)], device=self.mesh.device)
+        lengths = [int(length) for length in self.everyone.all_gather(mine).wait()]
         longest = max(*lengths, 1)
         flat = pad_rows(rows.detach(), longest)
         parts = self.everyone.all_gather(flat).wait().split(longest)
@@ -292,7 +293,3 @@ class DistributedGraph:
             parts = total.split([parameter.numel() for parameter in alike])
             for parameter, part in zip(alike, parts, strict=True):
                 parameter.grad = part.view_as(parameter).clone()
-
-    def _lengths(self) -> list[int]:
-        mine = torch.tensor([len(self.vertices)], device=self.mesh.device)
-        return [int(length) for length in self.everyone.all_gather(mine).wait()]

@@ -22,12 +22,7 @@ from bevatron.kernels.graph.csr import Csr
 from bevatron.kernels.graph.dot_attention import partial as dot_partial
 from bevatron.kernels.graph.graph_attention import partial
 from bevatron.parallel.graph_partition.dot_blocks import block_scores, col_gradients, row_gradients
-from bevatron.parallel.graph_partition.scheme import (
-    BlockScheme,
-    divide,
-    rescale,
-    safe_log_total,
-)
+from bevatron.parallel.graph_partition.scheme import BlockScheme, divide, rescale, safe_log_total
 from bevatron.parallel.groups import Group
 
 
@@ -120,12 +115,7 @@ class _GraphAttention(torch.autograd.Function):
 class _DotAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        scale: Tensor,
-        scheme: OneAndHalfD,
-        normalize: bool,
-        softmax: bool,
+        ctx: Any, x: Tensor, scale: Tensor, scheme: OneAndHalfD, normalize: bool, softmax: bool
     ) -> Tensor:
         x_col = scheme.swap(x)
         scores = block_scores(x, x_col, scale, normalize=normalize, softmax=softmax)

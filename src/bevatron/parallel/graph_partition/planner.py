@@ -221,12 +221,7 @@ def memory_per_rank(scheme: str, grid: Grid, work: Workload) -> float:
     return 8 * work.entries / p + 48 * n / grid.px + tiles * (5 * work.layers + 6)
 
 
-MESSAGES = {
-    "two_dimensional": 11,
-    "feature_parallel": 6,
-    "rows": 2,
-    "one_and_half_d": 8,
-}
+MESSAGES = {"two_dimensional": 11, "feature_parallel": 6, "rows": 2, "one_and_half_d": 8}
 """Collectives per GAT layer, forward and backward."""
 
 

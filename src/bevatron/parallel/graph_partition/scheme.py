@@ -109,9 +109,7 @@ class BlockScheme(Scheme):
 def pad_rows(rows: Tensor, count: int) -> Tensor:
     """Append rows of zeros up to ``count``."""
     missing = count - rows.shape[0]
-    if missing == 0:
-        return rows
-    return F.pad(rows, [0, 0] * (rows.ndim - 1) + [0, missing])
+    return rows if missing == 0 else F.pad(rows, [0, 0] * (rows.ndim - 1) + [0, missing])
 
 
 def safe_log_total(largest: Tensor, total: Tensor) -> Tensor:

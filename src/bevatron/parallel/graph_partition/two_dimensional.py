@@ -95,10 +95,7 @@ class _GraphAttention(torch.autograd.Function):
     ) -> Tensor:
         parts, prefix, wire = channel_chunks(x.shape[2], scheme.chunks), scheme.prefix, scheme.wire
         rows, cols = scheme.row_group, scheme.column_group
-        scores = [
-            cols.all_gather(wide(col_score[:prefix])),
-            rows.all_gather(wide(row_score)),
-        ]
+        scores = [cols.all_gather(wide(col_score[:prefix])), rows.all_gather(wide(row_score))]
         tiles = [wire.all_gather(cols, x[:prefix, :, part]) for part in parts]
         col_tile, row_tile = (score.wait() for score in scores)
         largest = common = torch.empty(0)
@@ -195,12 +192,7 @@ class _DotAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        scale: Tensor,
-        scheme: TwoDimensional,
-        normalize: bool,
-        softmax: bool,
+        ctx: Any, x: Tensor, scale: Tensor, scheme: TwoDimensional, normalize: bool, softmax: bool
     ) -> Tensor:
         wire, rows, cols = scheme.wire, scheme.row_group, scheme.column_group
         tiles = [wire.all_gather(cols, x[: scheme.prefix]), wire.all_gather(rows, x)]

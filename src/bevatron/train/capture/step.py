@@ -152,11 +152,7 @@ class CapturedStep:
     """
 
     def __init__(
-        self,
-        run: Run,
-        state: TrainState,
-        mesh: Mesh,
-        say: Callable[[str], None] = lambda _: None,
+        self, run: Run, state: TrainState, mesh: Mesh, say: Callable[[str], None] = lambda _: None
     ) -> None:
         self.run, self.state, self.mesh, self._say = run, state, mesh, say
         self.buckets = SizeBuckets(())

@@ -52,9 +52,7 @@ random order nearly all come sooner."""
 
 def memory_limit(device: torch.device) -> int:
     """Return the maximum size of all graphs in bytes; a single one may be larger."""
-    if device.type != "cuda":
-        return 0
-    return int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[1])
+    return 0 if device.type != "cuda" else int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[1])
 
 
 def is_whole_step(batches: int, ranks: int) -> bool:
@@ -161,12 +159,18 @@ class StepGraphs:
         self._seconds += time.monotonic() - began
 
     def _rehearse(self, batch: Batch) -> None:
-        """Launch the kernels of a step without changing anything."""
-        with autocast_context(self._config, self._device):
-            loss = self._task.loss(self._model, batch, self._normalisers).total
-        if loss.requires_grad:
-            torch.autograd.grad(loss, self._update.parameters, allow_unused=True)
-        self._update.warm_up()
+        """Launch the kernels of a step that changes nothing; no gradient is held before it.
+
+        Gradients are freed as in a step: all of them together would take more memory than it does.
+        """
+        try:
+            with autocast_context(self._config, self._device):
+                loss = self._task.loss(self._model, batch, self._normalisers).total
+            if loss.requires_grad:
+                self._buckets.differentiate(loss)
+            self._update.warm_up()
+        finally:
+            self._update.zero_grad()  # the kernel that does it may have been left out
 
     def keep(self, shapes: Sequence[BatchShape]) -> None:
         """Drop the graphs of other shapes."""
@@ -175,10 +179,7 @@ class StepGraphs:
                 self._drop(key, choice)
 
     def capture_all(
-        self,
-        shapes: Sequence[BatchShape],
-        choice: Choice,
-        some_batch: Callable[[], Paddable],
+        self, shapes: Sequence[BatchShape], choice: Choice, some_batch: Callable[[], Paddable]
     ) -> None:
         """Capture all shapes that are not yet for this choice, with a batch that fits into each.
 

@@ -143,11 +143,7 @@ class BatchFeed:
     """
 
     def __init__(
-        self,
-        shape: BatchShape,
-        dtype: torch.dtype,
-        device: torch.device,
-        like: Paddable,
+        self, shape: BatchShape, dtype: torch.dtype, device: torch.device, like: Paddable
     ) -> None:
         self._static = StaticBatch(shape, dtype, device, like=like)
         self.batch: Any = self._static.batch

@@ -133,7 +133,6 @@ class _Places:
         return (self._names[place] if place >= 0 else OUTSIDE), True
 
     def remove(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 

@@ -170,7 +170,8 @@ class ProfiledTrainer(Trainer):
         self._found, self._warm = found, warm
         self._phase, self._taken, self._began = "warm", 0, 0.0
         self._totals: dict[str, float] = {}
-        self._profiler = profile(activities=self._activities())
+        gpu = [ProfilerActivity.CUDA] if self._on_gpu else []
+        self._profiler = profile(activities=[ProfilerActivity.CPU, *gpu])
         self._window = record_function(WINDOW)
 
     def walk(self) -> FitResult:
@@ -242,10 +243,6 @@ class ProfiledTrainer(Trainer):
     @property
     def _on_gpu(self) -> bool:
         return self.mesh.device.type == "cuda"
-
-    def _activities(self) -> list[ProfilerActivity]:
-        gpu = [ProfilerActivity.CUDA] if self._on_gpu else []
-        return [ProfilerActivity.CPU, *gpu]
 
     def _now(self) -> float:
         """Wait for the device; return the time in seconds."""

@@ -267,7 +267,6 @@ def _loss_of_steps(history: History) -> Curve:
 
 
 def _known(curves: Iterable[Curve]) -> list[Curve]:
-    """Return the curves that have a value."""
     return [curve for curve in curves if np.isfinite(np.asarray(curve.y, dtype=float)).any()]
 
 

@@ -226,8 +226,7 @@ def _preferred(group: IntArray, label: IntArray, occupancy: npt.NDArray[np.float
     # Sums of equal numbers in another order differ in the last bits.
     order = np.lexsort((first, -np.round(mean, 6), group[first]))
     ranked = first[order]
-    best: IntArray = label[ranked[_changes(group[ranked])]]
-    return best
+    return label[ranked[_changes(group[ranked])]]
 
 
 def _unique(*columns: npt.NDArray[Any]) -> tuple[IntArray, IntArray]:

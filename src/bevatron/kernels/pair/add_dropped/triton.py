@@ -22,7 +22,7 @@ from bevatron.kernels.shared.rows import as_rows
 from bevatron.kernels.shared.triton_launch import Launch
 from bevatron.kernels.shared.triton_math import load_vector, row_offsets
 
-ELEMENTS, LARGEST_BLOCK_C = 4096, 1024
+ELEMENTS, LARGEST_BLOCK_C = 2048, 1024
 """Elements of a block, and the most channels it spans."""
 WIDTHS, BLOCK = (16, 32, 64, 128), 64
 """Channels of a linear layer, and rows of its blocks."""

@@ -20,7 +20,7 @@ from bevatron.kernels.shared.chunked_linear import LARGE, BiasGradient, Linear, 
 from bevatron.kernels.shared.custom_op import custom_op
 
 WIDE = 256
-"""Channels of rows of which a usual chunk would have too few, such as tokens; atoms have 128."""
+"""From this width on, a usual chunk would hold too few rows: tokens have 768, atoms 128."""
 
 Eight = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -148,7 +148,7 @@ class Layers:
 
     @property
     def times(self) -> int:
-        """Return the multiple of the usual bytes of a chunk: narrow rows are many as it is."""
+        """Return how many times `CHUNK_BYTES` a chunk may take; narrow rows need no larger one."""
         return LARGE if len(self.narrow.matrix) >= WIDE else 1
 
     def adapt_rows(self, condition: Tensor, rows: "Rows", scale: Tensor | None) -> Tensor:

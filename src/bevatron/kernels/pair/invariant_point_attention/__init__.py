@@ -41,7 +41,9 @@ def invariant_point_attention(
     q_points, k_points, v_points
         In one frame for all residues, in units of 10 Å; all x, then all y, then all z, as
         AlphaFold2's projections store them.
-    bias : added to the logits as it is: the scaled bias of the pair, and the mask
+    bias
+        Added to the logits as it is: the scaled bias of the pair, and the mask. A query needs a key
+        whose bias is finite.
     z : the pair
     head_weights : before the softplus
 
@@ -93,5 +95,7 @@ def invariant_point_attention(
         "head_weights": (head_weights, (H,)),
     }
     check_shapes(name, wanted, f"q {tuple(q.shape)} and k {tuple(k.shape)}")
+    if Nq and not Nk:
+        raise ValueError(f"{name}: {Nq} queries and no key; a query needs one at least")
     found: tuple[Tensor, Tensor, Tensor] = _operator.dispatch(q)(*tensors.values())
     return found

@@ -53,10 +53,10 @@ def pair_attention(
         or of a transposed pair are read in place, and only a view whose last axis is not contiguous
         is copied. The number of keys may differ from that of queries.
     bias
-        [B, 1 or S, H, Nq, Nk] in either ``layout``: one for all rows or one per row. Its gradient
-        is accumulated in float32 and has its type, which may differ from that of ``q``.
+        [B, 1 or S, H, Nq, Nk] in either ``layout``: one for all rows or one per row; minus infinity
+        drops a key. Its gradient has its type, which may differ from that of ``q``.
     mask
-        [B, S, Nk], True = keep. A query whose keys are all masked gets zero, and no gradient.
+        [B, S, Nk], True = keep. A query whose keys are all dropped gets zero, and no gradient.
     scale : c; 1/sqrt(D) if not given
     gate : g before the sigmoid, of the shape of ``q``
     layout : order of the axes of q, k, v, gate and the result
@@ -64,7 +64,8 @@ def pair_attention(
     Returns
     -------
     Tensor
-        Same shape and type as ``q``. Logits, softmax and sums are float32 for 16-bit types.
+        Same shape and type as ``q``. The kernel's logits, softmax and sums are float32 for 16-bit
+        types, those of the reference are of the type.
 
     Examples
     --------

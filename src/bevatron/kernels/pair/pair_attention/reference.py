@@ -22,14 +22,15 @@ def pair_attention(
     logits = (scale * q) @ k.transpose(-1, -2)
     if bias is not None:
         logits = logits + bias.to(logits.dtype)
-    if mask is None:
+    if mask is not None:
+        logits = logits.masked_fill(~mask[:, :, None, None, :], float("-inf"))
+    if bias is None and mask is None:
         result = logits.softmax(-1) @ v
     else:
-        empty = ~mask.any(-1, keepdim=True)
-        # A row without keys keeps its logits: softmax of minus infinities is NaN.
-        dropped = ~(mask | empty)[:, :, None, None, :]
-        result = logits.masked_fill(dropped, float("-inf")).softmax(-1) @ v
-        result = result.masked_fill(empty[:, :, None, None], 0.0)
+        # Of a query without keys any finite logits: softmax of minus infinities is NaN.
+        empty = (logits == float("-inf")).all(-1, keepdim=True)
+        result = logits.masked_fill(empty, 0.0).softmax(-1) @ v
+        result = result.masked_fill(empty, 0.0)
     if layout == "BSNHD":
         result = result.transpose(2, 3)
     return result if gate is None else gate.to(result.dtype).sigmoid() * result

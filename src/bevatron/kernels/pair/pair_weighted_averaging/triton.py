@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.shared.custom_op import custom_op, is_watched
+from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.launch import pointers
 from bevatron.kernels.shared.layouts import per_layout
 from bevatron.kernels.shared.triton_launch import Launch
@@ -33,61 +33,52 @@ def pair_weighted_averaging(v: Tensor, gate: Tensor, weights: Tensor) -> Tensor:
 def averaged(v: Tensor, gate: Tensor, weights: Tensor) -> Tensor:
     """Return the gated averages."""
     v, gate = _readable(v), _readable(gate)
-    out = v.new_empty(v.shape)
-    _turn_back(torch.matmul(weights, _turned(v, weights)), out, gate)
+    (B, S, N, C), H = v.shape, weights.shape[1]
+    turned, out = v.new_empty((B, H, N, S * (C // H))), v.new_empty(v.shape)
+    _turn(v, turned)
+    _turn_back(torch.matmul(weights, turned), out, gate)
     return out
 
 
-@custom_op("pair_weighted_averaging_backward", fake="v gate weights")
+def _new_gradients(v: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    return v.new_empty((*v.shape[:3], 2, v.shape[3])), weights.new_empty(weights.shape)
+
+
+@averaged.backward(
+    of="v gate weights",
+    fake=_new_gradients,
+    unpack=lambda joint, dweights: (*joint.unbind(3), dweights),
+)
 def averaged_backward(
     dout: Tensor, v: Tensor, gate: Tensor, weights: Tensor, out: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of v, gate and weights."""
-    dturned, dweights = _behind_gate(dout, v, gate, weights)
-    dv, dgate = v.new_empty(v.shape), gate.new_empty(gate.shape)
-    _turn_back(dturned, dv, _readable(gate), (dgate, out, dout.contiguous()))
-    return dv, dgate, dweights
-
-
-def _gradients(
-    dout: Tensor, v: Tensor, gate: Tensor, weights: Tensor, out: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients, those of v and gate side by side, so that nothing has to join them.
-
-    What a custom operator returns must not lie in one piece of memory, so where torch watches they
-    lie apart.
-    """
-    given = (dout, v, gate, weights, out)
-    if torch.is_grad_enabled() or is_watched(given):
-        found: tuple[Tensor, Tensor, Tensor] = averaged_backward(*given)
-        return found
-    dturned, dweights = _behind_gate(dout, v, gate, weights)
-    dv, dgate = v.new_empty((*v.shape[:3], 2, v.shape[3])).unbind(3)
-    _turn_back(dturned, dv, _readable(gate), (dgate, out, dout.contiguous()))
-    return dv, dgate, dweights
-
-
-averaged.gradients("v gate weights", _gradients)
-
-
-def _behind_gate(dout: Tensor, v: Tensor, gate: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of turned values and of weights; nothing else is left in memory."""
-    gated = _turned(dout.contiguous(), weights, _readable(gate))
-    dweights = torch.matmul(gated, _turned(_readable(v), weights).mT)
-    return torch.matmul(weights.mT, gated), dweights
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of v and gate side by side, so that nothing joins them; of weights."""
+    dout, gate = dout.contiguous(), _readable(gate)
+    (B, S, N, C), H = v.shape, weights.shape[1]
+    D = C // H
+    joint = _new_gradients(v, weights)[0]
+    dv, dgate = joint.unbind(3)
+    # Until the gradients are written, what is turned lies in their place.
+    turned, gated = joint.view(2, B, H, N, S * D)
+    _turn(_readable(v), turned)
+    _turn(dout, gated, gate)
+    dweights = torch.matmul(gated, turned.mT)
+    # The first half of one sample's rows ends before `gated` begins.
+    for rows in (slice(S // 2), slice(S // 2, S)) if B == 1 else (slice(S),):
+        of_rows = gated.unflatten(-1, (S, D))[..., rows, :].flatten(-2)
+        backward = dgate[:, rows], out[:, rows], dout[:, rows]
+        _turn_back(torch.matmul(weights.mT, of_rows), dv[:, rows], gate[:, rows], backward)
+    return joint, dweights
 
 
 def _readable(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _turned(x: Tensor, weights: Tensor, gate: Tensor | None = None) -> Tensor:
-    """Return rows, with a gate their gradient behind it, as [B, H, N, S D]."""
-    (B, S, N, C), H = x.shape, weights.shape[1]
-    turned = x.new_empty((B, H, N, S * (C // H)))
+def _turn(x: Tensor, turned: Tensor, gate: Tensor | None = None) -> None:
+    """Write rows, with a gate their gradient behind it, as [B, H, N, S D]."""
     (given,) = pointers(x, gate)
-    _prepare(x, given, H, gate is not None, True)(x, given, turned)
-    return turned
+    _prepare(x, given, turned.shape[1], gate is not None, True)(x, given, turned)
 
 
 def _turn_back(

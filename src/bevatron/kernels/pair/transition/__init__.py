@@ -36,10 +36,10 @@ def transition(
         \operatorname{relu}(W_u n + b_u) & \text{without (AlphaFold2, 9 and 15)}
         \end{cases}
 
-    The hidden rows, 2 or 4 times as wide, are not saved unless they are fewer than 1,024: the
-    backward pass needs the input and two float32 numbers per row. Raises ValueError if a shape
-    does not match, naming the argument; KernelError if Triton is requested and cannot run. The
-    kernel supports bfloat16, float16 and float32 and has first derivatives; the reference is
+    The backward pass needs the input and two float32 numbers per row. Hidden rows, 2 or 4 times as
+    wide, are saved only where cuBLAS multiplies fewer than 1,024 of them. Raises ValueError if a
+    shape does not match, naming the argument; KernelError if Triton is requested and cannot run.
+    The kernel supports bfloat16, float16 and float32 and has first derivatives; the reference is
     differentiable to any order.
 
     Parameters

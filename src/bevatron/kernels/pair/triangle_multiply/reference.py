@@ -60,6 +60,7 @@ def triangle_multiply(
     x = layer_norm(x, norm_out_weight, norm_out_bias, None, None, eps, False)
     gate = linear(n, out_gate_weight, out_gate_bias).sigmoid()
     y = gate * linear(x, out_weight, out_bias)
+    drop = None if drop is None else drop.to(z.dtype)
     if residual:
         return add_dropped(z, y, drop)
     return y if drop is None else y * drop.unsqueeze(-3)

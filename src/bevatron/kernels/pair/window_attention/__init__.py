@@ -40,15 +40,16 @@ def window_attention(
     q, k, v, gate
         Of one type; the gate before its sigmoid. Parts of a joint projection are read in place.
     bias
-        One matrix for every window, W = A / Q rounded up. Its gradient is summed over copies in
-        float32 and has its type.
+        One matrix for every window, W = A / Q rounded up; minus infinity drops a key. Its gradient
+        is summed over copies and has its type.
     mask
-        True = keep. A query without keys gets zero, and no gradient.
+        True = keep. A query whose keys are all dropped gets zero, and no gradient.
 
     Returns
     -------
     Tensor
-        Same shape and type as ``q``. Logits, softmax and sums are float32 for 16-bit types.
+        Same shape and type as ``q``. The kernel's logits, softmax and sums are float32 for 16-bit
+        types, those of the reference are of the type.
 
     Examples
     --------

@@ -12,7 +12,7 @@ def window_attention(
     A, D = q.shape[2], q.shape[-1]
     W, _, Q, K = bias.shape[1:]
     before = (K - Q) // 2
-    behind = W * Q - A + K - Q - before
+    behind = max(W, 1) * Q - A + K - Q - before  # `unfold` needs one window
 
     def around(x: Tensor) -> Tensor:
         """Return the rows around each window [B, M, W, H, D, K]."""
@@ -22,9 +22,9 @@ def window_attention(
     logits = torch.einsum("bmwqhd,bmwhdk->bmwhqk", queries, around(k))
     logits = logits + bias.to(logits.dtype)[:, None]
     keep = F.pad(mask, (before, behind)).unfold(1, K, Q)[:, None, :, None, None]
-    empty = ~keep.any(-1, keepdim=True)
-    # A window without keys keeps its logits: softmax of minus infinities is NaN.
-    weights = logits.masked_fill(~(keep | empty), float("-inf")).softmax(-1)
-    weights = weights.masked_fill(empty, 0.0)
+    logits = logits.masked_fill(~keep, float("-inf"))
+    # Of a query without keys any finite logits: softmax of minus infinities is NaN.
+    empty = (logits == float("-inf")).all(-1, keepdim=True)
+    weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
     result = torch.einsum("bmwhqk,bmwhdk->bmwqhd", weights, around(v)).flatten(2, 3)
     return gate.sigmoid() * result[:, :, :A]

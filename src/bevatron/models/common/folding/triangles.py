@@ -110,20 +110,17 @@ class TriangleAttention(nn.Module):
         ``drop`` is a dropout mask that rows share, around the ending node columns.
         """
         if sample_group().size == 1:
-            return self._update_all(z, mask, drop)
+            attend, weight = self.attention.updated, self.bias.weight
+            if self.starting:
+                return attend(z, weight, mask, drop)
+            # In place: its rows are read and written where they lie.
+            turned_mask = None if mask is None else mask.mT
+            return attend(z.transpose(-3, -2), weight, turned_mask, drop).transpose(-3, -2)
         if not self.starting:
             update = transposed(self._of_columns(z, mask)[1])
             return add_dropped(z, update, drop, "columns")
         update = self._attend(z, gathered(self._bias(z), -2, z.shape[-2]), mask)
         return add_dropped(z, update, drop)
-
-    def _update_all(self, z: Tensor, mask: Tensor | None, drop: Tensor | None) -> Tensor:
-        attend, weight = self.attention.updated, self.bias.weight
-        if self.starting:
-            return attend(z, weight, mask, drop)
-        # In place: its rows are read and written where they lie.
-        turned_mask = None if mask is None else mask.mT
-        return attend(z.transpose(-3, -2), weight, turned_mask, drop).transpose(-3, -2)
 
     def by_columns(
         self,

@@ -56,7 +56,8 @@ def canonical_order(colours: Colours, pairs: Colours, remote: IntArray) -> IntAr
     while len(open_):
         current = _refined(current, between)
         result[open_] = current
-        tied = _tied(current)
+        same: IntArray = (current[:, :, None] == current[:, None, :]).sum(axis=2)
+        tied: BoolArray = same > 1
         left = tied.any(axis=1)
         open_, between, tied = open_[left], between[left], tied[left]
         current = _singled_out(current[left], tied, remote[open_])
@@ -89,13 +90,6 @@ def _refined(colours: Colours, pairs: Colours) -> Colours:
 def _distinct(colours: Colours) -> IntArray:
     found: IntArray = np.count_nonzero(np.diff(np.sort(colours, axis=1), axis=1), axis=1)
     return found
-
-
-def _tied(colours: Colours) -> BoolArray:
-    """Whether an atom shares its colour, [B, n]."""
-    same: IntArray = (colours[:, :, None] == colours[:, None, :]).sum(axis=2)
-    shared: BoolArray = same > 1
-    return shared
 
 
 def _singled_out(colours: Colours, tied: BoolArray, remote: IntArray) -> Colours:

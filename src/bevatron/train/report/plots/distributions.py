@@ -90,7 +90,6 @@ def _quantiles(
 
 
 def _shortened(name: str, most: int = 36) -> str:
-    """Shorten a long name in the middle."""
     if len(name) <= most:
         return name
     return f"{name[: most // 2 - 1]}…{name[-most // 2 :]}"

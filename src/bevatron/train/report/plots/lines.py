@@ -93,10 +93,7 @@ def curves(
     common = _agree(panels)
     names = 0 if most == 1 else -(-most // LEGEND_COLUMNS) if common else rows * -(-most // 2)
     height = 3.3 * rows + 0.22 * names
-    with new_axes(4.3 * columns + 0.6 * (columns == 1), height, rows, columns) as (
-        figure,
-        axes,
-    ):
+    with new_axes(4.3 * columns + 0.6 * (columns == 1), height, rows, columns) as (figure, axes):
         for panel, ax in zip(panels, axes.flat, strict=False):
             _draw_panel(ax, panel, xlabel)
             if logarithmic_x:
