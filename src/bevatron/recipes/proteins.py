@@ -369,7 +369,10 @@ def find_structures(files: Sequence[str | Path]) -> ProteinFiles:
     found = find_protein_files(files)
     if not found.structures:
         given = ", ".join(map(str, files))
-        raise DataError(f"{given}: holds no structure; expected files that end in .cif or .pdb")
+        raise DataError(
+            f"{given}: holds no structure; expected files that end in .cif or .pdb; sequences "
+            "alone (FASTA, JSON) are for `bevatron predict`"
+        )
     return _without_copies(found)
 
 

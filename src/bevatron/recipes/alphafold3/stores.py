@@ -133,7 +133,7 @@ def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
 def _told(summary: Mapping[str, Any]) -> list[str]:
     chains = ", ".join(f"{n} {kind}" for kind, n in sorted(summary["chains"].items()))
     tokens, atoms = (counted(summary[f"{each}s"], each) for each in ("token", "atom"))
-    lines = [f"{tokens}, {atoms}; chains: {chains}"]
+    lines = [f"{tokens}, {atoms}; chains: {chains or 'none'}"]
     if removed := [f"{number} {name}" for name, number in summary["filtered"].items() if number]:
         lines.append(f"chains left out as in AlphaFold3's training: {', '.join(removed)}")
     if summary["left_out"]:
