@@ -231,7 +231,6 @@ def stamp(result: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Make a Markdown table."""
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in rows)])
 
@@ -282,7 +281,6 @@ def written(
 
 
 def main() -> None:
-    """Write the tables, or compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     check = parser.parse_args().check

@@ -19,6 +19,8 @@ import torch
 from beartype import BeartypeConf, beartype
 from beartype.roar import BeartypeDecorHintException
 
+checking = True
+"""False in a process that leaves the checks to another that calls the same functions."""
 _check = beartype(conf=BeartypeConf(is_pep484_tower=True))
 _with_shapes = jaxtyping.jaxtyped
 
@@ -55,7 +57,7 @@ def _checked_when_called(function, typechecker):
     @functools.wraps(function)
     def call(*args, **kwargs):
         nonlocal checked
-        if torch.compiler.is_compiling():
+        if not checking or torch.compiler.is_compiling():
             return function(*args, **kwargs)
         if checked is None:
             checked = _checked_by_shapes(function, typechecker)

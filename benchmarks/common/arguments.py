@@ -8,6 +8,11 @@ from typing import Any
 from benchmarks.common.report import RESULTS
 
 
+def script_parser(about: str | None) -> argparse.ArgumentParser:
+    """Make the parser of a script, whose help shows the script's docstring line by line."""
+    return argparse.ArgumentParser(description=about, formatter_class=argparse.RawTextHelpFormatter)
+
+
 def add_rows(parser: argparse.ArgumentParser, folder: str) -> None:
     """Add ``--out`` for the rows of a call, and what joins them: ``--collect`` and its options."""
     parser.add_argument("--out", type=Path, default=Path(folder), help="folder for the rows")

@@ -120,9 +120,7 @@ class Training:
             run.settings,
             loader=LoaderConfig(workers=arm.workers),
             optim=replace(
-                optim,
-                fused=None if arm.fused else False,
-                clip=optim.clip if arm.clipped else None,
+                optim, fused=None if arm.fused else False, clip=optim.clip if arm.clipped else None
             ),
             train=replace(run.settings.train, explode_factor=None, tf32=arm.precision == "tf32"),
         )
@@ -238,7 +236,6 @@ def compiled_blocks(blocks: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 
 def free() -> None:
-    """Collect garbage and give unused memory back to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -178,7 +178,6 @@ def add_picture(figure: "Figure", result: Path, name: str = "") -> Path:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a Markdown table."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
     lines += ["| " + " | ".join(_cell(row.get(key, "")) for key in columns) + " |" for row in rows]

@@ -188,7 +188,6 @@ def wait_until(condition: Callable[[], bool]) -> Callable[[], float]:
 
 
 def main() -> None:
-    """Measure everything, print and keep the table."""
     parser = argparse.ArgumentParser(description="The loader compared with torch's DataLoader")
     parser.add_argument("--batches", type=int, default=60)
     arguments = parser.parse_args()

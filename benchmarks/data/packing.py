@@ -76,7 +76,6 @@ def structures(plan: Plan) -> dict[str, Any]:
 def row(
     case: str, name: str, costs: np.ndarray, capacity: float, num_ranks: int, repeats: int
 ) -> dict[str, Any]:
-    """Measure one packing."""
     first, second, seconds = timed_plans(costs, capacity, num_ranks, repeats, **PACKINGS[name])
     meet, chance = meet_again(first, second)
     return {
@@ -96,7 +95,6 @@ def row(
 
 
 def main() -> None:
-    """Run all cases, print and keep the table."""
     parser = argparse.ArgumentParser(description="Packings on the paper's size mix")
     parser.add_argument("mptrj", type=Path, help="mptrj_random_1k.extxyz.gz")
     parser.add_argument("--scale", type=float, default=1.0)

@@ -72,7 +72,6 @@ class Clock:
 
 @contextmanager
 def timed() -> Iterator[Clock]:
-    """Time the block."""
     clock, begun = Clock(), time.process_time()
     yield clock
     clock.seconds = time.process_time() - begun

@@ -54,7 +54,6 @@ NOTES = (
 
 
 def configuration(arguments: argparse.Namespace, folder: Path) -> GpsppRun:
-    """Make the configuration of the run."""
     hybrid_2d = arguments.inputs == "2d" and not arguments.model.endswith("-mpnn")
     values: dict[str, Any] = {
         **whole_schedule(arguments.epochs, arguments.evaluate_every, arguments.warmup),
@@ -87,7 +86,6 @@ def configuration(arguments: argparse.Namespace, folder: Path) -> GpsppRun:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train once and test."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="bevatron-") as scratch:
         config = configuration(arguments, Path(scratch))
@@ -151,7 +149,6 @@ def row(record: dict[str, Any], target: str) -> dict[str, Any]:
 
 
 def label(arguments: argparse.Namespace) -> str:
-    """Name a run."""
     changes = "".join(f"-{change.split('.')[-1].replace('=', '-')}" for change in arguments.set)
     rate = "" if arguments.lr is None else f"-lr{arguments.lr:g}"
     begun = "" if arguments.start_from is None else "-finetuned"
@@ -159,7 +156,6 @@ def label(arguments: argparse.Namespace) -> str:
 
 
 def collect(folder: Path, out: Path, name: str, note: str) -> None:
-    """Make a table and a picture of all runs in a folder."""
     runs = [run for run in read_all(folder) if "curve" in run]
     if not runs:
         raise SystemExit(f"{folder}: holds no results")
@@ -249,7 +245,6 @@ def workers() -> int:
 
 
 def main() -> None:
-    """Train one configuration, or join what others have written."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("store", type=Path, nargs="?")
     add_rows(parser, "gpspp-learning-rows")

@@ -43,7 +43,6 @@ def load(path: Path) -> list[dict[str, Array]]:
 
 
 def main() -> None:
-    """Featurise a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path)
     parser.add_argument("out", type=Path)

@@ -13,7 +13,6 @@ loss and gradients are compared with those of the reference operators in float32
 random numbers.
 """
 
-import argparse
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.common import trace
-from benchmarks.common.arguments import read_all
+from benchmarks.common.arguments import read_all, script_parser
 from benchmarks.common.report import write_result
 from benchmarks.common.timing import median_ms, memory_with_graphs
 from benchmarks.gpspp.molecules import load
@@ -158,7 +157,6 @@ def profile(step: Callable[[], object], steps: int = 3) -> dict[str, Any]:
 
 
 def row_of(model: str, what: str, found: Mapping[str, float], molecules: int) -> dict[str, Any]:
-    """Make a row of the table."""
     speed = molecules / found["ms"] * 1e3
     return {
         "model": model,
@@ -199,10 +197,7 @@ def collect(folder: Path) -> None:
 
 
 def main() -> None:
-    """Measure and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("data", nargs="?", type=Path)
     parser.add_argument("--models", nargs="*", default=["gpspp-16", "gpspp-16-mpnn"])
     parser.add_argument("--modes", nargs="*", default=["captured", "eager", "reference"])

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.common.arguments import add_rows, read_rows
+from benchmarks.common.arguments import add_rows, read_rows, script_parser
 from benchmarks.common.report import RESULTS, write_result
 from benchmarks.common.trace import summary
 from benchmarks.common.training import Repeated, TracedSteps
@@ -159,10 +159,7 @@ def collect(folder: Path, results: Path = RESULTS) -> None:
 
 
 def main() -> None:
-    """Train, or put together what was measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("molecules", nargs="?", type=Path)
     parser.add_argument("--models", nargs="*", default=["gpspp-16", "gpspp-16-mpnn"])
     parser.add_argument("--number", type=int, default=300_000, help="molecules for each GPU")

@@ -488,7 +488,6 @@ def trained(folder: Path, page: Path | None) -> dict[str, list[dict[str, Any]]]:
 
 
 def collect(folder: Path, page: Path | None, out: Path, note: str) -> None:
-    """Make a table and a picture of all runs in a folder, and those of an earlier page."""
     ordered = trained(folder, page)
     notes = (
         "Percent, mean ± standard deviation over seeds (of tolokers and minesweeper: over the "
@@ -543,7 +542,6 @@ def draw(by_run: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
 
 
 def main() -> None:
-    """Train, or collect results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--data", type=Path)
     add_rows(parser, "graph-learning-rows")

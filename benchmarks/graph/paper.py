@@ -43,11 +43,7 @@ NOTES = (
 
 
 def paper(
-    names: list[str],
-    models: list[str],
-    device: str,
-    repeat: int,
-    save: Callable[[list[Row]], Any],
+    names: list[str], models: list[str], device: str, repeat: int, save: Callable[[list[Row]], Any]
 ) -> None:
     """Time three layers of VA, AGNN and GAT on the graphs of Figure 6, inference and training.
 
@@ -68,6 +64,7 @@ def paper(
             print(f"{name}: {csr.nnz} entries made in {time.time() - start:.1f} s", flush=True)
         for model in models:
             infer, train = paper_model(model, csr, k)
+            tensors = csr.row_ptr, csr.col, csr.col_ptr, csr.row_of
             row = {
                 "graph": name,
                 "nnz": csr.nnz,
@@ -76,18 +73,12 @@ def paper(
                 "forward ms": median_ms(infer, repeat),
                 "training ms": median_ms(train, repeat),
                 "peak GiB": peak_mib(train) / 1024,
-                "graph GiB": stored_bytes(csr) / 2**30,
+                "graph GiB": sum(tensor.nbytes for tensor in tensors) / 2**30,
             }
             print(row, flush=True)
             rows.append(row)
             del infer, train
         save(rows)
-
-
-def stored_bytes(csr: Csr) -> int:
-    """Bytes of both orders of a matrix, without its row schedules."""
-    tensors = csr.row_ptr, csr.col, csr.col_ptr, csr.row_of
-    return sum(tensor.nbytes for tensor in tensors)
 
 
 def compile_paper(names: list[str], models: list[str]) -> None:
@@ -139,7 +130,6 @@ def paper_model(model: str, csr: Csr, k: int) -> tuple[Callable[[], Any], Callab
 
 
 def main() -> None:
-    """Compile, or time the configurations and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("graphs", nargs="*", metavar="GRAPH", help=f"of {', '.join(PAPER)}")
     parser.add_argument("--models", nargs="*", default=["VA", "AGNN", "GAT"])

@@ -302,10 +302,7 @@ def scaling_cases(world: int, shrink: int) -> Iterator[ScalingCase]:
     """Yield strong scaling of the paper's 6h and weak scaling, each graph cut in both ways."""
     strong = Kronecker(*(size // shrink for size in STRONG))
     vertices, edges = (size // shrink * world for size in WEAK)
-    weak = {
-        "weak uniform": Uniform(vertices, edges),
-        "weak Kronecker": Kronecker(vertices, edges),
-    }
+    weak = {"weak uniform": Uniform(vertices, edges), "weak Kronecker": Kronecker(vertices, edges)}
     yield ScalingCase("strong 6h", strong, "feature_parallel", 128)
     yield ScalingCase("strong 6h", strong, "two_dimensional", 128)
     for chunks in (1, 2, 4) if world > 1 else ():
@@ -407,7 +404,6 @@ def _read(path: Path) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    """Choose by the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", choices=["words"])
     for kind in ("scaling", "academic", "huge", "report"):

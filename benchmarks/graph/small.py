@@ -249,7 +249,6 @@ def save_molecules(contest: Contest, folder: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compare on both kinds of graph."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     add_out(parser)

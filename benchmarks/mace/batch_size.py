@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.arguments import add_out
+from benchmarks.common.arguments import add_out, script_parser
 from benchmarks.common.report import add_picture, write_result
 
 from bevatron.recipes import recipe
@@ -51,7 +51,6 @@ class TimedTrainer(Trainer):
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Train once and write the curve."""
     capacity, rate, seed = arguments.capacities[0], arguments.rates[0], arguments.seeds[0]
     values: dict[str, Any] = {
         "output": str(arguments.out / f"run-{capacity}-{rate}-{seed}"),
@@ -134,10 +133,7 @@ def picture(rows: list[dict[str, Any]]) -> Any:
 
 
 def main() -> None:
-    """Train and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--preset", default="small")
     parser.add_argument("--capacities", nargs="*", type=int, default=[135, 540, 2160])

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.arguments import add_rows, read_all, script_parser
 from benchmarks.common.report import add_picture, write_result
 
 from bevatron.parallel.mesh import open_mesh
@@ -43,7 +43,6 @@ from bevatron.train.run import Run
 def configuration(
     batching: str, seed: int, lr: float, folder: Path, arguments: argparse.Namespace
 ) -> MaceRun:
-    """Make the configuration of one run."""
     heads = {path.name.split(".")[0]: {"train": [str(path)]} for path in arguments.data}
     values: dict[str, Any] = {
         "output": str(folder / f"{batching}-{lr:g}-{arguments.epochs}-{seed}"),
@@ -245,10 +244,7 @@ def _ends(grouped: Mapping[tuple[str, float, int], list[Any]]) -> Any:
 
 
 def main() -> None:
-    """Train, or collect results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--data", nargs="*", type=Path, default=[])
     parser.add_argument("--batchings", nargs="*", default=["fixed_count", "algorithm1", "balanced"])
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.arguments import add_rows, read_all, script_parser
 from benchmarks.common.report import add_picture, write_result
 
 from bevatron.recipes import recipe
@@ -68,7 +68,6 @@ def losses(implementation: str, seed: int, folder: Path, arguments: argparse.Nam
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Train the runs of this process and keep the losses of each."""
     arguments.out.mkdir(parents=True, exist_ok=True)
     setting = (
         f"preset {arguments.preset}, {arguments.channels or 'its'} channels, {arguments.loss} "
@@ -153,10 +152,7 @@ def _smooth(values: Any) -> Any:
 
 
 def main() -> None:
-    """Train, or put together what was trained."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--data", nargs="*", type=Path, default=[])
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--kernels", nargs="*", default=["reference", "auto"])

@@ -128,7 +128,6 @@ def train_both(plan: dict[str, Any], work: Path, dataset: str, seed: int) -> dic
 
 
 def largest_loss_difference(result: dict[str, Any]) -> float:
-    """Largest relative difference of the first losses."""
     pairs = zip(result["mace-torch"]["losses"], result["bevatron"]["losses"], strict=True)
     return max(abs(a - b) / abs(a) for a, b in list(pairs)[:NUM_LOSSES])
 
@@ -174,7 +173,6 @@ def write_learning(results: list[dict[str, Any]], plan: dict[str, Any]) -> None:
 
 
 def summary(results: list[dict[str, Any]], dataset: str) -> dict[str, Any]:
-    """Test errors of a data set over all seeds."""
     errors = {
         side: {
             error: [r[side]["test"][error] * 1e3 for r in results if r["dataset"] == dataset]

@@ -172,9 +172,7 @@ def load(plan, dataset, args):
 
 def plain(value):
     """Turn arrays into lists and classes and irreps into their names."""
-    if isinstance(value, np.ndarray | torch.Tensor):
-        return value.tolist()
-    return str(value)
+    return value.tolist() if isinstance(value, np.ndarray | torch.Tensor) else str(value)
 
 
 def learn(peer):

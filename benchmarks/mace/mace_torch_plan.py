@@ -8,10 +8,7 @@ from ase.io import read
 
 from bevatron.data.packing import pack
 
-DATASETS = {
-    "acac": "acac_train.extxyz.gz",
-    "ethanol_methanol": "ethanol_methanol_train.extxyz.gz",
-}
+DATASETS = {"acac": "acac_train.extxyz.gz", "ethanol_methanol": "ethanol_methanol_train.extxyz.gz"}
 SEEDS = (0, 1, 2)
 SPLIT_SEED = 20261120
 NUM_TRAIN, NUM_VALID = 450, 100

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.common.arguments import add_rows, read_rows
+from benchmarks.common.arguments import add_rows, read_rows, script_parser
 from benchmarks.common.report import RESULTS, add_picture, write_result
 
 from bevatron import kernels
@@ -75,7 +75,6 @@ def prepared_data(files: Sequence[Path], cutoff: float, folder: Path) -> tuple[D
 def make_run(
     train: Dataset, found: Any, case: str, folder: Path, arguments: argparse.Namespace
 ) -> Run:
-    """Make a run of one case; the ranks share the folder."""
     batching, implementation = case.split(":")
     config = MaceConfig.preset(arguments.preset).with_data(
         atomic_numbers=found.atomic_numbers,
@@ -305,7 +304,6 @@ def pictures(rows: Rows) -> dict[str, Any]:
 
 
 def _scaling(rows: Rows, kind: str) -> Any:
-    """Draw time or rate and efficiency over GPUs."""
     rates, efficiencies = [], []
     for case in dict.fromkeys(row["case"] for row in rows):
         own = sorted((row for row in rows if row["case"] == case), key=lambda row: row["GPUs"])
@@ -326,10 +324,7 @@ def _scaling(rows: Rows, kind: str) -> Any:
 
 
 def main() -> None:
-    """Measure, or collect results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--data", nargs="*", type=Path, default=[])
     parser.add_argument("--cases", nargs="*", default=["weak:balanced:auto", *CASES])
     parser.add_argument("--preset", default="paper")

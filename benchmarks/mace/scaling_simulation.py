@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.common.arguments import script_parser
 from benchmarks.common.report import add_picture, write_result
 from tools.paper_mix import CAPACITY, Mix, paper_mix
 
@@ -77,12 +78,6 @@ class StepTime:
         return seconds.reshape(len(plan), -1)
 
 
-def summing_seconds(num_gpus: int, num_bytes: int, bandwidth: float, latency: float) -> float:
-    """Seconds of one sum of the gradients over all GPUs."""
-    moved = 2 * (num_gpus - 1) / num_gpus * num_bytes
-    return moved / bandwidth + 2 * math.ceil(math.log2(num_gpus)) * latency
-
-
 def simulate(
     mix: Mix, batching: str, num_gpus: int, step_time: StepTime, arguments: argparse.Namespace
 ) -> dict[str, Any]:
@@ -92,8 +87,9 @@ def simulate(
     plan = pack(mix.num_atoms, CAPACITY, num_gpus, **BATCHINGS[batching], **ours)
     seconds = step_time.of(plan, mix)
     slowest = float(seconds.max(axis=0).sum())
-    communication = plan.num_steps * summing_seconds(
-        num_gpus, arguments.gradient_bytes, arguments.bandwidth, arguments.latency
+    moved = 2 * (num_gpus - 1) / num_gpus * arguments.gradient_bytes
+    communication = plan.num_steps * (
+        moved / arguments.bandwidth + 2 * math.ceil(math.log2(num_gpus)) * arguments.latency
     )
     total = slowest + communication
     return {
@@ -128,10 +124,7 @@ def with_efficiency(rows: list[dict[str, Any]], *, weak: bool) -> None:
 
 
 def main() -> None:
-    """Simulate all cases, print and keep the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("mptrj", type=Path, help="mptrj_random_1k.extxyz.gz")
     parser.add_argument(
         "--costs", type=Path, required=True, help="kernels -> seconds per atom, edge, graph, step"

@@ -17,18 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.arguments import add_rows, read_all, script_parser
 from benchmarks.common.report import add_picture, hardware, versions, write_result
 
 from bevatron.recipes.bench import capacity_picture, saturated_from, step_meter
 from bevatron.recipes.mace.capacity import find_capacity
-from bevatron.recipes.mace.step_cost import (
-    TERMS,
-    StepCost,
-    StepMeter,
-    fit_cost,
-    saturation,
-)
+from bevatron.recipes.mace.step_cost import TERMS, StepCost, StepMeter, fit_cost, saturation
 
 FITTED = 4096
 """Atoms of the largest batch that the cost model is fitted to."""
@@ -155,10 +149,7 @@ def words(one: dict[str, Any], measured: Sequence[StepCost], factors: Any, error
 
 
 def main() -> None:
-    """Measure, or put together what was measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("store", nargs="?", type=Path, help="prepared structures")
     parser.add_argument("--model", default="paper")
     parser.add_argument("--dtype", nargs="*", default=["float32", "float64"])

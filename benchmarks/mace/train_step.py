@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from ase.build import bulk
+from benchmarks.common.arguments import script_parser
 from benchmarks.common.report import write_result
 from benchmarks.common.timing import median_ms, memory_with_graphs
 from benchmarks.common.trace import trace
@@ -96,7 +97,6 @@ def rattled_crystals(mix: str) -> list[Any]:
 
 
 def our_samples(structures: list[Any], cutoff: float) -> list[Any]:
-    """Make samples of labelled structures."""
     samples = []
     for atoms in structures:
         sample = unlabelled_structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
@@ -107,7 +107,6 @@ def our_samples(structures: list[Any], cutoff: float) -> list[Any]:
 
 
 def our_batch(samples: list[Any]) -> StructureBatch:
-    """Put samples into one batch."""
     return collate_structures(samples, np.arange(len(samples)), [1.0] * len(samples))
 
 
@@ -135,7 +134,6 @@ class Contender:
 
 
 def our_contender(preset: str, batch: StructureBatch, implementation: str) -> Contender:
-    """Train and infer with our model."""
     model = our_model(preset, batch).cuda()
     task, optimizer = MaceTask(LossConfig()), make_optimizer(model, OPTIM)
     normalisers = {k: v.to(batch.positions.device) for k, v in task.normalisers(batch).items()}
@@ -472,10 +470,7 @@ def whichever_is_ready(processes: Sequence[Process]) -> Iterator[Process]:
 
 
 def main() -> None:
-    """Measure and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--models", nargs="*", default=["paper", "mp-0-medium"])
     parser.add_argument("--implementations", nargs="*", default=["reference"])
     parser.add_argument("--peers", nargs="*", default=[])

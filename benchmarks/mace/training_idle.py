@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from ase.build import bulk
-from benchmarks.common.arguments import add_out
+from benchmarks.common.arguments import add_out, script_parser
 from benchmarks.common.report import write_result
 from benchmarks.common.trace import SHORT_GAP, gaps, summary
 from benchmarks.common.training import Repeated, TracedSteps
@@ -137,10 +137,7 @@ def train(data: Dataset, config: MaceConfig, workers: int, *, captured: bool) ->
 
 
 def main() -> None:
-    """Train with both kinds of steps and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--models", nargs="*", default=["paper"])
     parser.add_argument("--steps", nargs="*", choices=STEPS, default=STEPS)
     parser.add_argument("--workers", type=int, default=6)
@@ -167,7 +164,6 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def notes_on(data: Dataset, arguments: argparse.Namespace) -> str:
-    """Say what was trained on, and how."""
     words = "Rattled fcc supercells of 4 to 500 atoms"
     if arguments.data:
         atoms = batch_sizes(data)["atoms"]

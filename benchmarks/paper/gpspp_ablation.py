@@ -192,18 +192,12 @@ def run_rows(options: argparse.Namespace) -> None:
             if config.model.feature_set not in stores:
                 print(f"{name}: left out, it needs a store of '{config.model.feature_set}'")
             elif not path.exists():
-                result = {
-                    "row": name,
-                    "seed": seed,
-                    "preset": options.preset,
-                    **train(config),
-                }
+                result = {"row": name, "seed": seed, "preset": options.preset, **train(config)}
                 write_json_atomically(path, result, BevatronError)
                 print(path, json.dumps(result["curve"][-1]), flush=True)
 
 
 def train(config: GpsppRun) -> dict[str, Any]:
-    """Train one row with one seed."""
     run = build(config)
     result = fit(run)
     model: Any = run.model
@@ -265,7 +259,6 @@ def table_of(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def collect(folder: Path, results: Path) -> None:
-    """Write the result and its pictures."""
     runs = [run for run in read_all(folder) if "curve" in run]
     first = runs[0]
     notes = NOTES.format(
@@ -325,7 +318,6 @@ def _mean_curve(name: str, curves: Sequence[Sequence[dict[str, Any]]], against: 
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the options of the command line."""
     made = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     made.add_argument("stores", type=Path, nargs="*", metavar="STORE")
     add_rows(made, "gpspp-ablation-cells")
@@ -345,7 +337,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train the missing runs, or collect results."""
     options = parser().parse_args(arguments)
     if options.collect is not None:
         collect(options.collect, options.results)

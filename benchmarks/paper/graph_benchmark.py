@@ -329,7 +329,10 @@ def _once(
 ) -> tuple[float, Tensor]:
     """Run once and return the seconds of the slowest rank."""
     model.zero_grad(set_to_none=True)
-    _wait(mesh)
+    if mesh.device.type == "cuda":
+        torch.cuda.synchronize(mesh.device)
+    if mesh.world > 1:
+        distributed.barrier()
     began = time.perf_counter()
     if inference:
         with torch.no_grad():
@@ -345,13 +348,6 @@ def _once(
     if mesh.world > 1:
         distributed.all_reduce(seconds, distributed.ReduceOp.MAX)
     return float(seconds), result.detach()
-
-
-def _wait(mesh: Mesh) -> None:
-    if mesh.device.type == "cuda":
-        torch.cuda.synchronize(mesh.device)
-    if mesh.world > 1:
-        distributed.barrier()
 
 
 def _line(row: Row) -> str:
@@ -504,7 +500,6 @@ def time_attention(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Time what the command line asks for; returns the exit code."""
     command = "python -m benchmarks.paper.graph_benchmark"
     return one_sentence(lambda: call(time_attention, arguments, command))
 

@@ -28,7 +28,7 @@ import torch
 from benchmarks.alphafold2 import train_step as alphafold2
 from benchmarks.alphafold3 import arms as alphafold3
 from benchmarks.common import trace
-from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.arguments import add_rows, read_all, script_parser
 from benchmarks.common.arms import GIB, Arm, Training, difference, or_out_of_memory
 from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.parallel.links import carrier, nccl_settings
@@ -341,7 +341,6 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def notes(given: argparse.Namespace) -> str:
-    """Say what was trained."""
     if given.system == "alphafold2":
         said = (
             f"alphafold2: crops of {given.crop} residues, {given.msa_rows} rows, {given.templates} "
@@ -357,10 +356,7 @@ def notes(given: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    """Measure on the ranks of this call, or join the rows of all calls."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("system", nargs="?", choices=["alphafold2", "alphafold3"])
     parser.add_argument("store", nargs="?", type=Path, help="made by `bevatron prepare`")
     parser.add_argument("--lengths", nargs="*", type=int, default=[384, 768], help="of alphafold3")

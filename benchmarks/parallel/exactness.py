@@ -189,7 +189,6 @@ def without_rows(group: Group, device: torch.device) -> tuple[int, float]:
 
 
 def main() -> None:
-    """Compare on the ranks of this call."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("complexes", type=Path, help="store of complexes")
     parser.add_argument("chains", type=Path, help="store of chains")
@@ -219,7 +218,6 @@ def main() -> None:
 
 
 def publish(rows: list[dict[str, Any]], notes: str, mesh: Mesh, given: argparse.Namespace) -> None:
-    """Write the result."""
     write_result("parallel/exactness", rows, notes, device=mesh.device.type, folder=given.out)
 
 

@@ -74,7 +74,6 @@ def expected(whole: Tensor, group: Group) -> dict[str, Tensor]:
 
 
 def measured(mesh: Mesh, group: Group, sizes: list[float], together: int) -> list[dict[str, Any]]:
-    """Check and time all exchanges of squares, given the MiB that every process holds."""
     rows = []
     for size in sizes:
         side = max(int((size * MIB * group.size / (2 * WIDTH)) ** 0.5), 1)
@@ -113,7 +112,6 @@ def timed(call: Callable[[], Tensor], right: Tensor, together: int) -> dict[str,
 
 
 def main() -> None:
-    """Measure on the ranks of this call."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", nargs="*", type=float, default=[0.25, 1, 4, 16, 64], help="MiB")
     parser.add_argument("--together", type=int, default=10, help="in one graph")

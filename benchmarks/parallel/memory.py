@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from benchmarks.alphafold3.arms import built
 from benchmarks.alphafold3.memory import ATOMS, Plans
-from benchmarks.common.arguments import add_out
+from benchmarks.common.arguments import add_out, script_parser
 from benchmarks.common.report import write_result
 
 from bevatron.parallel.axial import one_of
@@ -25,10 +25,7 @@ GRANULE, TWICE_FROM = 128, 4096
 
 
 def main() -> None:
-    """Plan all numbers of GPUs and write the result after each."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("store", type=Path, help="of complexes; the largest is cropped")
     parser.add_argument("--sizes", nargs="*", type=int, default=[1, 2, 4], help="GPUs a sample")
     parser.add_argument("--lengths", nargs="*", type=int, default=[2048, 2432], help="of one GPU")
@@ -60,7 +57,6 @@ def main() -> None:
 
 
 def publish(rows: list[dict[str, Any]], longest: dict[int, int], given: argparse.Namespace) -> None:
-    """Write the result."""
     needed = {row["GPUs a sample"]: row["B a pair"] for row in rows}
     one = given.sizes[0]
     notes = (

@@ -285,7 +285,6 @@ def measured(name: str, make: Any, sizes: Sequence[int], device: torch.device) -
 
 
 def main() -> None:
-    """Measure all blocks and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=384)
     parser.add_argument("--residues", type=int, default=256)
@@ -303,7 +302,6 @@ def main() -> None:
 
 
 def measure(given: argparse.Namespace) -> Path:
-    """Measure and write the result."""
     device = torch.device(given.device)
     rows: list[dict[str, Any]] = []
     kernels: list[dict[str, Any]] = []
@@ -336,7 +334,6 @@ def measure(given: argparse.Namespace) -> Path:
 
 
 def once_each(named: Sequence[tuple[str, Any, Sequence[int]]], device: torch.device) -> None:
-    """Call every part once for every number of GPUs."""
     for _, make, sizes in named:
         for size in sizes:
             with one_of(size), device:

@@ -21,7 +21,6 @@ of which nothing is hidden. Links are taken to be as fast as between two GPUs. m
 that many GPUs were measured; four through NCCL, in earlier code.
 """
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.arguments import script_parser
 from benchmarks.common.report import RESULTS, add_picture, write_result
 from benchmarks.parallel import traffic
 from benchmarks.parallel.links import WINDOWS
@@ -199,10 +199,7 @@ def planned_mib(system: System) -> float:
 
 
 def main() -> None:
-    """Simulate both systems and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--bandwidth", type=float, default=50e9, help="of a GPU's network, bytes/s")
     given = parser.parse_args()

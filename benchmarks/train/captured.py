@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from ase.build import bulk
-from benchmarks.common.arguments import add_out
+from benchmarks.common.arguments import add_out, script_parser
 from benchmarks.common.report import write_result
 from benchmarks.common.training import Repeated
 from benchmarks.train.start import FILES
@@ -201,10 +201,7 @@ def measure(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> Sequen
 
 
 def main() -> None:
-    """Measure and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--passes", type=int, default=10, help="0 = no lengths")
     parser.add_argument("--molecules", type=int, default=256)
     parser.add_argument("--device", default="cuda")

@@ -52,10 +52,6 @@ def make_state(millions: float, device: str) -> TrainState:
     return TrainState(model, optimizer, AveragedWeights(model, 0.999))
 
 
-def bytes_of(snapshot: Snapshot) -> int:
-    return sum(len(part) for parts in snapshot.files.values() for part in parts)
-
-
 def plain_write(folder: Path, snapshot: Snapshot) -> float:
     """Write the same bytes to one file, in the same pieces; return the seconds until fsynced."""
     began = time.perf_counter()
@@ -129,7 +125,7 @@ def measure(state: TrainState, folder: Path, repeats: int, device: str) -> dict[
         snapshot = memory.take(state, mesh)
         assert snapshot is not None
         note("copy", time.perf_counter() - began)
-        note("bytes", bytes_of(snapshot))
+        note("bytes", sum(len(part) for parts in snapshot.files.values() for part in parts))
         if turn % 2:
             note("plain", plain_write(folder / "plain", snapshot))
         ended: list[float] = []
@@ -194,7 +190,6 @@ def rows_of(found: dict[str, list[float]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, print and keep the table."""
     parser = argparse.ArgumentParser(description="What a checkpoint costs")
     parser.add_argument("--parameters", type=float, default=93.2, help="millions")
     parser.add_argument("--repeats", type=int, default=3)

@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from benchmarks.common.arguments import add_out
+from benchmarks.common.arguments import add_out, script_parser
 from benchmarks.common.report import write_result
 from benchmarks.common.training import Repeated
 from benchmarks.mace.training_idle import crystals
@@ -83,10 +83,7 @@ def trained(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
         loader=LoaderConfig(workers=4),
         checkpoint=CheckpointConfig(every_epochs=None, best=False),
         train=TrainConfig(
-            epochs=arguments.epochs,
-            dtype="float32",
-            device=arguments.device,
-            **(values or {}),
+            epochs=arguments.epochs, dtype="float32", device=arguments.device, **(values or {})
         ),
     )
     trainers: list[Timed] = []
@@ -221,10 +218,7 @@ def table(runs: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure and write the result; a process started for it validates."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--preset", default="default")
     parser.add_argument("--structures", nargs=2, type=int, default=[2000, 400])
     parser.add_argument("--atoms", type=int, default=1024)

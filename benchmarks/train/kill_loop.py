@@ -39,7 +39,6 @@ def run(
 
 
 def main() -> None:
-    """Kill, compare with runs that nothing interrupted, write the page."""
     parser = argparse.ArgumentParser(description="Random kills of a run's processes")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--steps", type=int, default=420)

@@ -43,7 +43,6 @@ Built = tuple[Run, Any, BatchShape | None]
 
 
 def built(name: str, values: dict[str, Any], folder: Path) -> Run:
-    """Build a run of a recipe."""
     cls, build = recipe(name)
     given = {"output": str(folder / f".run-{name}"), "report": False, **values}
     run: Run = build(cls.from_values(given))
@@ -130,7 +129,6 @@ def alphafold3(kind: Any, tokens: int) -> Callable[[Path], Built]:
 
 
 def enlarged(run: Run, wanted: dict[str, int]) -> Built:
-    """Take the shape that a sample of these sizes is padded to."""
     batch = example_batch(run)
     rule = batch.padding
     sizes = [wanted.get(name, batch.sizes[name]) for name in rule.names]
@@ -208,7 +206,6 @@ def measured(run: Run, batch: Any, shape: BatchShape | None, captured: bool) -> 
 
 
 def padded(batch: Any, shape: BatchShape | None) -> Any:
-    """Pad a batch, if there is a shape to pad it to."""
     return batch if shape is None else pad(batch, shape)
 
 
@@ -255,7 +252,6 @@ def compare(planned: Path, measurements: Path, out: Path) -> None:
 
 
 def main() -> None:
-    """Plan, measure or compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("what", choices=("plan", "measure", "compare"))

@@ -129,7 +129,6 @@ def theirs(case: Case, count: int, in_order: bool) -> Batches:
 
 
 def numbers_of(batch: Any) -> list[int]:
-    """Return the numbers of a batch's samples."""
     return batch[0] if isinstance(batch, tuple) else batch
 
 
@@ -174,7 +173,6 @@ def consume(who: str, source: Batches, case: Case, count: int, *, kill: bool) ->
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, print and keep the table."""
     parser = argparse.ArgumentParser(description="Slow samples and killed workers")
     parser.add_argument("store", type=Path, nargs="?", help="of chains; default: samples that wait")
     parser.add_argument("--batches", type=int, default=2000)

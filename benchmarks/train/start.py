@@ -8,7 +8,6 @@ filled it. "waited" is the share of an epoch that its steps waited for batches. 
 must be cached, as in an installation: train once before where packages come without.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -20,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from benchmarks.common.arguments import add_out
+from benchmarks.common.arguments import add_out, script_parser
 from benchmarks.common.report import write_result
 
 import bevatron
@@ -74,10 +73,7 @@ def row_of(what: str, turn: str, first: float, records: list[Any]) -> dict[str, 
 
 
 def main() -> None:
-    """Start each system cold and warm and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--systems", nargs="*", default=["mace", "mace:small", "gpspp"])
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--turns", nargs="*", choices=TURNS, default=TURNS)

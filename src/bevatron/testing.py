@@ -381,8 +381,7 @@ def _orthogonal(seed: int) -> list[tuple[str, Tensor]]:
 
 def _turn(value: Tensor, kind: str | Irreps, matrix: Tensor) -> Tensor:
     if kind == "tensor":
-        turned: Tensor = matrix @ value @ matrix.T
-        return turned
+        return matrix @ value @ matrix.T
     irreps = Irreps.parse(kind)
     if all(block.l == 0 and block.parity == 1 for block in irreps):
         return value

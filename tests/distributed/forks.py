@@ -1,5 +1,6 @@
 """Ranks that are forked, since torch is imported already, and the port at which they meet."""
 
+import importlib
 import itertools
 import os
 import signal
@@ -34,6 +35,7 @@ def free_port() -> int:
 
 def fork(world: int, run: Callable[[int], int | None], output: Callable[[int], Path]) -> list[int]:
     """Call ``run(rank)``, which may return an exit code, in processes that write to files."""
+    importlib.import_module("torch._dynamo")  # or every process imports it, for seconds
     port, children = free_port(), []
     for rank in range(world):
         child = os.fork()
@@ -45,6 +47,8 @@ def fork(world: int, run: Callable[[int], int | None], output: Callable[[int], P
 
 def _be_rank(rank, world, port, run, output):
     code = 99
+    if rank and "shape_checks" in sys.modules:  # every process would prepare the same checks anew
+        sys.modules["shape_checks"].checking = False
     forkserver._forkserver.__init__()  # that of the parent cannot be used: it is no child of this
     try:
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

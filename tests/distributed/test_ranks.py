@@ -18,6 +18,7 @@ from forks import end_of, fork, free_port
 
 from bevatron.parallel import failures
 from bevatron.parallel.mesh import Mesh
+from bevatron.testing import AwkwardGraph
 from bevatron.train.epochs import pack_samples
 from bevatron.train.loop import begin_state, fit
 from bevatron.train.step import train_step
@@ -90,6 +91,14 @@ def test_collectives_between_two_processes(tmp_path):
             "broadcast": 7,
             "sum": 3.0,
         }
+
+
+def test_types_and_shapes_are_checked_in_the_first_process(tmp_path):
+    wrong = torch.zeros(3, 4, dtype=torch.int64)
+    outputs = [tmp_path / f"output{rank}" for rank in range(2)]
+    codes = end_of(fork(2, lambda _: AwkwardGraph("", 2, wrong) and 7, outputs.__getitem__), 60)
+    assert codes == [99, 7]
+    assert "edges" in outputs[0].read_text()
 
 
 def test_ranks_that_met_before_meet_again(tmp_path):

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from torch.distributed import HashStore
 
+from bevatron.parallel import failures
 from bevatron.parallel.failures import GONE, GOODBYE, LIFELINE_KEY, FailureWatch
 
 
@@ -28,5 +29,20 @@ def test_a_greeting_may_come_in_pieces(pieces, leaves):
         while watch.first_failure() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert watch.first_failure() == (None if leaves else (2, GONE))
+    finally:
+        watch.stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"), [(ConnectionError("it has ended"), True), (BrokenPipeError(), False)]
+)
+def test_only_who_lost_another_rank_waits_long_for_its_message(error, waits, monkeypatch):
+    monkeypatch.setattr(failures, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(failures, "CLOSING_SECONDS", 2.0)
+    watch = FailureWatch(0, 3, HashStore())
+    try:
+        began = time.monotonic()
+        assert watch.report(error) == (0, f"{type(error).__name__}: {error}")
+        assert (time.monotonic() - began > 1) == waits
     finally:
         watch.stop()

@@ -112,7 +112,8 @@ def structures():
         "unknown_element": (cif({("atom_site", "type_symbol", None): "Qq"}), None),
         "unknown_component": (at("atom_site", "label_comp_id", "ZZZZZ", None), None),
         "unknown_atoms": (cif({("atom_site", "label_atom_id", None): "XX"}), None),
-        "all_in_one_place": (cif({("atom_site", f"Cartn_{x}", None): "1.0" for x in "xyz"}), None),
+        "all_in_one_place": (
+            cif({("atom_site", f"Cartn_{x}", None): "1.0" for x in "xyz"}), "at one place"),
         "far_away": (at("atom_site", "Cartn_x", "1e30"), "position"),
         "no_sequence_rows": (cif(drop=["entity_poly_seq"]), None),
         "no_entity": (cif(drop=["entity", "entity_poly"]), None),

@@ -7,7 +7,7 @@ import protein_texts as proteins
 import pytest
 
 from bevatron.cli import main
-from bevatron.errors import StoreError
+from bevatron.errors import DataError, StoreError
 from bevatron.recipes.alphafold2 import inspect
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold3.stores import open_complexes, prepare_complexes
@@ -104,11 +104,24 @@ def test_a_cache_that_is_damaged_is_left_out_by_name(folder, tmp_path):
     assert (np.array([entry["released"] for entry in open_chains(tmp_path / "s")]) < 0).sum() == 2
 
 
+def test_caches_that_contradict_each_other_are_refused_before_the_work(folder, tmp_path):
+    cache = {"1hid_A": {"release_date": "2010-06-30"}}
+    (folder / "chain_data_cache.json").write_text(json.dumps(cache))
+    prepare_chains([folder], tmp_path / "s", workers=0, progress=False)
+    cache["1hid_A"]["release_date"] = "2010-07-01"
+    (folder / "chain_data_cache.json").write_text(json.dumps(cache))
+    sentence = "_cache.json: entry '1hid' was released on 2010-0.-.* in one and on 2010-0"
+    with pytest.raises(DataError, match=sentence):
+        prepare_chains([folder], tmp_path / "t", workers=0, progress=False)
+    assert not (tmp_path / "t").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (["--released-before", "soon"], "released_before: expected a date such as 2021-09-30, got"),
         (["--released-from", "2021-9-30"], "released_from: expected a date"),
+        (["--released-from", "20210930"], "released_from: expected a date"),
         (
             ["--released-from", "2021-09-30", "--released-before", "2021-09-30"],
             "released_from: expected a day before 2021-09-30, got 2021-09-30",

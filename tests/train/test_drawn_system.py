@@ -250,6 +250,20 @@ def test_more_samples_a_step_after_a_resume_draw_exactly_the_rest(tmp_path):
     assert draws_by_step(task.seen)[2] == [8, 9]
 
 
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_stage_shortened_before_a_resume_ends_where_it_says(tmp_path, window):
+    loader = {"loader": {"window": window}}
+    first = replace(FIRST, evaluate_every=7)
+    with pytest.raises(KilledError):
+        fit(make_run(tmp_path, task=RecycledTask(2), first=first, **EVERY_STEP, **loader))
+    shorter = replace(first, steps=5)
+    task = RecycledTask()
+    result = fit(make_run(tmp_path, task=task, resume=True, first=shorter, **loader))
+    assert (result.finished, result.steps) == ("steps", 5 + SECOND.steps)
+    drawn = [number for numbers in draws_by_step(task.seen).values() for number in numbers]
+    assert sorted(drawn) == list(range(8, 20 + 8 * SECOND.steps))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

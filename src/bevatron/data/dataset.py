@@ -43,9 +43,7 @@ class SeededSource(Protocol):
 
 def seeded_sample(dataset: SampleSource, index: int, seed: int) -> Arrays:
     """Make a sample with a seed; a data set without random samples just reads it."""
-    if isinstance(dataset, SeededSource):
-        return dataset.sample(index, seed)
-    return dataset[index]
+    return dataset.sample(index, seed) if isinstance(dataset, SeededSource) else dataset[index]
 
 
 @runtime_checkable
@@ -94,8 +92,7 @@ class Subset:
 
     def lengths(self, field: str) -> IntArray:
         """Return the number of rows of a ragged field in every sample, [n]."""
-        chosen: IntArray = self.dataset.lengths(field)[self.indices]
-        return chosen
+        return self.dataset.lengths(field)[self.indices]
 
 
 class InMemory:
@@ -249,8 +246,7 @@ def _random_keys(num: int, seed: int) -> Array:
     x += np.uint64((seed * 0xD1342543DE82EF95 + 1) % 2**64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    keys: Array = x ^ (x >> np.uint64(31))
-    return keys
+    return x ^ (x >> np.uint64(31))
 
 
 def sizes(dataset: Dataset) -> dict[str, IntArray]:

@@ -82,7 +82,12 @@ def neighbour_list(
         # One thread: whole structures are what is done in parallel.
         finder = vesin.NeighborList(cutoff=float(cutoff), full_list=True, n_threads=1)
         pairs, shifts, distances = finder.compute(r, box, periodic, "PSd", copy=False)
-    _refuse_coinciding_atoms(pairs, distances)
+    if len(distances) and distances.min() < MIN_DISTANCE:
+        i, j = (int(atom) for atom in pairs[int(distances.argmin())])
+        raise DataError(
+            f"atoms {min(i, j)} and {max(i, j)} coincide "
+            f"({distances.min():.1e} Å apart, counting from 0)"
+        )
     order = _order(pairs, shifts, len(r))
     return pairs[order].astype(np.int32), shifts[order].astype(np.int32)
 
@@ -193,15 +198,6 @@ def _pairs_by_ase(
 
 def _cross(a: list[float], b: list[float]) -> tuple[float, float, float]:
     return (a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0])
-
-
-def _refuse_coinciding_atoms(pairs: npt.NDArray[Any], distances: npt.NDArray[np.float64]) -> None:
-    if len(distances) and distances.min() < MIN_DISTANCE:
-        i, j = (int(atom) for atom in pairs[int(distances.argmin())])
-        raise DataError(
-            f"atoms {min(i, j)} and {max(i, j)} coincide "
-            f"({distances.min():.1e} Å apart, counting from 0)"
-        )
 
 
 def _order(

@@ -52,7 +52,6 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
 
 def _quota_of(folder: Path) -> float:
-    """Read the quota of one cgroup, version 2 or 1."""
     try:
         if (folder / "cpu.max").exists():
             quota, period = (folder / "cpu.max").read_text().split()[:2]

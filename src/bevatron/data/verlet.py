@@ -73,7 +73,10 @@ class VerletList:
         box = np.zeros((3, 3)) if cell is None else np.array(cell, dtype=np.float64)
         periodic = np.ascontiguousarray(np.broadcast_to(np.asarray(pbc, dtype=bool), (3,)))
         if not self._still_valid(r, box, periodic):
-            self._build(r, box, periodic)
+            self._positions = None
+            self._edges, self._shifts = neighbour_list(r, box, periodic, self.cutoff + self.skin)
+            self._positions, self._frame = r.copy(), (box.tobytes(), periodic.tobytes())
+            self.num_builds += 1
         senders, receivers = self._edges[:, 0], self._edges[:, 1]
         vectors = r[receivers] - r[senders] + self._shifts @ box
         near = np.einsum("ei,ei->e", vectors, vectors) < self.cutoff**2
@@ -92,14 +95,3 @@ class VerletList:
         moved = np.einsum("ni,ni->n", r - self._positions, r - self._positions)
         # NaN compares false, so neighbour_list sees a structure that blew up.
         return bool((moved <= (self.skin / 2) ** 2).all())
-
-    def _build(
-        self,
-        r: npt.NDArray[np.float64],
-        box: npt.NDArray[np.float64],
-        periodic: npt.NDArray[np.bool_],
-    ) -> None:
-        self._positions = None
-        self._edges, self._shifts = neighbour_list(r, box, periodic, self.cutoff + self.skin)
-        self._positions, self._frame = r.copy(), (box.tobytes(), periodic.tobytes())
-        self.num_builds += 1

@@ -94,7 +94,8 @@ class FailureWatch:
         """Store this rank's message, unless another failed before; return the first message."""
         if isinstance(error, Exception) and not isinstance(error, BevatronError):
             # A closed connection is the fault of another rank, whose message tells more.
-            closed = isinstance(error, ConnectionError)
+            # Those of the operating system, such as of a pipe that is not read, are subclasses.
+            closed = type(error) is ConnectionError
             deadline = time.monotonic() + (CLOSING_SECONDS if closed else 2 * WATCH_SECONDS)
             while self.first_failure() is None and time.monotonic() < deadline:
                 time.sleep(0.02)

@@ -253,6 +253,4 @@ def _written(name: str) -> tuple[str, int]:
 def _cell(name: str, value: float | None) -> str:
     if value is None:
         return ABSENT
-    if name == "seconds":
-        return duration(value)
-    return number(_written(name)[1] * value)
+    return duration(value) if name == "seconds" else number(_written(name)[1] * value)

@@ -37,7 +37,8 @@ def system_command(command: str, arguments: Sequence[str]) -> Call:
     elif command == "prepare":
         chosen = _of_files(providers, rest)
     else:
-        chosen = _of_model(providers, rest)
+        # The default where there is no model, for its own message.
+        chosen = system_of_kind(kind_of_model(rest)) or providers[0]
     if named is None and len(providers) > 1 and _asks_for_help(rest):
         _explain(command, providers, chosen)
     typed = command if len(providers) == 1 else f"{command} {chosen.name}"
@@ -88,11 +89,6 @@ def _of_files(providers: Sequence[System], arguments: Sequence[str]) -> System:
         listed = " and ".join(f"{system(name).samples} ({path})" for name, path in found.items())
         raise ConfigError(f"files of {listed} cannot go into one store; prepare them separately")
     return system(next(iter(found))) if found else fallback
-
-
-def _of_model(providers: Sequence[System], arguments: Sequence[str]) -> System:
-    """Choose by the kind of model; the default system where there is none, for its own message."""
-    return system_of_kind(kind_of_model(arguments)) or providers[0]
 
 
 def _asks_for_help(arguments: Sequence[str]) -> bool:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from bevatron.data.packing import CostModel
 from bevatron.data.store.store import Store
@@ -15,6 +14,9 @@ from bevatron.recipes.dispatch import of_samples
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import IntArray
+
+MOST_STEPS = 2000
+"""Steps of a plan that are drawn, the first."""
 
 
 @dataclass(frozen=True)
@@ -90,20 +92,13 @@ def _compare(
     )
     table = inspect.plan_table(plans, capacity, options.ranks)
     report.section("Batches").text(table.title + ".").table(table.headers, table.rows)
+    costs = {each.name: each.plan.costs[:MOST_STEPS] for each in plans}
     report.figure(
-        balance_figure(plans, capacity if cost == CostModel() else None, _unit(cost)),
+        plots.batch_balance(costs, capacity if cost == CostModel() else None, _unit(cost)),
         "Work of each rank in each step. All ranks wait for the slowest; white is idle.",
         "plan",
     )
     return table
-
-
-def balance_figure(
-    plans: Sequence[inspect.PlanStatistics], capacity: int | None, unit: str, most_steps: int = 2000
-) -> Figure:
-    """Draw how several plans fill the ranks; of long epochs, the first steps."""
-    costs = {each.name: each.plan.costs[:most_steps] for each in plans}
-    return plots.batch_balance(costs, capacity, unit)
 
 
 def _unit(cost: CostModel) -> str:

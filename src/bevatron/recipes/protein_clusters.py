@@ -44,7 +44,11 @@ def write_clusters(
     named : key by ``code_chain``, the code in lower case
     progress : whether to show progress
     """
-    inputs = _hash_of_inputs(sequences, given, named or {})
+    file = "" if given is None else f"{given} {content_hash(given)}"
+    program = shutil.which("mmseqs") or ""
+    proteins = (f"{key} {text}" for key, text in sequences.items())
+    names = (f"{name} {key}" for name, key in (named or {}).items())
+    inputs = _hash("\n".join([program, file, *proteins, "", *names]))
     known = _kept(folder, inputs)
     if known is None:
         with explained(folder, StoreError), locked(folder):
@@ -55,17 +59,6 @@ def write_clusters(
                 write_json_atomically(folder / MADE_OF, made, StoreError)
                 write_text_atomically(folder / CLUSTERS, text, StoreError)
     return known
-
-
-def _hash_of_inputs(
-    sequences: Mapping[int, str], given: Path | None, named: Mapping[str, int]
-) -> str:
-    """Hash all that clusters depend on."""
-    file = "" if given is None else f"{given} {content_hash(given)}"
-    program = shutil.which("mmseqs") or ""
-    proteins = (f"{key} {text}" for key, text in sequences.items())
-    names = (f"{name} {key}" for name, key in named.items())
-    return _hash("\n".join([program, file, *proteins, "", *names]))
 
 
 def _hash(text: str) -> str:

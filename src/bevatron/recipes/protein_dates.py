@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,9 +65,10 @@ class Released:
 
 
 def _date(name: str, text: str | None) -> dt.date | None:
-    try:
-        return None if text is None else dt.date.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(
-            f"released_{name}: expected a date such as 2021-09-30, got '{text}'"
-        ) from None
+    if text is None:
+        return None
+    with suppress(ValueError):
+        date = dt.date.fromisoformat(text)
+        if str(date) == text:  # a store is known by it: one spelling for a day
+            return date
+    raise ConfigError(f"released_{name}: expected a date such as 2021-09-30, got '{text}'")

@@ -40,12 +40,7 @@ from bevatron.data.store.prepare import prepare, rank_and_world
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.data.store.writer import REPLACE
 from bevatron.errors import ConfigError, DataError, OtherInputsError, StoreError, reason_of
-from bevatron.files import (
-    TEMPORARY,
-    is_kept,
-    remove_folder,
-    write_csv_atomically,
-)
+from bevatron.files import TEMPORARY, is_kept, remove_folder, write_csv_atomically
 from bevatron.output import counted, say
 from bevatron.recipes.protein_clusters import CLUSTERS, write_clusters
 from bevatron.recipes.protein_dates import OtherDateError, Released
@@ -258,7 +253,12 @@ class StoreKind:
         refused: list[tuple[str, str]] = []
         known: dict[str, dt.date] = {}
         for dates in _tables(found.dates, read_release_dates, refused, strict=featurize.strict):
-            known |= dates
+            for code, date in dates.items():
+                if known.setdefault(code, date) != date:
+                    raise DataError(
+                        f"{', '.join(map(str, found.dates))}: entry '{code}' was released on "
+                        f"{known[code]} in one and on {date} in another; leave out what is outdated"
+                    )
         released = replace(featurize.released, known=known)
         featurize = replace(featurize, released=released)
         own = {name: value for name, value in asdict(featurize).items() if name not in UNSET}
@@ -369,7 +369,10 @@ def find_structures(files: Sequence[str | Path]) -> ProteinFiles:
     found = find_protein_files(files)
     if not found.structures:
         given = ", ".join(map(str, files))
-        raise DataError(f"{given}: holds no structure; expected files that end in .cif or .pdb")
+        raise DataError(
+            f"{given}: holds no structure; expected files that end in .cif or .pdb; sequences "
+            "alone (FASTA, JSON) are for `bevatron predict`"
+        )
     return _without_copies(found)
 
 

@@ -187,7 +187,6 @@ def _describe(config: Any) -> None:
 
 
 def _print_description(found: Mapping[str, Any], run: Run, num_ranks: int) -> None:
-    """Print a summary of a run without training."""
     rows = {
         "parameters": f"{found['parameters']:,} ({found['trained_parameters']:,} trained)",
         "training samples": f"{len(run.train):,}",
@@ -209,7 +208,6 @@ def _print_description(found: Mapping[str, Any], run: Run, num_ranks: int) -> No
 
 
 def _described_memory(stage: str, plan: Planned) -> tuple[str, str]:
-    """Say how much memory a step needs."""
     title = f"peak memory of a step{f' of {stage}' if stage else ''}"
     if not isinstance(plan, MemoryPlan):
         return title, f"unknown: {plan}"
@@ -219,7 +217,6 @@ def _described_memory(stage: str, plan: Planned) -> tuple[str, str]:
 
 
 def _described_steps(found: Mapping[str, Any]) -> dict[str, str]:
-    """Say how many batches and steps a run has."""
     if "batches_per_step" in found:
         per_step, steps = f"{found['batches_per_step']:,}", f"{found['steps']:,}"
         return {"batches per step and rank": per_step, "steps": steps}

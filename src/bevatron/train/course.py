@@ -267,10 +267,19 @@ class Stages:
         """Plan what is left until the next validation."""
         if not segments:
             return self._plan(progress, progress.draw, progress.step)
-        drawn = segments[0].drawn
+        drawn, config = segments[-1].drawn, self._stage(progress).config
         assert drawn is not None
-        per_step = self._stage(progress).config.samples_per_step
-        return self._planned(progress, replace(drawn, per_step=per_step), segments)
+        planned = self._planned(
+            progress, replace(drawn, per_step=config.samples_per_step), segments
+        )
+        # A stage may have been shortened. Batches that overtook others were of draws further on.
+        after = self.run.settings.loader.window - 1
+        wanted = max(progress.stage_began + config.steps - progress.step, after)
+        beyond = len(planned.batches) // (planned.accumulate or 1) - wanted
+        if beyond <= 0:
+            return planned
+        fewer = drawn.count - beyond * config.samples_per_step
+        return self._planned(progress, Drawn(drawn.first, fewer, config.samples_per_step), segments)
 
     def plan_next(self, progress: Progress) -> EpochPlan | None:
         """Plan what follows the next validation, unless the stage ends with it."""
@@ -384,7 +393,7 @@ class Stages:
 
 
 def _count(progress: Progress) -> int:
-    drawn = progress.segments[0].drawn if progress.segments else None
+    drawn = progress.segments[-1].drawn if progress.segments else None
     return 0 if drawn is None else drawn.count
 
 

@@ -129,8 +129,8 @@ def plan_epoch(
     segments : those of the checkpoint; none = the epoch begins
     describe : names a sample in errors
     drawn
-        The draws of the epoch, ``sizes`` being theirs; None = every sample once. They stay the
-        same over all segments but for ``per_step``.
+        The draws of the epoch, ``sizes`` being theirs; None = every sample once. Over all segments
+        they begin with the same one.
     """
     samples: IntArray | None = None
     plan: Plan | None = None

@@ -1,6 +1,5 @@
 """Every shared structure becomes an entry whose tables fit together."""
 
-import itertools
 import time
 
 import numpy as np
@@ -99,14 +98,18 @@ def test_tables_of_an_entry_fit_together(shared, plain, name):
     check_tables(featurize(first_assembly(read_structure(path)), plain))
 
 
+def part_of(paths):
+    """Every third; all of them where examples are drawn anew (make test-long)."""
+    return paths if settings.get_current_profile_name() == "random" else paths[::3]
+
+
 @pytest.mark.slow
-def test_every_shared_structure_becomes_an_entry(shared, plain):
+def test_shared_structures_become_entries(shared, plain):
     folders = ("complexes/mmcif", "proteins/mmcif", "complexes/prot_dna/bound")
-    paths = itertools.chain.from_iterable(
-        sorted((shared / "data" / folder).iterdir()) for folder in folders
-    )
+    paths = [path for folder in folders for path in sorted((shared / "data" / folder).iterdir())]
+    assert len(paths) == 101 + 171 + 44
     slowest, number = (0.0, ""), 0
-    for path in paths:
+    for path in part_of(paths):
         structure = read_structure(path)
         check_structure(structure)
         if path.name[:4] in VIRUS_CAPSIDS:
@@ -118,23 +121,18 @@ def test_every_shared_structure_becomes_an_entry(shared, plain):
         check_tables(entry)
         number += 1
     print(f"{number} entries, the slowest took {slowest[0]:.2f} s ({slowest[1]})")
-    assert number == 101 + 171 + 44 - 3
+    assert number > 100
 
 
 @pytest.mark.slow
-def test_every_other_shared_file_is_read(shared):
-    """PDB files: every third, and all of them where examples are drawn anew (make test-long).
-
-    ``test_every_shared_structure_becomes_an_entry`` reads all mmCIF files.
-    """
+def test_shared_pdb_files_are_read(shared):
     data = shared / "data/complexes"
     files = [*data.glob("prot_dna/*/*.pdb.gz"), *data.glob("bm5/*/*.pdb.gz")]
     assert len(files) == 836
     (damaged,) = (file for file in files if file.name == "1HMA.pdb.gz")  # within its last model
     with pytest.raises(DataError, match="line 23161: has no three numbers"):
         read_structure(damaged)
-    step = 1 if settings.get_current_profile_name() == "random" else 3
-    for file in sorted(files)[::step]:
+    for file in part_of(sorted(files)):
         if file != damaged:
             check_structure(read_structure(file))
 

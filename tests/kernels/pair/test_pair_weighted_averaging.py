@@ -102,6 +102,7 @@ def test_weights_that_autocast_keeps_wider_are_rounded_to_the_type_of_the_rows()
         assert_close(one, other, 0.03)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="the bytes of a CPU's tensors are counted")
 def test_the_backward_pass_holds_half_a_tensor_beside_its_gradients(monkeypatch):
     pytest.importorskip("triton", reason="the kernels need the package triton")
     from bevatron.kernels.shared.triton_launch import Launch

@@ -31,11 +31,10 @@ from bevatron.train.run import SamplesInGroups
 from bevatron.train.state import Progress
 
 
-@pytest.fixture
-def values(store, tiny_model, tmp_path):
+def values_of(store, tiny_model, folder):
     return {
         "recipe": "alphafold2",
-        "output": str(tmp_path / "run"),
+        "output": str(folder / "run"),
         "preset": "small",
         "model": tiny_model,
         "data": {"train": [str(store)], "valid_fraction": 0.34, "valid_longest": 80},
@@ -51,9 +50,27 @@ def values(store, tiny_model, tmp_path):
     }  # fmt: skip
 
 
+def config_of(values):
+    return AlphaFold2Run.from_values({k: v for k, v in values.items() if k != "recipe"})
+
+
+@pytest.fixture
+def values(store, tiny_model, tmp_path):
+    return values_of(store, tiny_model, tmp_path)
+
+
 @pytest.fixture
 def config(values):
-    return AlphaFold2Run.from_values({k: v for k, v in values.items() if k != "recipe"})
+    return config_of(values)
+
+
+@pytest.fixture(scope="module")
+def alone(store, tiny_model, tmp_path_factory):
+    """A run of one process without validation, which a test of its own compares."""
+    config = config_of(values_of(store, tiny_model, tmp_path_factory.mktemp("alone")))
+    config = replace(config, data=replace(config.data, valid_fraction=0.0))
+    fit(build(config))
+    return config
 
 
 def grouped(config, size, **changes):
@@ -97,30 +114,25 @@ def test_a_run_of_two_processes_per_sample_has_the_losses_of_one_process(values,
     assert logged(together, "epoch")[-1]["samples"] == 8
 
 
-def test_a_run_of_two_groups_goes_on_with_groups_of_another_size(config, tmp_path):
+def test_a_run_of_two_groups_goes_on_with_groups_of_another_size(alone, tmp_path):
     """Two groups of two processes with a sample each, then four processes for each sample."""
-    # The test above compares what validation finds.
-    data = replace(config.data, valid_fraction=0.0)
-    config = replace(config, data=data)
-    fit(build(config))
     begun = tmp_path / "begun"
-    half = {"initial": replace(config.stages["initial"], steps=2)}
+    half = {"initial": replace(alone.stages["initial"], steps=2)}
 
     def work(_):
         with count_traffic() as traffic:
-            fit(build(grouped(config, 2, stages=half, output=begun)))
-        fit(build(grouped(config, 4, output=begun), resume=True))
+            fit(build(grouped(alone, 2, stages=half, output=begun)))
+        fit(build(grouped(alone, 4, output=begun), resume=True))
         return traffic.total
 
     assert all(run_ranks(4, work, tmp_path)), "samples were shared"
-    same_steps(tmp_path / "run", begun)
+    same_steps(alone.output, begun)
 
 
-def test_a_killed_process_ends_those_that_share_its_sample_and_others_go_on(config, tmp_path):
+def test_a_killed_process_ends_those_that_share_its_sample_and_others_go_on(alone, tmp_path):
     """Killed in the third step of four by two processes; three take up the rest."""
-    fit(build(config))
-    saving = replace(config.checkpoint, every_steps=1)
-    killed = replace(config, checkpoint=saving, output=tmp_path / "killed")
+    saving = replace(alone.checkpoint, every_steps=1)
+    killed = replace(alone, checkpoint=saving, output=tmp_path / "killed")
 
     def until_killed(mesh):
         run = build(grouped(killed, 2))
@@ -142,12 +154,13 @@ def test_a_killed_process_ends_those_that_share_its_sample_and_others_go_on(conf
     assert codes[0] > 0
     assert len(logged(killed.output, "step")) == 2
     run_ranks(3, lambda _: fit(build(grouped(killed, 3), resume=True)).steps, tmp_path)
-    same_steps(config.output, killed.output)
+    same_steps(alone.output, killed.output)
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_processes_make_the_samples_of_a_run_in_turns_each_once(config, tmp_path, size):
+@pytest.mark.slow
+def test_processes_make_the_samples_of_a_run_in_turns_each_once(config, tmp_path):
     """Nothing else changes, to the last bit: with 8 draws and a chain that is validated twice."""
+    size = 3  # of which none divides the draws
 
     def work(_, own):
         made = []

@@ -144,8 +144,13 @@ def test_means_leave_out_complexes_without_the_measure():
     assert found["lddt"] == {"value": 0.5, "structures": 2}
 
 
+def test_means_are_in_one_order_whatever_the_first_complex_has():
+    found = means([{"lddt": 1.0, "lddt_dna": 1.0, "ptm": 0.5}, {"lddt_protein": 1.0, "dockq": 1.0}])
+    assert list(found) == ["lddt", "lddt_dna", "lddt_protein", "dockq", "ptm"]
+
+
 def test_what_is_no_store_is_refused(tiny_model, tmp_path):
-    with pytest.raises(DataError, match="holds no structure"):
+    with pytest.raises(DataError, match=r"holds no structure.*FASTA.* `bevatron predict`"):
         evaluate_stores(tiny_model, [tmp_path])
     with pytest.raises(ConfigError, match="at least one store"):
         evaluate_stores(tiny_model, [])

@@ -174,6 +174,11 @@ def test_legends_lie_on_no_axes_and_within_the_figure(draw):
         assert figure.bbox.y0 <= box.y0
 
 
+def test_bars_that_count_have_whole_ticks():
+    (ax,) = plots.bars(["protein", "RNA"], {"chains": [19, 1]}, "chains").axes
+    assert (ax.get_xticks() % 1 == 0).all()
+
+
 def test_the_figures_of_errors_stand_above_the_bars():
     errors = np.repeat([-0.3, 0.0, 0.3], [3, 10, 80])  # the highest bar is where they stand
     figure = plots.parity(np.zeros(93), errors, "energy", "eV")

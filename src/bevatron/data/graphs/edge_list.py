@@ -143,7 +143,6 @@ def _parse(lines: list[bytes], numbers: list[int] | range, columns: int, path: P
 
 
 def _explain(lines: list[bytes], numbers: list[int] | range, columns: int, path: Path) -> None:
-    """Find the line that is not an edge."""
     for number, line in zip(numbers, lines, strict=True):
         fields = _fields(line)
         shown = line.decode(errors="replace").strip()[:60]

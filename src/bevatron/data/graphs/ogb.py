@@ -36,7 +36,15 @@ def read_ogb(folder: Path) -> RawGraph:
     """
     raw = folder / "raw"
     if (raw / "data.npz").is_file():
-        return _read_binary(folder, raw)
+        with NpzFile(raw / "data.npz") as file:
+            ((rows, cols, _),) = edge_pieces(file, weighted=False)
+            return RawGraph(
+                name=str(folder),
+                rows=rows,
+                cols=cols,
+                num_nodes=_single_count(file.read("num_nodes_list"), folder),
+                **ogb_vertices(folder),
+            )
     if not (raw / "edge.csv.gz").is_file():
         raise DataError(
             f"{folder}: does not have the layout of OGB, there is neither raw/edge.csv.gz nor "
@@ -84,18 +92,6 @@ def read_ogb_splits(folder: Path) -> dict[str, Array]:
     }
 
 
-def _read_binary(folder: Path, raw: Path) -> RawGraph:
-    with NpzFile(raw / "data.npz") as file:
-        ((rows, cols, _),) = edge_pieces(file, weighted=False)
-        return RawGraph(
-            name=str(folder),
-            rows=rows,
-            cols=cols,
-            num_nodes=_single_count(file.read("num_nodes_list"), folder),
-            **ogb_vertices(folder),
-        )
-
-
 def read_ogb_labels(folder: Path) -> Array | None:
     """Read ``raw/node-label.npz`` or ``raw/node-label.csv.gz``; None if there is neither."""
     if (folder / "raw" / "node-label.npz").is_file():
@@ -131,5 +127,4 @@ def _table(path: Path, dtype: npt.DTypeLike) -> Array:
         raise DataError(f"{path}: is empty")
     if len({part.shape[1] for part in parts}) > 1:
         raise DataError(f"{path}: its lines have different numbers of columns")
-    table: Array = np.concatenate(parts)
-    return table
+    return np.concatenate(parts)

@@ -91,9 +91,7 @@ def needs_whole_list(path: Path, options: GraphOptions) -> str:
     """
     if path.suffix in {".pt", ".pth"}:
         return "files of PyTorch Geometric are loaded as a whole"
-    if options.renumber:
-        return "renumber needs the whole edge list"
-    return ""
+    return "renumber needs the whole edge list" if options.renumber else ""
 
 
 def read_in_pieces(
@@ -141,7 +139,6 @@ def _edge_file(path: Path) -> Path:
 
 
 def _stated_count(path: Path) -> int | None:
-    """Read the number of vertices, if the file states it."""
     listed = path / "raw" / "num-node-list.csv.gz"
     if listed.is_file():
         import gzip
@@ -160,7 +157,6 @@ def _stated_count(path: Path) -> int | None:
 
 
 def _largest(path: Path) -> int:
-    """Find the largest number of a vertex by a pass over all edges."""
     largest = -1
     for edges in _file_pieces(path, PIECE_EDGES):
         if len(edges):

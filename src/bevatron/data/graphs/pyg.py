@@ -133,18 +133,14 @@ def _edge_weights(values: Mapping[str, Any], name: str) -> Array | None:
 
 def _features(value: Any) -> Array | SparseFeatures | None:
     if isinstance(value, torch.Tensor) and value.layout != torch.strided:
-        return _sparse(value)
+        csr = value.to_sparse_csr()
+        return SparseFeatures(
+            _array(csr.crow_indices()),
+            _array(csr.col_indices()),
+            csr.values().float().numpy(),
+            int(csr.shape[1]),
+        )
     return _optional(value)
-
-
-def _sparse(value: torch.Tensor) -> SparseFeatures:
-    csr = value.to_sparse_csr()
-    return SparseFeatures(
-        _array(csr.crow_indices()),
-        _array(csr.col_indices()),
-        csr.values().float().numpy(),
-        int(csr.shape[1]),
-    )
 
 
 def _optional(value: Any) -> Array | None:
@@ -152,5 +148,4 @@ def _optional(value: Any) -> Array | None:
 
 
 def _array(value: Any) -> Array:
-    array: Array = torch.as_tensor(value).detach().cpu().numpy()
-    return array
+    return torch.as_tensor(value).detach().cpu().numpy()

@@ -93,7 +93,6 @@ def read_vertices(
 
 @contextmanager
 def _explained_memory(name: str) -> Iterator[None]:
-    """Report a lack of memory in one sentence."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

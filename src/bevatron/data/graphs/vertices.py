@@ -164,7 +164,6 @@ def check_rows(found: int, num_nodes: int, what: str, name: str) -> None:
 
 
 def _members(values: Any, num_nodes: int, which: int, where: str) -> Array:
-    """Return the numbers of the vertices of a split."""
     if values.ndim == 2:
         if values.shape[0] != num_nodes and values.shape[-1] == num_nodes:
             values = values.T
@@ -222,7 +221,6 @@ def _as_floating(features: Array, name: str) -> Any:
 def _check_finite(
     values: npt.NDArray[np.floating], name: str, indptr: Array | None = None, chunk: int = 2**20
 ) -> None:
-    """Look for NaN and infinity, piece by piece."""
     for start in range(0, len(values), chunk):
         wrong = np.flatnonzero(~np.isfinite(values[start : start + chunk]).all(axis=1))
         if len(wrong):

@@ -404,7 +404,7 @@ class Pool:
         return LoaderError(
             f"batch {task.key[1]} ended {'two' if task.deaths == 2 else task.deaths} worker "
             f"processes ({cause}); "
-            f"its samples: {self._names(task.indices)}"
+            f"its samples: {names_of(self._dataset, task.indices)}"
         )
 
     def _failed(self, task: Task, failure: Failure) -> LoaderError:
@@ -412,9 +412,6 @@ class Pool:
 
     def _name(self, sample: int) -> str:
         return name_of(self._dataset, sample)
-
-    def _names(self, indices: IntArray) -> str:
-        return names_of(self._dataset, indices)
 
     def _stop_workers(self) -> None:
         workers = [worker for worker in self._workers if worker is not None]

@@ -85,7 +85,6 @@ class _BatchPickler(pickle.Pickler):
 
 
 def _tensor(raw: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Rebuild a tensor on the memory of ``raw``."""
     if not memoryview(raw).nbytes:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(raw, dtype=dtype).reshape(shape)

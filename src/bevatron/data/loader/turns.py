@@ -56,7 +56,8 @@ class Peers:
     def check(self, position: int) -> None:
         """Raise ConnectionError if the process that makes this batch has ended.
 
-        It is not a `LoaderError`: how that process ended says more.
+        It is not a `LoaderError`, and none of the operating system's: how that process ended says
+        more (`bevatron.parallel.failures`).
         """
         maker = position % self.size
         if maker != self.index and maker not in self.lines:

@@ -179,7 +179,6 @@ def serve(
 
 
 def _open(payload: bytes) -> tuple[Any, Any, Failure | None]:
-    """Open the data set again in this process."""
     try:
         dataset, collate = pickle.loads(payload)  # noqa: S301  made by our own main process
     except Exception as error:  # noqa: BLE001  the main process reports any exception

@@ -131,8 +131,7 @@ class Draws:
     def rows(self, first: int, count: int) -> IntArray:
         """Return which sample each draw is, counted through all sources in order, [count]."""
         sources, indices, _ = self.take(first, count)
-        rows: IntArray = self.starts[sources] + indices
-        return rows
+        return self.starts[sources] + indices
 
     def describe(self, number: SupportsIndex) -> str:
         """Return the origin of a draw, and the seed that reproduces it."""
@@ -227,8 +226,7 @@ def _fingerprint(weights: FloatArray) -> str:
 
 def _unit(words: WordArray) -> FloatArray:
     """Turn random words into numbers in [0, 1)."""
-    unit: FloatArray = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return unit
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _choose(cumulative: FloatArray, places: FloatArray) -> IntArray:

@@ -50,8 +50,7 @@ def _do_not_fit(problem: Problem, batch_of: IntArray, over: BoolArray) -> IntArr
         total = np.cumsum(units[members])
         before = np.repeat(total[begins] - units[members[begins]], lengths)
         leave |= total - before > limit
-    leaving: IntArray = members[leave]
-    return leaving
+    return members[leave]
 
 
 def _share(problem: Problem, members: IntArray) -> IntArray:

@@ -147,7 +147,8 @@ class AlignmentReader:
                         f"{self.sources[number]}\t{reason_of(error, self.sources[number])}"
                     )
             if not parts:
-                parts.append(_alone(query))
+                rows = np.frombuffer(query, dtype=np.int8)[None]
+                parts.append(Alignment(rows, np.zeros(rows.shape, dtype=np.uint16), ("query",)))
                 numbers.append(group[0][0])
             yield {
                 "rows": np.concatenate([part.rows for part in parts]),
@@ -178,11 +179,6 @@ def _placed(found: Alignment, chain: bytes, first: int) -> Alignment:
     with_residues = np.flatnonzero((rows != GAP).any(axis=1))
     names = tuple(found.names[row] for row in with_residues.tolist())
     return Alignment(rows[with_residues], deletions[with_residues], names)
-
-
-def _alone(query: bytes) -> Alignment:
-    rows = np.frombuffer(query, dtype=np.int8)[None]
-    return Alignment(rows, np.zeros(rows.shape, dtype=np.uint16), ("query",))
 
 
 def _query(path: Path, kind: Polymer) -> bytes:

@@ -16,7 +16,6 @@ from bevatron.data.proteins.clusters_of_rows import (
     MASK,
     NUM_COUNTED,
     AlignmentRows,
-    Counts,
     Rows,
     alphafold2_classes,
     cluster_sums,
@@ -248,41 +247,32 @@ def rows_of_sample(
     found = []
     for number, draw in enumerate(draws):
         own = None if cluster is None else cluster[number]
-        found.append(_rows_of_cycle(rows, deletions, draw, own, crop, sizes))
+        counts = np.zeros((sizes.msa_rows, sizes.residues, NUM_COUNTED), dtype=np.int16)
+        sums = np.zeros((sizes.msa_rows, sizes.residues), dtype=np.int32)
+        if own is not None:
+            members = np.setdiff1d(draw.kept, draw.centres, assume_unique=True)
+            here = (slice(len(draw.centres)), slice(rows.shape[1]))
+            counts[here], sums[here] = cluster_sums(
+                rows[members], deletions[members], own[members], len(draw.centres)
+            )
+        shape, extra_shape = (sizes.msa_rows, sizes.residues), (sizes.extra_rows, sizes.residues)
+        found.append(
+            {
+                "msa": padded(draw.masked[:, crop], *shape),
+                "true_msa": padded(rows[draw.centres], *shape),
+                "bert_mask": padded(draw.chosen[:, crop], *shape),
+                "deletions": padded(deletions[draw.centres], *shape),
+                "cluster_counts": counts,
+                "cluster_deletions": sums,
+                "extra_msa": padded(rows[draw.extra], *extra_shape),
+                "extra_deletions": padded(deletions[draw.extra], *extra_shape),
+            }
+        )
     sample = {name: np.stack([cycle[name] for cycle in found]) for name in found[0]}
     residue = np.arange(sizes.residues) < crop.stop - crop.start
     sample["msa_mask"] = _mask(len(draws[0].centres), sizes.msa_rows, residue)
     sample["extra_msa_mask"] = _mask(len(draws[0].extra), sizes.extra_rows, residue)
     return sample
-
-
-def _rows_of_cycle(
-    rows: Rows,
-    deletions: Counts,
-    draw: CycleDraw,
-    cluster: IntArray | None,
-    crop: slice,
-    sizes: ChainSizes,
-) -> dict[str, Array]:
-    counts = np.zeros((sizes.msa_rows, sizes.residues, NUM_COUNTED), dtype=np.int16)
-    sums = np.zeros((sizes.msa_rows, sizes.residues), dtype=np.int32)
-    if cluster is not None:
-        members = np.setdiff1d(draw.kept, draw.centres, assume_unique=True)
-        here = (slice(len(draw.centres)), slice(rows.shape[1]))
-        counts[here], sums[here] = cluster_sums(
-            rows[members], deletions[members], cluster[members], len(draw.centres)
-        )
-    shape, extra_shape = (sizes.msa_rows, sizes.residues), (sizes.extra_rows, sizes.residues)
-    return {
-        "msa": padded(draw.masked[:, crop], *shape),
-        "true_msa": padded(rows[draw.centres], *shape),
-        "bert_mask": padded(draw.chosen[:, crop], *shape),
-        "deletions": padded(deletions[draw.centres], *shape),
-        "cluster_counts": counts,
-        "cluster_deletions": sums,
-        "extra_msa": padded(rows[draw.extra], *extra_shape),
-        "extra_deletions": padded(deletions[draw.extra], *extra_shape),
-    }
 
 
 def draw_templates(

@@ -147,10 +147,7 @@ def similar_to_earlier(
 
 
 def _first_similar(
-    candidates: Sequence[int],
-    codes: Sequence[npt.NDArray[np.int64]],
-    place: int,
-    identity: float,
+    candidates: Sequence[int], codes: Sequence[npt.NDArray[np.int64]], place: int, identity: float
 ) -> int | None:
     """Return the first similar one; mostly the first of all is, so the others wait."""
     for start, stop in (

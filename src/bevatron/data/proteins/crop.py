@@ -243,7 +243,6 @@ def near_atoms(points: Array, others: Array, distance: float) -> BoolArray:
 
 
 def _nearest(points: Array, others: Array) -> FloatArray:
-    """Distance of each point to the nearest of others."""
     nearest = np.empty(len(points))
     theirs = others.astype(np.float32)
     for start in range(0, len(points), 256):

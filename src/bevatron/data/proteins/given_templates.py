@@ -101,5 +101,4 @@ def align(query: str, target: str) -> IntArray:
     rows = found.add_gaps(query, 1), found.add_gaps(target, 2)
     present = np.array([[letter != "-" for letter in row] for row in rows])
     places = np.cumsum(present, axis=1) - 1
-    pairs: IntArray = places[:, present.all(axis=0)].T.astype(np.int64)
-    return pairs
+    return places[:, present.all(axis=0)].T.astype(np.int64)

@@ -44,6 +44,8 @@ def predicted_structure(
     owner = np.asarray(entry["ref_space_uid"]).astype(np.int32)
     names = np.array(atom_names(entry), dtype=np.str_)
     chains = {key: [each[key] for each in words["chains"]] for key in ("label", "author", "kind")}
+    entity = np.zeros(len(sequences), dtype=np.int32)
+    entity[np.asarray(entry["asym_id"]) - 1] = entry["entity_id"]
     return structure_of_columns(
         words["name"],
         {
@@ -55,7 +57,7 @@ def predicted_structure(
             "residue": owner,
         },
         {"component": named, "letter": letters, "chain": chain, "number": number},
-        {**chains, "entity": _entities(entry, len(sequences))},
+        {**chains, "entity": entity},
         _links(entry, names, chain),
     )
 
@@ -81,13 +83,6 @@ def _of_residues(entry: Arrays) -> tuple[Int32s, Int32s, Int32s]:
         for name in ("asym_id", "residue_index", "column")
     )
     return chain - np.int32(1), number, column
-
-
-def _entities(entry: Arrays, chains: int) -> Array:
-    """Return the number of each chain's entity."""
-    entity = np.zeros(chains, dtype=np.int32)
-    entity[np.asarray(entry["asym_id"]) - 1] = entry["entity_id"]
-    return entity
 
 
 def _links(entry: Arrays, names: Array, chain: Array) -> Links:

@@ -111,9 +111,7 @@ def _unpack(words: npt.NDArray[np.uint16], width: int) -> Residues:
 
 def _span(index: Integers) -> Integers | slice:
     """Return consecutive numbers as a slice, which numpy copies several times as fast."""
-    if (np.diff(index) == 1).all():
-        return slice(int(index[0]), int(index[-1]) + 1)
-    return index
+    return slice(int(index[0]), int(index[-1]) + 1) if (np.diff(index) == 1).all() else index
 
 
 def _words(num_columns: int) -> int:

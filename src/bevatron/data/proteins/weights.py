@@ -70,7 +70,6 @@ def chain_weights(length: IntArray, cluster: Array) -> FloatArray:
 
 
 def _cluster_sizes(cluster: Array) -> FloatArray:
-    """Size of each member's cluster."""
     _, number, counts = np.unique(cluster, return_inverse=True, return_counts=True)
     return counts[number.reshape(-1)].astype(np.float64)
 

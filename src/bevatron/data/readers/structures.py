@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bevatron.config import fingerprint
-from bevatron.data.readers.base import FileReader, RawFrame, Signature, Survey
+from bevatron.data.readers.base import FileReader, RawFrame, Survey
 from bevatron.data.readers.checks import check_structure
 from bevatron.data.readers.elements import SYMBOLS
 from bevatron.data.readers.label_values import Labels, extract_labels
@@ -240,7 +240,7 @@ def _report_label(
     counts: Counter[str] = Counter()
     left_out = 0
     for signature, count in survey.counts.items():
-        name = next((n for n in names if _holds(signature, n)), None)
+        name = next((n for n in names if n in signature.info or n in signature.arrays), None)
         if name is None:
             continue
         if label == "stress" and not signature.periodic:
@@ -256,7 +256,3 @@ def _report_label(
         found = f"{total:,} of {survey.num_frames:,} from {', '.join(counts)}"
     extra = f" (left out in {left_out:,} without periodic axes)" if left_out else ""
     return f"{label}: {found}{extra}"
-
-
-def _holds(signature: Signature, name: str) -> bool:
-    return name in signature.info or name in signature.arrays

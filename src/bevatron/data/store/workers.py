@@ -160,7 +160,6 @@ class _Reporter:
             self.flush()
 
     def flush(self) -> None:
-        """Send the pending count."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(("advance", self.count))
         self.count = 0

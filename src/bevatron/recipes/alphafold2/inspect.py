@@ -99,8 +99,7 @@ def _filters(store: Store) -> Table:
 
 def _of_chains(store: Store, of_entry: Array) -> Array:
     """Repeat the values of each entry for its chains."""
-    found: Array = np.repeat(of_entry, store.lengths("chain_length"))
-    return found
+    return np.repeat(of_entry, store.lengths("chain_length"))
 
 
 def _resolved(store: Store) -> FloatArray:

@@ -23,12 +23,7 @@ from bevatron.recipes.alphafold2.predictor import ChainPredictor, structure_of
 from bevatron.recipes.devices import fitting
 from bevatron.recipes.forward_progress import forward_progress
 from bevatron.recipes.protein_inputs import Known, check_seeds, known_of
-from bevatron.recipes.structure_figures import (
-    NO_CONFIDENCES,
-    map_figure,
-    plddt_figure,
-    untrained,
-)
+from bevatron.recipes.structure_figures import NO_CONFIDENCES, map_figure, plddt_figure, untrained
 from bevatron.train.report.page import Report
 from bevatron.typing import Arrays
 

@@ -24,12 +24,7 @@ from bevatron.recipes.alphafold2.start import Started, started_from
 from bevatron.recipes.alphafold2.stores import prepared
 from bevatron.recipes.staged_run import StagedRun, staged_run
 from bevatron.train.run import Run
-from bevatron.train.settings import (
-    BatchConfig,
-    OptimConfig,
-    ScheduleConfig,
-    StageConfig,
-)
+from bevatron.train.settings import BatchConfig, OptimConfig, ScheduleConfig, StageConfig
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,7 @@ from bevatron.data.store.store import Store
 from bevatron.errors import DataError
 from bevatron.output import counted
 from bevatron.recipes.protein_dates import Released
-from bevatron.recipes.proteins import (
-    Featurizer,
-    StoreKind,
-    find_structures,
-    stores_of,
-    text_bytes,
-)
+from bevatron.recipes.proteins import Featurizer, StoreKind, find_structures, stores_of, text_bytes
 from bevatron.typing import Array, Arrays
 
 FEATURES_VERSION = 4

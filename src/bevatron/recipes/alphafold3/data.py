@@ -18,11 +18,7 @@ from bevatron.errors import DataError
 from bevatron.models.alphafold3.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.recipes.alphafold3.stores import POSES, open_complexes
 from bevatron.recipes.protein_clusters import CLUSTERS
-from bevatron.recipes.proteins import (
-    ProteinDataConfig,
-    mixture,
-    opened_searches,
-)
+from bevatron.recipes.proteins import ProteinDataConfig, mixture, opened_searches
 from bevatron.typing import Arrays, FloatArray, IntArray
 
 
@@ -84,8 +80,7 @@ class ComplexDataset:
         """
         if field == "tokens":
             return self.tokens
-        of_entry: IntArray = self._open()[0].lengths(field)[self.units[:, 0]]
-        return of_entry
+        return self._open()[0].lengths(field)[self.units[:, 0]]
 
     @property
     def tokens(self) -> IntArray:

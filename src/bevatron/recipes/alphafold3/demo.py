@@ -75,6 +75,5 @@ def run_demo(out: Path) -> Part:
 
 
 def _lddt(model: Path, store: Path) -> float:
-    """Return the lDDT of a predicted structure."""
     found = evaluate_stores(model, [store], steps=STEPS, device="cpu")
     return float(found["mean"]["lddt"]["value"])

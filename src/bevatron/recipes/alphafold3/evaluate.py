@@ -25,6 +25,9 @@ from bevatron.train.report.measures import measure_name
 SEED = 0
 """Seed of the random numbers of an evaluation."""
 
+_ORDER = ("distogram", "contact", "lddt", "rmsd", "dockq", "pocket", "plddt", "ptm", "")
+"""How names of measures begin, in the order of the table, whatever the first complex has."""
+
 
 def evaluate_stores(
     model: str | Path | ComplexPredictor,
@@ -107,7 +110,8 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     names = dict.fromkeys(
         name for row in rows for name, value in row.items() if isinstance(value, float)
     )
-    found = {name: [row[name] for row in rows if name in row] for name in names}
+    ordered = sorted(names, key=lambda name: [name.startswith(each) for each in _ORDER].index(True))
+    found = {name: [row[name] for row in rows if name in row] for name in ordered}
     return {
         name: {"value": float(np.mean(values)), "structures": len(values)}
         for name, values in found.items()

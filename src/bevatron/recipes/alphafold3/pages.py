@@ -10,12 +10,7 @@ from bevatron.data.proteins.featurize import describe
 from bevatron.models.alphafold3.predict import Predicted
 from bevatron.models.common.folding.metrics import MAX_ERROR
 from bevatron.output import counted
-from bevatron.recipes.structure_figures import (
-    NO_CONFIDENCES,
-    map_figure,
-    plddt_figure,
-    untrained,
-)
+from bevatron.recipes.structure_figures import NO_CONFIDENCES, map_figure, plddt_figure, untrained
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, Arrays
 
@@ -80,8 +75,7 @@ def plddt_of_tokens(entry: Arrays, plddt: Array) -> Array:
     counts = np.asarray(entry["num_atoms"]).astype(np.int64)
     token = np.repeat(np.arange(len(counts)), counts)
     total: Array = np.bincount(token, weights=plddt.astype(np.float64), minlength=len(counts))
-    mean: Array = total.astype(np.float64) / counts
-    return mean
+    return total.astype(np.float64) / counts
 
 
 def chain_edges(asym_id: Array) -> list[int]:

@@ -10,7 +10,6 @@ from bevatron.data.proteins.mmcif import format_mmcif
 from bevatron.data.proteins.predicted import predicted_structure
 from bevatron.data.readers.proteins import open_components, read_inputs
 from bevatron.data.readers.proteins.components import INSTALLED
-from bevatron.data.readers.proteins.inputs import Complex
 from bevatron.errors import DataError
 from bevatron.files import atomic_write, make_writable, write_json_atomically, write_text_atomically
 from bevatron.models.alphafold3.predict import Predicted, ranked
@@ -70,7 +69,8 @@ def predict_files(
     predictor = model if isinstance(model, ComplexPredictor) else ComplexPredictor(model, device)
     rows = []
     for one, folder in zip(given, folders, strict=True):
-        _warn(one)
+        if one.ignored:
+            note(f"note: {one.name}: {', '.join(one.ignored)} has no effect here")
         with prepared_input(one, dictionary, searches) as prepared:
             make_writable(folder, DataError)
             found = []
@@ -90,14 +90,7 @@ def _file_name(name: str, earlier: Sequence[str]) -> str:
     return f"{kept}-{again + 1}" if again else kept
 
 
-def _warn(given: Complex) -> None:
-    """Say what the file asks for that has no effect."""
-    if given.ignored:
-        note(f"note: {given.name}: {', '.join(given.ignored)} has no effect here")
-
-
 def _write(folder: Path, prepared: Prepared, found: Sequence[Predicted]) -> dict[str, Any]:
-    """Write everything about a complex."""
     rows, texts = [], []
     for rank, each in enumerate(found, start=1):
         structure = predicted_structure(

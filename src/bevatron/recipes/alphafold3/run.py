@@ -19,20 +19,12 @@ from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
 from bevatron.models.common.hyper_parameters import check_ranges
 from bevatron.recipes.alphafold3 import SYSTEM
-from bevatron.recipes.alphafold3.data import (
-    ComplexDataConfig,
-    load_complexes,
-    sizes_for_validation,
-)
+from bevatron.recipes.alphafold3.data import ComplexDataConfig, load_complexes, sizes_for_validation
 from bevatron.recipes.alphafold3.start import started_from
 from bevatron.recipes.alphafold3.stores import prepared
 from bevatron.recipes.staged_run import StagedRun, staged_run
 from bevatron.train.run import Run
-from bevatron.train.settings import (
-    BatchConfig,
-    OptimConfig,
-    StageConfig,
-)
+from bevatron.train.settings import BatchConfig, OptimConfig, StageConfig
 
 LARGEST_RESIDUE = 24
 """Heavy atoms of guanosine monophosphate; a crop of fewer atoms might hold no residue at all."""

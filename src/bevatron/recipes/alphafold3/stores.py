@@ -26,13 +26,7 @@ from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError
 from bevatron.output import counted
 from bevatron.recipes.protein_dates import Released
-from bevatron.recipes.proteins import (
-    Featurizer,
-    StoreKind,
-    find_structures,
-    stores_of,
-    text_bytes,
-)
+from bevatron.recipes.proteins import Featurizer, StoreKind, find_structures, stores_of, text_bytes
 from bevatron.typing import Arrays
 
 KIND = "complexes"
@@ -139,7 +133,7 @@ def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
 def _told(summary: Mapping[str, Any]) -> list[str]:
     chains = ", ".join(f"{n} {kind}" for kind, n in sorted(summary["chains"].items()))
     tokens, atoms = (counted(summary[f"{each}s"], each) for each in ("token", "atom"))
-    lines = [f"{tokens}, {atoms}; chains: {chains}"]
+    lines = [f"{tokens}, {atoms}; chains: {chains or 'none'}"]
     if removed := [f"{number} {name}" for name, number in summary["filtered"].items() if number]:
         lines.append(f"chains left out as in AlphaFold3's training: {', '.join(removed)}")
     if summary["left_out"]:
@@ -198,7 +192,10 @@ def prepare_complexes(
     def make_poses(store: Store) -> None:
         codes = {code for entry in store if len(entry["restype"]) for code in _codes(entry)}
         asked, progress = options.get("workers"), options.get("progress")
-        prepare_poses(out / POSES, dictionary, codes, workers=_workers(asked), progress=progress)
+        number = own_cpus() if asked is None else asked
+        prepare_poses(
+            out / POSES, dictionary, codes, workers=number if number > 1 else 0, progress=progress
+        )
 
     settings = {"dictionary": dictionary.key}
     return COMPLEXES.prepare(found, out, featurize, settings, finish=make_poses, **options)
@@ -209,12 +206,6 @@ def prepared(paths: Sequence[Path], out: Path, components: str) -> tuple[Path, .
     return stores_of(
         paths, out, lambda files, to: prepare_complexes(files, to, components=components)
     )
-
-
-def _workers(asked: int | None) -> int:
-    """Return the number of processes that make poses: none where there is one CPU."""
-    number = own_cpus() if asked is None else asked
-    return number if number > 1 else 0
 
 
 def _codes(entry: Arrays) -> list[str]:

@@ -255,7 +255,6 @@ def _joined(stores: Sequence[Store]) -> Dataset | None:
 
 
 def _nothing_usable(stores: Sequence[Store]) -> str:
-    """Say why there is nothing to train on."""
     rows = sum(len(store) for store in stores)
     refused = [(place, why, store) for store in stores for place, _, why in rejects(store)]
     if not refused:

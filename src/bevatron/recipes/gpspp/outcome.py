@@ -72,7 +72,6 @@ def _test_predictions(folder: Path, test: Dataset, mode: Mode) -> Any:
 
 
 def _origins(dataset: Dataset) -> dict[str, Any]:
-    """Name file and row of every molecule."""
     names, places = _places(dataset)
     files = pa.DictionaryArray.from_arrays(pa.array(places[:, 0]), pa.array(names, pa.string()))
     return {"file": files.cast(pa.string()), "row": pa.array(places[:, 1])}

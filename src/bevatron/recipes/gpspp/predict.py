@@ -1,6 +1,6 @@
 """Predictions for molecules in files: a table with every row in order, or OGB's format."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,6 @@ from bevatron.data.readers.molecules.tables import TableFile
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.errors import ConfigError, DataError
 from bevatron.files import atomic_write, write_csv_atomically
-from bevatron.models.gpspp import Target
 from bevatron.recipes.gpspp.predictor import MoleculePredictions, MoleculePredictor
 from bevatron.typing import FloatArray
 
@@ -186,7 +185,12 @@ def predict_ogb(
     -------
     The file, and how many molecules had no prediction.
     """
-    target = _single_number(predictor.targets)
+    if len(predictor.targets) != 1 or predictor.targets[0].kind != "regression":
+        raise ConfigError(
+            "format: OGB's evaluator takes one number per molecule, the model predicts "
+            f"{', '.join(target.name for target in predictor.targets)}"
+        )
+    target = predictor.targets[0]
     if split not in OGB_SIZES:
         raise ConfigError(f"split: expected one of {', '.join(OGB_SIZES)}, got '{split}'")
     molecules = open_source(source, options)
@@ -207,15 +211,6 @@ def predict_ogb(
     with atomic_write(path, DataError) as file:
         np.savez_compressed(file, y_pred=predicted)
     return path, int(absent.sum())
-
-
-def _single_number(targets: Sequence[Target]) -> Target:
-    if len(targets) != 1 or targets[0].kind != "regression":
-        raise ConfigError(
-            "format: OGB's evaluator takes one number per molecule, the model predicts "
-            f"{', '.join(target.name for target in targets)}"
-        )
-    return targets[0]
 
 
 def _part(folder: OgbFolder, split: str) -> MoleculeReader:

@@ -88,8 +88,7 @@ class MoleculePredictions:
         names = [target.name for target in self.targets]
         if name not in names:
             raise ConfigError(f"there is no target '{name}' (known: {', '.join(names)})")
-        column: FloatArray = self.values[:, names.index(name)]
-        return column
+        return self.values[:, names.index(name)]
 
     def __len__(self) -> int:
         return len(self.values)

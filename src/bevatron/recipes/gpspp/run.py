@@ -159,6 +159,9 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
     modes = _modes(config.mode, model.config, data)
     task = GPSPlusPlusTask(model.config, config.loss, config.corruption, modes)
     settings, more = _complete(config, data)
+    values = to_dict(config)
+    for name in FROM_DATA:
+        del values["model"][name]
     return Run(
         model=model,
         task=task,
@@ -168,7 +171,7 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
         valid_sizes=None if data.valid is None else molecule_sizes(data.valid),
         folder=config.output,
         settings=settings,
-        config={"recipe": config.recipe, **_as_set(config)},
+        config={"recipe": config.recipe, **values},
         identity={
             "model": _identity(model.config),
             "loss": to_dict(config.loss),
@@ -186,14 +189,6 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
         ),
         notes=[*data.report, *_unused_positions(model.config, data), *notes, *more],
     )
-
-
-def _as_set(config: GpsppRun) -> dict[str, Any]:
-    """Return the configuration for config.yaml; targets come from the data, see model.json."""
-    values = to_dict(config)
-    for name in FROM_DATA:
-        del values["model"][name]
-    return values
 
 
 def _identity(model: GPSPlusPlusConfig) -> dict[str, Any]:
@@ -269,7 +264,6 @@ def monitored(model: GPSPlusPlusConfig, data: MoleculeData) -> str:
 
 
 def _shown(model: GPSPlusPlusConfig, modes: tuple[Mode, ...]) -> list[str]:
-    """Name the metrics that the console shows after an epoch."""
     kinds = {"regression": "mae", "binary": "auroc", "multiclass": "accuracy"}
     names = [f"{target.name}_{kinds[target.kind]}" for target in model.targets[:4]]
     prefixes = ["", *(f"{mode}/" for mode in modes[1:])]
@@ -307,7 +301,6 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
 
 
 def _matmul_dtype(config: GpsppRun, *, on_gpu: bool) -> Literal["bfloat16", "float16"] | None:
-    """Choose the type of matmuls."""
     train, asked = config.train, config.precision
     if asked == "float32" or train.autocast is not None:
         return train.autocast

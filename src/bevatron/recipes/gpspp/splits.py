@@ -64,8 +64,6 @@ def divide(
 
 
 def _counts(num: int, train_size: float, wanted: Mapping[str, float]) -> dict[str, int]:
-    """Return the number of molecules of each set."""
-
     def number(size: float) -> int:
         return int(size) if size >= 1 else round(size * num)
 
@@ -119,7 +117,10 @@ def warn_of_duplicates(datasets: Mapping[str, Dataset]) -> list[str]:
             continue
         try:
             names = {
-                part: _named(datasets[part], np.flatnonzero(np.isin(keys[part], shared)))
+                part: {
+                    canonical(datasets[part][int(row)]["smiles"].tobytes().decode()): int(row)
+                    for row in np.flatnonzero(np.isin(keys[part], shared))
+                }
                 for part in ("train", role)
             }
         except MissingPackageError:
@@ -136,8 +137,3 @@ def warn_of_duplicates(datasets: Mapping[str, Dataset]) -> list[str]:
                 f"{twice[0]}, {first})"
             )
     return lines
-
-
-def _named(dataset: Dataset, rows: IntArray) -> dict[str, int]:
-    """Return rows by canonical SMILES."""
-    return {canonical(dataset[int(row)]["smiles"].tobytes().decode()): int(row) for row in rows}

@@ -112,7 +112,12 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
     fingerprint = _fingerprint([graph for each in parts.values() for graph in each], config)
     if config.inductive:
         parts = {role: [_whole_in(graph, role) for graph in each] for role, each in parts.items()}
-        _check_test(parts)
+        trained = {_hash_of([replace(graph, roles=None)]) for graph in parts["train"]}
+        for graph in parts["test"]:
+            if _hash_of([replace(graph, roles=None)]) in trained:
+                raise DataError(
+                    f"{graph.name}: is given for training and for test; leave it out of data.test"
+                )
     everything = [graph for each in parts.values() for graph in each]
     questions = _questions(config, everything)
     _check_alike(everything)
@@ -234,16 +239,6 @@ def _set_of(graphs: Sequence[GraphArrays], role: str, questions: LabelKind) -> I
     part = np.array(ROLES.index(role), dtype=np.int32)
     samples = [{**sample_of(graph, questions), "part": part} for graph in graphs]
     return InMemory(samples, [graph.name for graph in graphs].__getitem__)
-
-
-def _check_test(parts: Mapping[str, Sequence[GraphArrays]]) -> None:
-    """Refuse a graph that is trained on and tested."""
-    trained = {_hash_of([replace(graph, roles=None)]) for graph in parts["train"]}
-    for graph in parts["test"]:
-        if _hash_of([replace(graph, roles=None)]) in trained:
-            raise DataError(
-                f"{graph.name}: is given for training and for test; leave it out of data.test"
-            )
 
 
 def _columns(graph: GraphArrays) -> int:

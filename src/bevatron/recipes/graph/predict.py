@@ -133,19 +133,15 @@ def predict_file(
             *(model, source), features=features, device=device, dtype=dtype, partition=partition
         )
         if mesh.is_main:
-            _write(found, out)
+            if out.suffix == ".npz":
+                shares = found.probabilities.astype(np.float32)
+                with atomic_write(out, DataError) as file:
+                    np.savez_compressed(
+                        file, vertex=found.ids, predicted_class=found.classes, probabilities=shares
+                    )
+            else:
+                write_csv_atomically(out, _rows(found), DataError)
     return len(found.ids)
-
-
-def _write(found: Predictions, out: Path) -> None:
-    if out.suffix == ".npz":
-        shares = found.probabilities.astype(np.float32)
-        with atomic_write(out, DataError) as file:
-            np.savez_compressed(
-                file, vertex=found.ids, predicted_class=found.classes, probabilities=shares
-            )
-    else:
-        write_csv_atomically(out, _rows(found), DataError)
 
 
 @contextmanager
@@ -264,11 +260,6 @@ def run_model(opened: Opened, mesh: Mesh, dtype: str, partition: Scheme = "auto"
         with in_eval_mode(module):
             outputs = dict(task.predict(module, moved))
     computed = Computed(task, moved, outputs, whole)
-    _check_finite(computed, graph)
-    return computed
-
-
-def _check_finite(computed: Computed, graph: GraphArrays) -> None:
     probabilities = computed.outputs["probabilities"]
     bad = (~probabilities.isfinite()).any(1).nonzero()
     if len(bad):
@@ -277,6 +268,7 @@ def _check_finite(computed: Computed, graph: GraphArrays) -> None:
         vertex = vertex if graph.ids is None else int(graph.ids[vertex])
         row = probabilities[first].double().cpu().numpy()
         check_finite({"probability": row}, lambda: f"{graph.name}, vertex {vertex}")
+    return computed
 
 
 def _rows(found: Predictions) -> Iterator[list[Any]]:

@@ -132,7 +132,9 @@ def evaluate_files(
 def evaluate_dataset(potential: Potential, dataset: Dataset, capacity: int = 1024) -> Evaluation:
     """Evaluate a potential on prepared structures."""
     names = _names(dataset)
-    _check_elements(potential, dataset, names["atomic_numbers"])
+    if not set(np.unique(names["atomic_numbers"]).tolist()) <= set(potential.atomic_numbers):
+        for index, sample in _samples(dataset):
+            potential.check_elements(sample["atomic_numbers"], dataset.describe(index))
     heads = potential.heads
     task = MaceTask(heads=heads)
     batches = predict(
@@ -166,10 +168,7 @@ def evaluate_dataset(potential: Potential, dataset: Dataset, capacity: int = 102
             parts.setdefault(name, []).append(wide.cpu().numpy())
     arrays: dict[str, Any] = {name: np.concatenate(values) for name, values in parts.items()}
     predictions = Predictions(
-        num_edges=dataset.lengths("edges"),
-        head=[heads[i] for i in head_index],
-        **names,
-        **arrays,
+        num_edges=dataset.lengths("edges"), head=[heads[i] for i in head_index], **names, **arrays
     )
     joined = {name: torch.cat(values) for name, values in rows.items()}
     return summarise(joined, predictions, name_head=len(heads) > 1)
@@ -178,7 +177,6 @@ def evaluate_dataset(potential: Potential, dataset: Dataset, capacity: int = 102
 def _check_finite(
     batch: StructureBatch, outputs: Mapping[str, torch.Tensor], dataset: Dataset
 ) -> None:
-    """Refuse what is not finite, naming the structure."""
     names = [name for name in ("energy", "forces", "stress") if name in outputs]
     if all(bool(outputs[name].isfinite().all()) for name in names):
         return
@@ -273,13 +271,6 @@ def _names(dataset: Dataset) -> dict[str, Any]:
     return {"atomic_numbers": np.concatenate(numbers), "group": groups, "file": files}
 
 
-def _check_elements(potential: Potential, dataset: Dataset, atomic_numbers: IntArray) -> None:
-    """Reject an unknown element, naming the structure."""
-    if not set(np.unique(atomic_numbers).tolist()) <= set(potential.atomic_numbers):
-        for index, sample in _samples(dataset):
-            potential.check_elements(sample["atomic_numbers"], dataset.describe(index))
-
-
 def _head_indices(store: Store, config: MaceConfig, head: str | None) -> list[int]:
     """Return the model's head for each head that a store was prepared with."""
     names = list(store.manifest["settings"].get("labels", {}).get("heads") or ())
@@ -296,7 +287,6 @@ def _head_indices(store: Store, config: MaceConfig, head: str | None) -> list[in
 
 
 def _warn_of_unused(stores: Sequence[Store]) -> None:
-    """Warn of columns of the files that are not used."""
     for store in stores:
         for line in store.manifest.get("report", ()):
             if line.startswith("warning: "):

@@ -247,7 +247,6 @@ def _check_known(source: MACE, numbers: Collection[int]) -> None:
 
 
 def _set_energies(model: MACE, index: int, e0: AtomicEnergies) -> None:
-    """Replace E0 of a head."""
     rows = [list(row) for row in model.config.atomic_energies]
     rows[index] = [e0.values[z] for z in model.config.atomic_numbers]
     model.config = replace(model.config, atomic_energies=tuple(map(tuple, rows)))

@@ -163,7 +163,6 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
 
 
 def _load(config: MaceRun, source: MACE | None) -> StructureData:
-    """Read or prepare the data with the cutoff of the model."""
     if source is not None:
         _check_architecture(config, source.config)
     cutoff = config.model.r_max if source is None else source.config.r_max
@@ -210,7 +209,6 @@ def _run(
     notes: list[str],
     resume: bool,
 ) -> Run:
-    """Hand data, model and task to the trainer."""
     first, second = monitors(config.staged_loss, data.valid)
     return Run(
         model=model,

@@ -182,7 +182,6 @@ class StepMeter:
         return time.perf_counter()
 
     def _forget(self) -> None:
-        """Free all memory that is not in use."""
         self._state.optimizer.zero_grad(set_to_none=True)
         gc.collect()
         if self._on_gpu:

@@ -149,6 +149,5 @@ def _compositions(store: Store) -> tuple[Array, FloatArray, IntArray]:
 
 
 def _number(count: int, named: list[str]) -> str:
-    """Write their number, and the first of them."""
     more = "; ..." if count > len(named) else ""
     return f"{counted(count, 'structure')} ({'; '.join(named)}{more})"

@@ -126,9 +126,7 @@ def open_molecules(paths: Paths, options: MoleculeOptions | None = None) -> Mole
 
 def is_molecule_file(path: Path) -> bool:
     """Whether a path looks like molecules: a table, an SDF or OGB's folder."""
-    if path.is_dir():
-        return is_ogb_folder(path)
-    return format_suffix(path) in {*_TABLES, *_SDF}
+    return is_ogb_folder(path) if path.is_dir() else format_suffix(path) in {*_TABLES, *_SDF}
 
 
 def _open(path: Path, options: MoleculeOptions) -> MoleculeFile:

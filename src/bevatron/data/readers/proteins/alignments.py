@@ -187,7 +187,6 @@ def _align_columns(rows: list[bytes], names: list[str], where: Where, kind: Poly
 
 
 def _explain_a3m(records: Records, kind: Polymer) -> DataError:
-    """Find the offending record."""
     rows = [sequence.translate(None, BLANKS + b"." + _LOWER) for sequence in records.sequences]
     if not rows[0]:
         return DataError(

@@ -151,6 +151,12 @@ class _Rows:
                 f"{number} in chain {self.labels[self.asym[i]]} (_atom_site row {at[i] + 1}) has "
                 f"the position {self.position[i].tolist()}; correct or remove the atom"
             )
+        if len(at) > 1 and (self.position == self.position[0]).all():
+            place = ", ".join(f"{value:g}" for value in self.position[0])
+            raise DataError(
+                f"{name}: all {len(at):,} atoms are at one place ({place}); its coordinates are "
+                "missing"
+            )
 
 
 def _codes(texts: Iterable[str]) -> tuple[IntArray, list[str]]:
@@ -226,8 +232,7 @@ def _preferred(group: IntArray, label: IntArray, occupancy: npt.NDArray[np.float
     # Sums of equal numbers in another order differ in the last bits.
     order = np.lexsort((first, -np.round(mean, 6), group[first]))
     ranked = first[order]
-    best: IntArray = label[ranked[_changes(group[ranked])]]
-    return best
+    return label[ranked[_changes(group[ranked])]]
 
 
 def _unique(*columns: npt.NDArray[Any]) -> tuple[IntArray, IntArray]:

@@ -120,8 +120,7 @@ def _interval(values: npt.NDArray[Any], encoding: dict[str, Any]) -> npt.NDArray
 
 def _as_printed(values: npt.NDArray[Any], encoding: dict[str, Any]) -> npt.NDArray[Any]:
     """Round to the encoded type, whose shortest text is the number in the file."""
-    found: npt.NDArray[Any] = values.astype(_TYPES[encoding.get("srcType", 33)])
-    return found
+    return values.astype(_TYPES[encoding.get("srcType", 33)])
 
 
 def _run_length(values: npt.NDArray[Any], encoding: dict[str, Any]) -> npt.NDArray[Any]:
@@ -131,8 +130,7 @@ def _run_length(values: npt.NDArray[Any], encoding: dict[str, Any]) -> npt.NDArr
 
 
 def _delta(values: npt.NDArray[Any], encoding: dict[str, Any]) -> npt.NDArray[Any]:
-    found: npt.NDArray[Any] = np.cumsum(values, dtype=np.int64) + int(encoding["origin"])
-    return found
+    return np.cumsum(values, dtype=np.int64) + int(encoding["origin"])
 
 
 def _packed(values: npt.NDArray[Any], encoding: dict[str, Any]) -> npt.NDArray[Any]:

@@ -81,17 +81,14 @@ class _Finder:
                 or self._residues.component[residue] != (code or author_code).upper()
             ):
                 continue
-            return self._atom(residue, atom, alt)
+            first, past = self._residues.atom_ptr[residue : residue + 2]
+            found = np.flatnonzero(self._atoms.name[first:past] == atom)
+            if not len(found):
+                return None
+            place = int(first + found[0])
+            kept = str(self._atoms.altloc[place])
+            return None if alt and kept and alt != kept else place
         return None
-
-    def _atom(self, residue: int, atom: str, alt: str) -> int | None:
-        first, past = self._residues.atom_ptr[residue : residue + 2]
-        found = np.flatnonzero(self._atoms.name[first:past] == atom)
-        if not len(found):
-            return None
-        place = int(first + found[0])
-        kept = str(self._atoms.altloc[place])
-        return None if alt and kept and alt != kept else place
 
     def _index(self, chain: int, sequenced: bool) -> dict[tuple[int, str], int]:
         if (chain, sequenced) not in self._places:

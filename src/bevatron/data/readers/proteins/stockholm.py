@@ -52,7 +52,10 @@ def parse_stockholm(data: bytes, name: str) -> Stockholm:
             if len(fields) == 4 and fields[2] == "DE":
                 found.descriptions[fields[1]] = fields[3].rstrip()
         elif line.startswith("//"):
-            _refuse_more(lines, number, name)
+            if any(line.strip() for line in lines[number:]):
+                raise DataError(
+                    f"{name}, line {number + 1}: a second alignment begins; give one per file"
+                )
             found.rows = [row.encode("latin-1", "replace") for row in _joined(blocks)]
             _check_lengths(found)
             return found
@@ -94,8 +97,3 @@ def _check_lengths(found: Stockholm) -> None:
                 f"{found.where(number)}: has {len(row)} columns, the first row "
                 f"{len(found.rows[0])}; the file is damaged"
             )
-
-
-def _refuse_more(lines: list[str], number: int, name: str) -> None:
-    if any(line.strip() for line in lines[number:]):
-        raise DataError(f"{name}, line {number + 1}: a second alignment begins; give one per file")

@@ -119,9 +119,7 @@ def parse_structure(data: bytes, name: str, model: int | None = None) -> Structu
 def _what_else(data: bytes) -> str:
     if not data.strip():
         return "is empty"
-    if data[:2] in {b"\xff\xfe", b"\xfe\xff"}:
-        return "is UTF-16"
-    return "is neither mmCIF nor PDB"
+    return "is UTF-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "is neither mmCIF nor PDB"
 
 
 def _block_of_cif(data: bytes, name: str) -> Any:

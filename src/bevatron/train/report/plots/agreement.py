@@ -158,6 +158,8 @@ def bars(
         if reference is not None:
             ax.axvline(reference[0], color=INK, linewidth=1, linestyle="--", label=reference[1])
             largest = max(largest, reference[0])
+        if all((np.mod(values, 1) == 0).all() for values in series.values()):
+            ax.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
         ax.set_yticks(rows, labels)
         ax.set(xlabel=xlabel, xlim=(0, 1.12 * largest or 1), ylim=(len(labels) - 0.4, -0.6))
         ax.set_title(title)

@@ -191,7 +191,6 @@ def collect(hits: Sequence[Hit]) -> TemplateHits:
 def _pairs(
     hits: Sequence[Hit], ranges: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int32], IntArray]:
-    """Pair the residues of all alignments at once."""
     lengths = np.array([len(hit.in_query) for hit in hits], dtype=np.int64)
     ends = np.concatenate([[0], np.cumsum(lengths)])
     positions = []

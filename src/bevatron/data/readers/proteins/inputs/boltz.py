@@ -74,9 +74,7 @@ def _entity(part: Keyed, folder: Path) -> Entity:
 
 
 def _alignment(given: Keyed, folder: Path) -> Path | str | None:
-    if given.text("msa", "") == "empty":
-        return ""
-    return given.file_path("msa", folder)
+    return "" if given.text("msa", "") == "empty" else given.file_path("msa", folder)
 
 
 def _with_template(
