@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -23,6 +24,23 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.output import note
 
 _ALIGNED: dict[str, Polymer] = {"protein": "protein", "rna": "rna"}
+
+
+def file_names(names: Sequence[str]) -> list[str]:
+    """Make names of files: no separators, and none twice.
+
+    Examples
+    --------
+    >>> file_names(["../a b", "a_b", "a", "a"])
+    ['_a_b', 'a_b', 'a', 'a-2']
+    """
+    made: list[str] = []
+    for name in names:
+        kept = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).strip(".")
+        kept = kept or "complex"
+        others = (f"{kept}-{number}" for number in count(2))
+        made.append(next(each for each in chain([kept], others) if each not in made))
+    return made
 
 
 class Known(NamedTuple):

@@ -110,6 +110,21 @@ def test_a_chain_that_needs_more_memory_than_there_is_is_named(model, tmp_path, 
         predict_files(predictor, source, tmp_path / "out")
 
 
+def test_names_of_inputs_become_files_of_the_folder_none_of_them_twice(model, tmp_path):
+    jobs = [
+        {"name": "../a/b", "sequences": [{"proteinChain": {"sequence": sequence, "count": 1}}]}
+        for sequence in ("ACDE", "ACDEF")
+    ]
+    source = tmp_path / "jobs.json"
+    source.write_text(json.dumps(jobs))
+    out = tmp_path / "out"
+    found = predict_files(ChainPredictor(model, "cpu"), source, out)
+    written = [read_structure(row["file"]).sequence(0) for row in found["chains"]]
+    assert written == ["ACDE", "ACDEF"]
+    assert {path.suffix for path in out.iterdir()} >= {".cif", ".html"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["jobs.json", "out"]
+
+
 def test_what_is_no_protein_is_named_and_left_out(model, tmp_path, capsys):
     source = tmp_path / "some.fasta"
     source.write_text(">A|protein\nACDE\n>B|dna\nACGT\n>C|smiles\nCCO\n")

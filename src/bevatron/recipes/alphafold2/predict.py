@@ -22,7 +22,7 @@ from bevatron.recipes.alphafold2.data import alignment_of, templates_of
 from bevatron.recipes.alphafold2.predictor import ChainPredictor, structure_of
 from bevatron.recipes.devices import fitting
 from bevatron.recipes.forward_progress import forward_progress
-from bevatron.recipes.protein_inputs import Known, check_seeds, known_of
+from bevatron.recipes.protein_inputs import Known, check_seeds, file_names, known_of
 from bevatron.recipes.structure_figures import NO_CONFIDENCES, map_figure, plddt_figure, untrained
 from bevatron.train.report.page import Report
 from bevatron.typing import Arrays
@@ -60,19 +60,19 @@ def predict_files(
     """
     check_seeds([seed], "seed")
     given = read_inputs(source)
-    if not any(entity.kind == "protein" for each in given for entity in each.entities):
+    proteins = [[each for each in one.entities if each.kind == "protein"] for one in given]
+    if not any(proteins):
         raise DataError(f"{source}: holds no protein, of which AlphaFold2 predicts structures")
     make_writable(out, DataError)
     predictor = model if isinstance(model, ChainPredictor) else ChainPredictor(model, device)
+    named = zip(given, proteins, strict=True)
+    names = iter(file_names([f"{one.name}_{each.chains[0]}" for one, own in named for each in own]))
     rows = []
-    for each in given:
+    for each, own in zip(given, proteins, strict=True):
         if others := [e.chains[0] for e in each.entities if e.kind != "protein"]:
             note(f"note: {each.name}: only proteins are predicted, not {', '.join(others)}")
         with known_of(each, searches) as known:
-            for entity in each.entities:
-                if entity.kind == "protein":
-                    name = f"{each.name}_{entity.chains[0]}"
-                    rows.append(_predict_chain(predictor, name, entity, known, seed, out))
+            rows += [_predict_chain(predictor, next(names), e, known, seed, out) for e in own]
     return {"chains": rows}
 
 

@@ -19,7 +19,7 @@ from bevatron.recipes.alphafold3.pages import write_page
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor
 from bevatron.recipes.devices import fitting
 from bevatron.recipes.forward_progress import forward_progress
-from bevatron.recipes.protein_inputs import check_seeds
+from bevatron.recipes.protein_inputs import check_seeds, file_names
 from bevatron.recipes.structure_figures import untrained
 
 SCORES, ERRORS, PAGE = "scores.json", "pae.npz", "report.html"
@@ -63,8 +63,7 @@ def predict_files(
     given = read_inputs(source)
     for one in given:
         check_seeds(one.seeds, f"{one.where}, seeds")
-    names = [each.name for each in given]
-    folders = [out / _file_name(name, names[:number]) for number, name in enumerate(names)]
+    folders = [out / name for name in file_names([each.name for each in given])]
     dictionary = open_components(components)
     predictor = model if isinstance(model, ComplexPredictor) else ComplexPredictor(model, device)
     rows = []
@@ -81,13 +80,6 @@ def predict_files(
                     found += predictor.predict(prepared.sample(seed), samples, steps)
             rows.append({"name": one.name, **_write(folder, prepared, ranked(found))})
     return {"complexes": rows}
-
-
-def _file_name(name: str, earlier: Sequence[str]) -> str:
-    """Make a folder's name: no separators, and not that of an earlier complex."""
-    kept = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).strip(".") or "complex"
-    again = earlier.count(name)
-    return f"{kept}-{again + 1}" if again else kept
 
 
 def _write(folder: Path, prepared: Prepared, found: Sequence[Predicted]) -> dict[str, Any]:

@@ -42,6 +42,17 @@ def test_a_pdb_file_has_what_an_mmcif_file_has():
     assert entry.atoms.name[entry.links.atoms].tolist() == [["SG", "ZN"]]
 
 
+def test_a_chain_without_a_name_is_a_polymer_too():
+    text = PDB.replace(" A ", "   ").replace(" A   2", "     2").replace("AALA A", "AALA  ")
+    text = text.replace("BALA A", "BALA  ").replace("A 301 ", "  301 ").replace("A 401", "  401")
+    for sequence in ("GAMS", "AM"):
+        chains = parse_structure(text.encode(), "a.pdb").chains
+        assert chains.author.tolist() == ["A", "B", "A", "A"]
+        assert chains.kind.tolist() == ["protein", "protein", "ion", "water"]
+        assert parse_structure(text.encode(), "a.pdb").sequence(0) == sequence
+        text = "\n".join(line for line in text.split("\n") if not line.startswith("SEQRES"))
+
+
 def test_lines_of_either_ending_and_compression_are_read(tmp_path):
     file = tmp_path / "a.pdb.gz"
     file.write_bytes(gzip.compress(PDB.replace("\n", "\r\n").encode()))

@@ -330,7 +330,8 @@ def test_what_is_written_is_read(chains):
             sequences.append(f"{c + 1} {n} {code}")
             for name, x in atoms.items():
                 rows.append(
-                    f"ATOM {name[0]} {name} . {code} {c}a {c + 1} {n} . {x} 0 0 1 5 ? {n} Q 1"
+                    f"ATOM {name[0]} {name} . {code} {c}a {c + 1} {n} . {x} {len(rows)} 0 "
+                    f"1 5 ? {n} Q 1"
                 )
     text = "data_x\nloop_ _entity_poly_seq.entity_id _entity_poly_seq.num _entity_poly_seq.mon_id\n"
     text += "\n".join(sequences) + "\n" + COLUMNS + "\n".join(rows) + "\n"

@@ -5,6 +5,7 @@ All are read by `parse_structure`; gemmi first turns a PDB file into an mmCIF bl
 
 import datetime as dt
 import re
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,18 @@ def _block_of_pdb(data: bytes, name: str) -> Any:
         raise DataError(
             f"{name}, line {line}: has no three numbers in columns 31 to 54, found '{text}'"
         )
-    return _completed(lambda: gemmi().read_pdb_string(data), name)
+    return _completed(lambda: _with_named_chains(gemmi().read_pdb_string(data)), name)
+
+
+def _with_named_chains(structure: Any) -> Any:
+    """Name chains that have no name; gemmi does not take those for polymers."""
+    used = {chain.name for model in structure for chain in model}
+    name = next(
+        each for each in f"{string.ascii_uppercase}{string.ascii_lowercase}_" if each not in used
+    )
+    for chain in (chain for model in structure for chain in model if not chain.name):
+        chain.name = name
+    return structure
 
 
 def _completed(make: Callable[[], Any], name: str) -> Any:
