@@ -143,9 +143,11 @@ def test_a_rank_that_there_is_not_is_refused():
 
 
 WAITING = """
+import signal
 import sys
 from bevatron.errors import BevatronError
 from bevatron.parallel import mesh
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 mesh.SECONDS_TO_MEET = 0.1
 try:
     with mesh.open_mesh("cpu", float(sys.argv[1])):
