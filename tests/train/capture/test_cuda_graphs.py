@@ -14,6 +14,7 @@ from test_captured_step import (
 from test_mace import make_run
 
 from bevatron import kernels
+from bevatron.data.processes import own_cpus
 from bevatron.errors import ConfigError, DivergenceError
 from bevatron.models.mace import LossConfig, MaceTask
 from bevatron.parallel.mesh import Mesh
@@ -39,6 +40,23 @@ def test_work_is_replayed_on_new_numbers():
     source.fill_(5.0)
     replay()
     assert total.tolist() == [10.0] * 3
+
+
+@pytest.mark.skipif(own_cpus() < 2, reason="kernels are compiled ahead by other processes")
+def test_rehearsed_work_comes_between_what_is_launched_before_and_after_it():
+    pool = GraphPool(torch.device("cuda"))
+    values, seen = torch.zeros(9, device="cuda"), []
+
+    def work() -> None:
+        seen.append(values * 2)
+        torch.cuda._sleep(100_000_000)
+        values.add_(1)
+
+    torch.cuda._sleep(100_000_000)
+    values.fill_(5.0)
+    pool.compile_ahead(work, print)
+    seen.append(values * 2)
+    assert [one.tolist() for one in seen] == [[10.0] * 9, [12.0] * 9]
 
 
 def test_work_that_waits_is_refused_and_harms_nothing():

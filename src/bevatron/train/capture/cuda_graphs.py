@@ -58,14 +58,20 @@ class GraphPool:
             self._stream = torch.cuda.Stream(device)
 
     def compile_ahead(self, work: Work, say: Callable[[str], None]) -> None:
-        """Compile the kernels of some work in parallel, if on a GPU; none of them is launched."""
+        """Compile the kernels of some work in parallel, if on a GPU; none of them is launched.
+
+        What is not a Triton kernel runs, after all work launched before and before all later work.
+        """
         if not self._on_gpu or find_spec("triton") is None:
             return
         from bevatron.kernels.shared import triton_compile
 
+        present = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(present)
         # Nodes of autograd that outlive the work keep the stream that they were made on.
         with alone, torch.cuda.stream(self._stream), same_draws(self.device):
             triton_compile.compile_ahead(work, own_cpus(), say)
+        present.wait_stream(self._stream)
 
     def capture(self, work: Work, warm_up: Work | None = None) -> Work:
         """Warm up twice, then capture work without running it; the random state does not change.
