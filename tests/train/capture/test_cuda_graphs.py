@@ -18,10 +18,11 @@ from bevatron.data.processes import own_cpus
 from bevatron.errors import ConfigError, DivergenceError
 from bevatron.models.mace import LossConfig, MaceTask
 from bevatron.parallel.mesh import Mesh
-from bevatron.train.capture import transfers
+from bevatron.train.capture import step_graphs, transfers
 from bevatron.train.capture.cuda_graphs import GraphPool, NotCapturableError
 from bevatron.train.capture.step import CapturedStep, obstacle
 from bevatron.train.loop import fit
+from bevatron.train.step import train_step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,6 +68,21 @@ def test_work_that_waits_is_refused_and_harms_nothing():
     assert pool.capture(lambda: values.add_(1)) is not None
 
 
+def test_work_that_is_refused_comes_before_what_is_launched_after_it():
+    pool = GraphPool(torch.device("cuda"))
+    values = torch.zeros(9, device="cuda")
+
+    def work() -> None:
+        torch.cuda._sleep(100_000_000)
+        values.add_(1)
+        values.sum().item()
+
+    with pytest.raises(NotCapturableError):
+        pool.capture(work)
+    seen = values * 2
+    assert seen.tolist() == [4.0] * 9
+
+
 MESH = Mesh(device=torch.device("cuda"))
 ONE = {"one_element": True}
 
@@ -82,6 +98,32 @@ def test_captured_steps_equal_launched_ones(tmp_path, monkeypatch, dtype, rel, i
         beside = stepped(tmp_path, "captured", MESH, **settings)
     assert_same_steps(found, expected, rel)
     assert_same_steps(beside, expected, rel)
+
+
+@pytest.mark.own_process  # to read memory that is not mapped any more ends it
+def test_memory_of_a_graph_that_still_runs_is_not_given_back(tmp_path, monkeypatch):
+    class Slow(MaceTask):
+        def loss(self, *args):
+            torch.cuda._sleep(100_000_000)
+            return super().loss(*args)
+
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    # As shapes of drawn batches come: one after the other, each in place of the one before.
+    monkeypatch.setattr(step_graphs, "memory_limit", lambda _: 1)
+    groups = [[0], [*range(10)], [*range(10)] * 4]
+    run, state = prepared(tmp_path, MESH)
+    expected = [
+        train_step(run, state, state.model, [tiny.batch_of(run, group)], lr=0.01, mesh=MESH).loss
+        for group in groups
+    ]
+    run, state = prepared(tmp_path, MESH, task=Slow())
+    step = CapturedStep(run, state, MESH)
+    found, launched = [], step([tiny.batch_of(run, groups[0])], lr=0.01)
+    for group in groups[1:]:
+        following = step([tiny.batch_of(run, group)], lr=0.01)
+        found.append(launched.result().loss)
+        launched = following
+    assert [*found, launched.result().loss] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["weighted", "universal"])
