@@ -3,6 +3,7 @@
 import datetime as dt
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from xxhash import xxh3_128_hexdigest
 
-from bevatron.data.archives import archive_of
+from bevatron.data.archives import archive_of, state_of
 from bevatron.data.compressed import read_whole
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
@@ -22,6 +23,7 @@ from bevatron.data.proteins.filters import certain
 from bevatron.data.proteins.hit_files import NamedChain, entry_code, template_queries
 from bevatron.data.proteins.places import ChainSequences
 from bevatron.data.proteins.template_store import StoredTemplates, prepare_templates
+from bevatron.data.readers.base import content_hash
 from bevatron.data.readers.proteins import (
     Structure,
     read_duplicate_chains,
@@ -377,25 +379,31 @@ def find_structures(files: Sequence[str | Path]) -> ProteinFiles:
 
 
 def _without_copies(found: ProteinFiles) -> ProteinFiles:
-    """Refuse a structure of the name and content of an earlier one, however it is compressed."""
-    named: dict[str, list[Path]] = {}
+    """Refuse a structure of the bytes of an earlier one, or of its name and content compressed."""
+    # What has neither its size nor its name in common with another file is not read.
+    sizes = Counter(state_of(path)[0] for path in found.structures)
+    names = Counter(entry_code(path) for path in found.structures)
+    known: dict[str, Path] = {}
+    copies: dict[Path, Path] = {}
     for path in found.structures:
-        named.setdefault(entry_code(path), []).append(path)
-    copies: dict[Path, str] = {}
-    for paths in named.values():
-        known: dict[str, Path] = {}
-        for path in paths if len(paths) > 1 else ():
-            try:
-                content = xxh3_128_hexdigest(read_whole(path))
-            except DataError:
-                continue  # whoever reads it says why
-            first = known.setdefault(content, path)
-            if first != path:
-                copies[path] = f"is a copy of {first}, which is used"
+        code, contents = entry_code(path), []
+        try:
+            if sizes[state_of(path)[0]] > 1:
+                contents.append(content_hash(path))
+            if names[code] > 1:
+                contents.append(f"{code} {xxh3_128_hexdigest(read_whole(path))}")
+        except (DataError, OSError):
+            continue  # whoever reads it says why
+        firsts = [known.setdefault(content, path) for content in contents]
+        copies |= {path: first for first in firsts if first != path}
+    reasons = (
+        (str(path), f"is a copy of {first}, which is used") for path, first in copies.items()
+    )
     return replace(
         found,
         structures=tuple(path for path in found.structures if path not in copies),
-        refused=(*found.refused, *((str(path), reason) for path, reason in copies.items())),
+        copies=tuple(copies.items()),
+        refused=(*found.refused, *reasons),
     )
 
 
@@ -450,6 +458,7 @@ def prepare_searches(
         group for groups in _tables(found.duplicates, read_duplicate_chains, rejects, strict=strict)
         for group in groups
     ]  # fmt: skip
+    duplicates += _names_of_copies(found, chains)
     known = {} if reader is None else reader.queries
     queries, of_none = template_queries(
         found.hits, chains, sequences, known, duplicates, strict=strict
@@ -460,7 +469,8 @@ def prepare_searches(
         if overwrite and folder.exists():
             remove_folder(folder)
         return [*lines, f"template hit files: {len(found.hits)}"], rejects
-    structures = {entry_code(path): path for path in reversed(found.structures)}
+    structures = {entry_code(path): first for path, first in reversed(found.copies)}
+    structures |= {entry_code(path): path for path in reversed(found.structures)}
     for renamed in _tables(found.obsolete, read_obsolete, rejects, strict=strict):
         structures |= {
             old: structures[new] for old, new in renamed.items()
@@ -499,6 +509,17 @@ def _tables(
             if strict:
                 raise
             rejects.append((str(path), reason_of(error, path)))
+
+
+def _names_of_copies(found: ProteinFiles, chains: Sequence[NamedChain]) -> Iterator[Sequence[str]]:
+    """Yield each chain of a structure with copies of other names, under the names of all."""
+    codes: dict[str, set[str]] = {}
+    for path, first in found.copies:
+        if (code := entry_code(first)) != entry_code(path):
+            codes.setdefault(code, set()).add(entry_code(path))
+    for chain in chains:
+        for name in chain.names if chain.entry in codes else ():
+            yield [f"{code}_{name}" for code in (chain.entry, *sorted(codes[chain.entry]))]
 
 
 def _read_alignments(

@@ -61,7 +61,9 @@ def test_python_of_the_readme_runs(shared, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = {"1crn.cif": "mmcif/1crn.cif.gz", "1crn.a3m": "msa/1crn_A/pool_mmseqs2.a3m.gz"}
     for name, compressed in files.items():
-        Path(name).write_bytes(gzip.decompress((shared / "data/proteins" / compressed).read_bytes()))
+        Path(name).write_bytes(
+            gzip.decompress((shared / "data/proteins" / compressed).read_bytes())
+        )
     seen = {}
     exec(compile("".join(blocks), "README.md", "exec"), seen)
     position = seen["outputs"]["final_atom_positions"]

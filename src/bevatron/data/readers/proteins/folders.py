@@ -44,6 +44,7 @@ class ProteinFiles:
     dates : OpenFold's caches, of which the release dates are used
     refused : (path, reason) of members of archives that are not read, and of damaged archives
     others : number of other files
+    copies : (path, path of the structure whose copy it is) of structures that were left out
     """
 
     structures: tuple[Path, ...]
@@ -54,6 +55,7 @@ class ProteinFiles:
     dates: tuple[Path, ...]
     refused: tuple[tuple[str, str], ...]
     others: int
+    copies: tuple[tuple[Path, Path], ...] = ()
 
 
 def find_protein_files(paths: Sequence[str | Path]) -> ProteinFiles:
