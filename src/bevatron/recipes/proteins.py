@@ -444,7 +444,8 @@ def prepare_searches(
     -------
     Lines for the user, and (file, reason) of what was left out.
     """
-    sequences = ChainSequences([*(chain.classes for chain in chains), *rna])
+    names = {chain.classes: f"'{chain.entry}_{chain.names[0]}'" for chain in reversed(chains)}
+    sequences = ChainSequences([*(chain.classes for chain in chains), *rna], names)
     options: dict[str, Any] = {"workers": workers, "overwrite": overwrite, "progress": progress}
     reader, rejects = _read_alignments(found, sequences, rna=bool(rna), strict=strict)
     lines = [f"alignment files: {len(found.alignments)}"]
