@@ -239,6 +239,16 @@ def write_csv_atomically(
     write_text_atomically(path, text.getvalue(), error)
 
 
+def write_all(file: io.FileIO, data: "ReadableBuffer") -> None:
+    """Write to a file without a buffer, which may take less at a time.
+
+    What a full disk refuses is then not tried once more when the file is closed.
+    """
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
 def checksum(data: bytes) -> str:
     """Return the xxh3_64 of a file's bytes in hexadecimal, as stores, checkpoints and models have.
 

@@ -33,7 +33,9 @@ def prepare(folder, out, **options):
 def test_copies_of_a_structure_are_left_out_and_named(folder, tmp_path):
     (folder / "ab/1ABC.cif.gz").write_bytes(gzip.compress(proteins.cif()))
     (folder / "ab/1abc.pdb").write_bytes(proteins.pdb())
-    (folder / "ab/copy of 1abc.cif").write_bytes(proteins.cif())
+    for name in ("copy of 1abc.cif", "copy of 1abc.cif.gz"):
+        content = proteins.cif()
+        (folder / "ab" / name).write_bytes(gzip.compress(content) if ".gz" in name else content)
     other = {("atom_site", "Cartn_x", 0): "1.5"}  # of the same size
     (folder / "ab/2abc.cif").write_bytes(proteins.cif(other))
     assert len(proteins.cif(other)) == len(proteins.cif())
@@ -45,7 +47,8 @@ def test_copies_of_a_structure_are_left_out_and_named(folder, tmp_path):
     with (tmp_path / "s-rejects.csv").open(newline="") as file:
         listed = list(csv.reader(file))[1:]
     assert listed == [
-        [str(folder / name), reason] for name in ("ab/1ABC.cif.gz", "ab/copy of 1abc.cif")
+        [str(folder / name), reason]
+        for name in ("ab/1ABC.cif.gz", "ab/copy of 1abc.cif", "ab/copy of 1abc.cif.gz")
     ]
     assert any(reason in line for line in lines)
 

@@ -43,7 +43,7 @@ SAMPLES = {"alphafold3": "73a74a0385150589", "alphafold2": "2709a62357e4baa0"}
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A protein, also as PDB files with and without a name of its chain, alignments, a dictionary."""
+    """A protein, also as PDB files with and without a name of the chain, and what belongs to it."""
     root = tmp_path_factory.mktemp("pins")
     (root / "a.cif").write_bytes(proteins.cif())
     (root / "a.pdb").write_bytes(proteins.pdb())

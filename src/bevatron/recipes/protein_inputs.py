@@ -113,7 +113,8 @@ def _classes(entity: Entity) -> bytes:
 def _reader(given: Complex, found: ProteinFiles | None, folder: Path) -> AlignmentReader | None:
     """Read the alignments that the entities name and those of folders."""
     files: dict[str, list[Path]] = {"protein": [], "rna": []}
-    wanted, own = {}, []
+    wanted: dict[bytes, str] = {}
+    own: list[tuple[Path, Entity]] = []
     for number, entity in enumerate(given.entities):
         if entity.kind not in files:
             continue
@@ -131,9 +132,8 @@ def _reader(given: Complex, found: ProteinFiles | None, folder: Path) -> Alignme
         query, chain = reader.queries[path], _classes(entity)
         if query != chain:
             raise DataError(f"{path}: {difference(query, chain, f'chain {entity.chains[0]}')}")
-    named = {str(path) for path, _ in own}
-    for file, reason in reader.rejects:
-        if reason != OF_NO_CHAIN and file not in named:
+    for file, reason in reader.rejects:  # the entities' own have been refused
+        if reason != OF_NO_CHAIN:
             note(f"note: {given.name}: {file} is not used: {reason}")
     return reader
 

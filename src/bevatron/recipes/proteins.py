@@ -3,17 +3,14 @@
 import datetime as dt
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from xxhash import xxh3_128_hexdigest
 
-from bevatron.data.archives import archive_of, state_of
-from bevatron.data.compressed import read_whole
+from bevatron.data.archives import archive_of
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
 from bevatron.data.proteins.alignments import Alignments, prepare_alignments
@@ -23,7 +20,6 @@ from bevatron.data.proteins.filters import certain
 from bevatron.data.proteins.hit_files import NamedChain, entry_code, template_queries
 from bevatron.data.proteins.places import ChainSequences
 from bevatron.data.proteins.template_store import StoredTemplates, prepare_templates
-from bevatron.data.readers.base import content_hash
 from bevatron.data.readers.proteins import (
     Structure,
     read_duplicate_chains,
@@ -45,6 +41,7 @@ from bevatron.errors import ConfigError, DataError, OtherInputsError, StoreError
 from bevatron.files import TEMPORARY, is_kept, remove_folder, write_csv_atomically
 from bevatron.output import counted, say
 from bevatron.recipes.protein_clusters import CLUSTERS, write_clusters
+from bevatron.recipes.protein_copies import names_of_copies, without_copies
 from bevatron.recipes.protein_dates import OtherDateError, Released
 from bevatron.typing import Array, Arrays
 
@@ -375,36 +372,7 @@ def find_structures(files: Sequence[str | Path]) -> ProteinFiles:
             f"{given}: holds no structure; expected files that end in .cif or .pdb; sequences "
             "alone (FASTA, JSON) are for `bevatron predict`"
         )
-    return _without_copies(found)
-
-
-def _without_copies(found: ProteinFiles) -> ProteinFiles:
-    """Refuse a structure of the bytes of an earlier one, or of its name and content compressed."""
-    # What has neither its size nor its name in common with another file is not read.
-    sizes = Counter(state_of(path)[0] for path in found.structures)
-    names = Counter(entry_code(path) for path in found.structures)
-    known: dict[str, Path] = {}
-    copies: dict[Path, Path] = {}
-    for path in found.structures:
-        code, contents = entry_code(path), []
-        try:
-            if sizes[state_of(path)[0]] > 1:
-                contents.append(content_hash(path))
-            if names[code] > 1:
-                contents.append(f"{code} {xxh3_128_hexdigest(read_whole(path))}")
-        except (DataError, OSError):
-            continue  # whoever reads it says why
-        firsts = [known.setdefault(content, path) for content in contents]
-        copies |= {path: first for first in firsts if first != path}
-    reasons = (
-        (str(path), f"is a copy of {first}, which is used") for path, first in copies.items()
-    )
-    return replace(
-        found,
-        structures=tuple(path for path in found.structures if path not in copies),
-        copies=tuple(copies.items()),
-        refused=(*found.refused, *reasons),
-    )
+    return without_copies(found)
 
 
 def nothing(fields: Sequence[Field]) -> Arrays:
@@ -459,7 +427,7 @@ def prepare_searches(
         group for groups in _tables(found.duplicates, read_duplicate_chains, rejects, strict=strict)
         for group in groups
     ]  # fmt: skip
-    duplicates += _names_of_copies(found, chains)
+    duplicates += names_of_copies(found, chains)
     known = {} if reader is None else reader.queries
     queries, of_none = template_queries(
         found.hits, chains, sequences, known, duplicates, strict=strict
@@ -510,17 +478,6 @@ def _tables(
             if strict:
                 raise
             rejects.append((str(path), reason_of(error, path)))
-
-
-def _names_of_copies(found: ProteinFiles, chains: Sequence[NamedChain]) -> Iterator[Sequence[str]]:
-    """Yield each chain of a structure with copies of other names, under the names of all."""
-    codes: dict[str, set[str]] = {}
-    for path, first in found.copies:
-        if (code := entry_code(first)) != entry_code(path):
-            codes.setdefault(code, set()).add(entry_code(path))
-    for chain in chains:
-        for name in chain.names if chain.entry in codes else ():
-            yield [f"{code}_{name}" for code in (chain.entry, *sorted(codes[chain.entry]))]
 
 
 def _read_alignments(

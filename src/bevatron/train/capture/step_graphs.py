@@ -345,6 +345,8 @@ class StepGraphs:
                 self._drop(*other)
         self._pool, self._is_full = GraphPool(self._device), False
         if self._device.type == "cuda":
+            # A graph may still run. Of its memory torch waits for the stream it was captured on.
+            torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
 
     def take_seconds(self) -> float:
