@@ -126,7 +126,7 @@ def test_custom_operators_pass_opcheck():
 
 def test_mixed_types_are_refused():
     predicted, truth, radius = draw(3)
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(ValueError, match="make them one type"):
         smooth_lddt(predicted, truth.float(), radius)
 
 
