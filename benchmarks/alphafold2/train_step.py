@@ -78,7 +78,7 @@ LADDER = {
     for arm in (
         BEST,
         AGAIN,
-        again("attention of PyTorch", plain=("pair_attention",)),
+        again("pair attention of PyTorch", plain=("pair_attention",)),
         again("triangle multiplication of PyTorch", plain=("triangle_multiply",)),
         again("queries, keys, values and gates of PyTorch", plain=("qkvg",)),
         again("norms of PyTorch", plain=("layer_norm", "layer_norm_linear")),
