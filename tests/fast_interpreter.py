@@ -1,17 +1,21 @@
 """Triton's interpreter without its wastes, more than half of the time of an interpreted kernel.
 
-It prepares the module ``triton.language`` again for every device function that a kernel calls,
-although the launch has done so, makes a table of types for every question about one of them,
-describes the type and the shape of every block anew, compares equal shapes as if they were code,
-and takes the source of a kernel apart word by word. What it computes stays the same.
+It looks for the functions of ``triton.language`` at each launch and prepares the module again for
+every device function that a kernel calls, makes a table of types for every question about one of
+them, describes the type and the shape of every block anew, compares equal shapes as if they were
+code, fills a block with each scalar that it meets, looks for an overflow of integers in eight
+operations and says nothing of it, and takes the source of a kernel apart word by word. What it
+computes stays the same.
 """
 
 import ast
 import functools
+import inspect
 import linecache
 import math
 import textwrap
 
+import numpy as np
 from triton import language
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
@@ -37,12 +41,15 @@ def install():
     interpreter._patch_lang = _of_launch
     interpreter._get_np_dtype = _type_of
     interpreter.InterpretedFunction.__call__ = _call_device_function
-    interpreter._patch_attr = _call_builtin
+    interpreter._patch_builtin = _prepare_builtins
     interpreter.FunctionRewriter.rewrite_ast = _rewritten
     language.block_type.__init__ = _describe_block
     language.dtype.__eq__ = _is_type
     language.tensor.__init__ = _make_tensor
     TritonSemantic.broadcast_impl_value = _broadcast_blocks
+    for name, (operate, kinds) in _OPERATIONS.items():
+        replaced = _operation(getattr(TritonSemantic, name), operate, kinds)
+        setattr(TritonSemantic, name, replaced)
 
 
 @functools.cache
@@ -84,7 +91,7 @@ def _describe_block(self, element_ty, shape):
 
 def _make_tensor(self, handle, type):  # noqa: A002
     self.handle, self.type, self.dtype = handle, type, type.scalar
-    sizes = type.sizes if type.is_block() else ()
+    self.sizes = sizes = type.sizes if type.is_block() else ()
     if sizes not in _shapes:
         shape = language.core.tuple([language.constexpr(size) for size in sizes])
         _shapes[sizes] = language.constexpr(math.prod(sizes)), shape
@@ -122,14 +129,104 @@ def _stretched(self, block, shape):
     return self.tensor(self.builder.create_broadcast(block.handle, shape), kind)
 
 
-def _call_builtin(obj, name, member, builder, scope):
-    """Put a function of the language in place: the interpreter's arguments are always the same."""
-    function = getattr(member, "__wrapped__", member)
+_INTEGERS = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
+_FLOATS = {"fp16", "fp32", "fp64"}
+_NUMBERS = _INTEGERS | _FLOATS
+_OPERATIONS = {
+    "add": (np.add, _NUMBERS),
+    "sub": (np.subtract, _NUMBERS),
+    "mul": (np.multiply, _NUMBERS),
+    "truediv": (np.divide, _FLOATS - {"fp16"}),  # that of halves is in float32
+    "and_": (np.bitwise_and, _INTEGERS | {"int1"}),
+    "or_": (np.bitwise_or, _INTEGERS | {"int1"}),
+    "less_than": (np.less, _NUMBERS),
+    "less_equal": (np.less_equal, _NUMBERS),
+    "greater_than": (np.greater, _NUMBERS),
+    "greater_equal": (np.greater_equal, _NUMBERS),
+    "equal": (np.equal, _NUMBERS),
+    "not_equal": (np.not_equal, _NUMBERS),
+}
+"""What NumPy computes at once of two operands of these types; it does not know bfloat16."""
+_types = {}
+"""Types of blocks by the names of their elements' types and their shapes."""
+_constants = {}
+"""Numbers that kernels compute with, by the names of their types and their values."""
 
+
+def _operation(original, operate, kinds):
+    """Compute at once of two operands of one type; of others in the steps of Triton."""
+    name = original.__name__
+    is_comparison = operate(1, 1).dtype == bool
+
+    @functools.wraps(original)
+    def compute(self, left, right, *check, **named):
+        a, b = _constant(self, left, right), _constant(self, right, left)
+        if a is None or b is None or (a.sizes and b.sizes and len(a.sizes) != len(b.sizes)):
+            return original(self, left, right, *check, **named)
+        kind = a.dtype
+        if kind.is_ptr() != b.dtype.is_ptr():
+            pointer, offset = (a, b) if kind.is_ptr() else (b, a)
+            if name != "add" or offset.dtype.name not in _INTEGERS:
+                return original(self, left, right, *check, **named)
+            handle = self.builder.create_addptr(pointer.handle, offset.handle)
+            return self.tensor(handle, _type(pointer.dtype, handle.data.shape, a, b))
+        is_widened = kind.name != b.dtype.name and {kind.name, b.dtype.name} == {"int32", "int64"}
+        if kind.name not in kinds or not (is_widened or kind.name == b.dtype.name):
+            return original(self, left, right, *check, **named)
+        data = operate(a.handle.data, b.handle.data)
+        is_left_widened = is_widened and kind.name == "int32"
+        handle = interpreter.TensorHandle(data, b.dtype if is_left_widened else a.handle.dtype)
+        result = language.int1 if is_comparison else b.dtype if is_left_widened else kind
+        return self.tensor(handle, _type(result, data.shape, a, b))
+
+    return compute
+
+
+def _type(kind, shape, *operands):
+    if not any(operand.sizes for operand in operands):
+        return kind
+    if (kind.name, shape) not in _types:
+        _types[kind.name, shape] = language.block_type(kind, list(shape))
+    return _types[kind.name, shape]
+
+
+def _constant(self, value, other):
+    """Return a tensor as it is, and a number as one of the other operand's type if it fits."""
+    if type(value) is language.tensor:
+        return value
+    if type(other) is not language.tensor:
+        return None
+    kind, sort = other.dtype, type(value)
+    if kind.is_ptr():
+        return self.to_tensor(value) if sort is int else None
+    if kind.name in _INTEGERS:
+        fits = sort is int and kind.get_int_min_value() <= value <= kind.get_int_max_value()
+    else:
+        fits = kind.name in _FLOATS and sort in {int, float}
+    if not fits:
+        return None
+    if (kind.name, value) not in _constants:
+        _constants[kind.name, value] = self.scalar_constant(value, kind)
+    return _constants[kind.name, value]
+
+
+def _prepare_builtins(package, builder, scope):
+    for name, call in _builtins(package):
+        scope.set_attr(package, name, call)
+
+
+@functools.cache
+def _builtins(package):
+    """Return the functions of the language: the interpreter's arguments are always the same."""
+    members = inspect.getmembers(package, language.core.is_builtin)
+    return [(name, _with_semantic(getattr(one, "__wrapped__", one))) for name, one in members]
+
+
+def _with_semantic(function):
     def call(*args, _semantic=None, **kwargs):
         return function(*args, _semantic=interpreter.interpreter_semantic, **kwargs)
 
-    scope.set_attr(obj, name, call)
+    return call
 
 
 def _rewritten(self):

@@ -10,6 +10,7 @@ def captured(step: Callable[[], Sequence[torch.Tensor]]):
     """Capture a step after a rehearsal in a side stream; return its graph and its results."""
     gc.collect()  # first checks of annotations leave cycles; a graph of autograd in them spoils it
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # it makes what the step reads
     with torch.cuda.stream(stream):
         step()
     torch.cuda.synchronize()

@@ -87,12 +87,14 @@ def test_the_readme_is_read_in_a_minute():
     assert ET.parse(ROOT / picture).getroot().tag.endswith("svg")
 
 
-def test_every_newest_result_is_linked():
-    text = PAGE.read_text()
-    results = ROOT / "benchmarks" / "results"
-    newest = {path.relative_to(PAGE.parent).as_posix() for path in results.glob("*/*.md")}
-    assert newest
-    assert not {page for page in newest if f"]({page})" not in text}
+def test_every_newest_result_says_how_to_measure_it_again():
+    _, again = PAGE.read_text().split("## Measure again")
+    results = PAGE.parent / "results"
+    pages = {str(p.relative_to(results)) for p in results.glob("*/*.md")}
+    assert pages == set(re.findall(r"\(results/([\w/-]+\.md)\)", again))
+    modules = re.findall(r"-m (benchmarks[\w.]+)", again)
+    assert len(modules) > 40
+    assert not [m for m in modules if not (ROOT / m.replace(".", "/")).with_suffix(".py").exists()]
 
 
 def test_the_best_peer_is_named_and_ahead_where_it_is(toy):

@@ -9,7 +9,6 @@ float32. OpenFold's block is its own source with our weights, under autocast as 
 its dropout by itself, so it is compared without and timed with it.
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from benchmarks.alphafold2 import openfold
 from benchmarks.common import trace
-from benchmarks.common.arguments import add_out
+from benchmarks.common.arguments import add_out, script_parser
 from benchmarks.common.arms import compiled_blocks, drawn, free, peak_gib
 from benchmarks.common.report import write_result
 from benchmarks.common.timing import captured, median_ms
@@ -144,9 +143,7 @@ def measured(case: Case, who: str, repeats: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--peers", nargs="*", default=["eager PyTorch", "torch.compile"],
                         help="also: OpenFold")  # fmt: skip
     parser.add_argument("--preset", default="alphafold2")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.alphafold2 import openfold, train_step
-from benchmarks.common.arguments import add_out
+from benchmarks.common.arguments import add_out, script_parser
 from benchmarks.common.arms import free, set_policy
 from benchmarks.common.report import add_picture, write_result
 from torch import Tensor, nn
@@ -331,9 +331,7 @@ def draw(rows: Sequence[Mapping[str, Any]], profiles: Sequence[Mapping[str, Any]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("store", type=Path, help="of chains, made by `bevatron prepare`")
     parser.add_argument("--trained", type=Path, help="a run, of whose weights")
     parser.add_argument("--openfold", action="store_true", help="its step, too")

@@ -29,7 +29,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 import yaml
 from benchmarks.alphafold2.train_step import ACTIVATIONS, FullChains
-from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.arguments import add_rows, read_all, script_parser
 from benchmarks.common.report import add_picture, hardware, versions, write_result
 
 from bevatron.data.dataset import column
@@ -457,9 +457,7 @@ def label(run: Result) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train one run, or join what others have written."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("store", type=Path, nargs="?", help="of chains, made by `bevatron prepare`")
     add_rows(parser, "alphafold2-learning-rows")
     parser.add_argument("--valid", type=Path, nargs="*", default=[])

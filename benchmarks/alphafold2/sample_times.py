@@ -5,13 +5,12 @@
 Draws of initial training: crops of 256 residues, up to 124 rows and 1,024 extra ones, four cycles.
 """
 
-import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from benchmarks.common.arguments import add_out
+from benchmarks.common.arguments import add_out, script_parser
 from benchmarks.common.report import add_picture, write_result
 
 from bevatron.data.packing.draws import Draws, Source
@@ -49,9 +48,7 @@ def times(store: Path, draws: int) -> list[float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("store", type=Path, help="of chains, made by `bevatron prepare`")
     parser.add_argument("--draws", type=int, default=1000)
     add_out(parser)

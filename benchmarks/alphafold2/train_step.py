@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from benchmarks.alphafold2 import openfold
 from benchmarks.common import trace
-from benchmarks.common.arguments import add_out
+from benchmarks.common.arguments import add_out, script_parser
 from benchmarks.common.arms import (
     GIB,
     Arm,
@@ -78,7 +78,7 @@ LADDER = {
     for arm in (
         BEST,
         AGAIN,
-        again("attention of PyTorch", plain=("pair_attention",)),
+        again("pair attention of PyTorch", plain=("pair_attention",)),
         again("triangle multiplication of PyTorch", plain=("triangle_multiply",)),
         again("queries, keys, values and gates of PyTorch", plain=("qkvg",)),
         again("norms of PyTorch", plain=("layer_norm", "layer_norm_linear")),
@@ -359,9 +359,7 @@ def notes(given: argparse.Namespace) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("store", type=Path, help="of chains, made by `bevatron prepare`")
     arms = [arm.name for arm in (BEST, EAGER, COMPILED)]
     parser.add_argument("--arms", nargs="*", choices=[*arms, OPENFOLD], default=arms)

@@ -25,7 +25,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 import torch
 from benchmarks.alphafold3.arms import TRIED, Crops
-from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.arguments import add_rows, read_all, script_parser
 from benchmarks.common.arms import Arm, Training
 from benchmarks.common.report import add_picture, hardware, versions, write_result
 
@@ -444,9 +444,7 @@ def curve_notes(options: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Train one model, or join what others have written."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("store", type=Path, nargs="?", help="of complexes to train on")
     parser.add_argument("--name", default="run")
     parser.add_argument("--by-heart", action="store_true", help="the store holds one complex")

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from benchmarks.alphafold3.arms import Crops, built, peak_gib, training_of
 from benchmarks.alphafold3.train_step import RUNGS
-from benchmarks.common.arguments import add_out, read_all
+from benchmarks.common.arguments import add_crops, add_out, read_all, script_parser
 from benchmarks.common.arms import GIB, Arm, or_out_of_memory
 from benchmarks.common.report import write_result
 
@@ -172,10 +172,8 @@ class Plans(Memory):
 
 def main() -> None:
     """Measure all arms and policies and write the result after each length."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("store", type=Path, nargs="?", help="of complexes; the largest is cropped")
+    parser = script_parser(__doc__)
+    add_crops(parser)
     parser.add_argument("--lengths", nargs="*", type=int, default=[64, 128, 256, 384, 512, 768])
     parser.add_argument("--policies", nargs="*", default=["none", "pair", "all", "paper"])
     parser.add_argument("--arms", nargs="*", choices=[*ARMS], default=[*WHOLE])
@@ -183,10 +181,6 @@ def main() -> None:
     parser.add_argument("--kept", action="store_true", help="plan what autograd keeps, by module")
     parser.add_argument("--granule", type=int, default=GRANULE, help="of the lengths between")
     parser.add_argument("--longest", action="store_true", help="find it by halving")
-    parser.add_argument("--rows", type=int, default=1024, help="of the alignment")
-    parser.add_argument("--copies", type=int, default=48)
-    parser.add_argument("--preset", default="alphafold3")
-    parser.add_argument("--device", default="cuda")
     add_out(parser)
     parser.add_argument("--collect", type=Path, metavar="FOLDER", help="join the results in it")
     given = parser.parse_args()

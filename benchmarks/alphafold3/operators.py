@@ -24,7 +24,14 @@ import numpy as np
 import torch
 from benchmarks.alphafold3.arms import Crops, built, training_of
 from benchmarks.alphafold3.train_step import OURS
-from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.arguments import (
+    add_after,
+    add_crops,
+    add_rows,
+    read_all,
+    script_parser,
+    wait_for,
+)
 from benchmarks.common.arms import Arm, free
 from benchmarks.common.report import RESULTS, hardware, versions, write_result
 from benchmarks.common.timing import captured, median_ms
@@ -156,8 +163,7 @@ def measure(given: argparse.Namespace) -> None:
         ready(call, given.device)()
     free()
     print("operators: ready", flush=True)
-    while given.after is not None and not given.after.exists():
-        time.sleep(0.1)
+    wait_for(given.after)
     kept = {"hardware": hardware(given.device), "versions": versions()}
     given.out.mkdir(parents=True, exist_ok=True)
     found = [call | timed(call, given.device) for call in calls]
@@ -207,18 +213,12 @@ NOTES = (
 
 def main() -> None:
     """List the calls of a step, time them, or write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("store", type=Path, nargs="?", help="of complexes; the largest is cropped")
+    parser = script_parser(__doc__)
+    add_crops(parser)
     parser.add_argument("--list", type=Path, metavar="FILE", help="write the calls of a step")
     parser.add_argument("--time", type=Path, metavar="FILE", help="time the calls in it")
-    parser.add_argument("--after", type=Path, help="measure once this file exists")
+    add_after(parser)
     parser.add_argument("--tokens", type=int, default=384)
-    parser.add_argument("--rows", type=int, default=1024, help="of the alignment")
-    parser.add_argument("--copies", type=int, default=48)
-    parser.add_argument("--preset", default="alphafold3")
-    parser.add_argument("--device", default="cuda")
     add_rows(parser, "alphafold3-operators-rows")
     given = parser.parse_args()
     if given.collect:

@@ -13,7 +13,6 @@ same sizes can be an arm, in a call of its own: one is compiled at a time.
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +24,14 @@ import numpy as np
 import torch
 from benchmarks.alphafold3.arms import Crops, compiled_blocks
 from benchmarks.common import arms
-from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.arguments import (
+    add_after,
+    add_crops,
+    add_rows,
+    read_all,
+    script_parser,
+    wait_for,
+)
 from benchmarks.common.arms import drawn, free, or_out_of_memory
 from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.common.timing import captured, median_ms, peak_mib
@@ -240,19 +246,13 @@ def diffusion_of(config: AlphaFold3Config, crops: Crops, copies: int, device: to
 
 def main() -> None:
     """Measure parts and keep the rows of each, or join the rows of all calls."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("store", type=Path, nargs="?", help="of complexes; the largest is cropped")
+    parser = script_parser(__doc__)
+    add_crops(parser)
     parser.add_argument("--lengths", nargs="*", type=int, default=[256, 384, 512, 768])
     parser.add_argument("--stack", nargs="*", type=int, default=[512])
     parser.add_argument("--diffusion", nargs="*", type=int, default=[512])
     parser.add_argument("--arms", nargs="*", choices=[*ARMS, *PEERS], default=[*ARMS])
-    parser.add_argument("--copies", type=int, default=48)
-    parser.add_argument("--rows", type=int, default=1024)
-    parser.add_argument("--preset", default="alphafold3")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--after", type=Path, help="measure once this file exists")
+    add_after(parser)
     add_rows(parser, "alphafold3-parts-rows")
     given = parser.parse_args()
     collect(given.collect, given.results, given.note) if given.collect else measure_all(given)
@@ -288,8 +288,7 @@ def measure(
     del exact
     free()
     print(f"{work.name}, N = {N}: ready", flush=True)
-    while given.after is not None and not given.after.exists():
-        time.sleep(0.2)
+    wait_for(given.after)
     for arm in found if place % 2 == 0 else found[::-1]:
         print(arm.timed(), flush=True)
     rows = [{"part": work.name, "N": N, **arm.row} for arm in found]

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from benchmarks.alphafold3.arms import Crops, built, training_of
 from benchmarks.alphafold3.kernel_time import rows_of
 from benchmarks.alphafold3.train_step import ARMS, OURS
-from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.arguments import add_crops, add_rows, read_all, script_parser
 from benchmarks.common.arms import Training
 from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.common.trace import profiled
@@ -216,19 +216,13 @@ NOTES = (
 
 def main() -> None:
     """Profile, or write the result of a profile."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("store", type=Path, nargs="?", help="of complexes; the largest is cropped")
+    parser = script_parser(__doc__)
+    add_crops(parser)
     parser.add_argument("--arm", choices=[*ARMS], default=f"{OURS}, all")
     parser.add_argument("--language", action="store_true", help="a language model instead")
     parser.add_argument("--tokens", type=int, default=384)
-    parser.add_argument("--rows", type=int, default=1024, help="of the alignment")
-    parser.add_argument("--copies", type=int, default=48)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--warm", type=int, default=4)
-    parser.add_argument("--preset", default="alphafold3")
-    parser.add_argument("--device", default="cuda")
     add_rows(parser, "alphafold3-profile")
     given = parser.parse_args()
     if given.collect:

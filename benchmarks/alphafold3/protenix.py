@@ -13,14 +13,13 @@ import argparse
 import json
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from benchmarks.alphafold3.train_step import OUT_OF_MEMORY, PROTENIX
-from benchmarks.common.arguments import add_rows
+from benchmarks.common.arguments import add_after, add_rows, script_parser, wait_for
 from benchmarks.common.arms import GIB, free, or_out_of_memory
 from benchmarks.common.report import hardware, versions
 from torch import Tensor
@@ -139,8 +138,7 @@ def measure(arm: str, given: argparse.Namespace) -> dict[str, Any]:
         state = 4 * sum(p.numel() * p.element_size() for p in model.parameters())
         row["peak GiB"] = (torch.cuda.max_memory_allocated() - state) / GIB
     print(f"{arm}, N = {given.tokens}: ready", flush=True)
-    while given.after is not None and not given.after.exists():
-        time.sleep(0.2)
+    wait_for(given.after)
     seconds: list[float] = []
     while len(seconds) < given.steps and sum(seconds) < given.seconds:
         began = time.perf_counter()
@@ -156,9 +154,7 @@ def measure(arm: str, given: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Measure arms and keep the row of each."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--tokens", type=int, default=384)
     parser.add_argument("--arms", nargs="*", choices=[*PROTENIX], default=[*PROTENIX][:3])
     parser.add_argument("--rows", type=int, default=1024, help="of the alignment")
@@ -166,7 +162,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, help="of every stack; as published by default")
     parser.add_argument("--steps", type=int, default=20, help="at most")
     parser.add_argument("--seconds", type=float, default=20.0, help="after which none begins")
-    parser.add_argument("--after", type=Path, help="measure once this file exists")
+    add_after(parser)
     parser.add_argument("--device", default="cuda")
     add_rows(parser, "alphafold3-rows")
     given = parser.parse_args()

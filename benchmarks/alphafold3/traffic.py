@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.arguments import add_rows, read_all, script_parser
 from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.kernels.cases import Case, Operator, Setup, cases_of
 from benchmarks.kernels.run import kept_mib
@@ -174,9 +174,7 @@ NOTES = (
 
 def main() -> None:
     """Measure, or write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--kept", type=Path, help="run the passes themselves, for ncu")
     add_rows(parser, "alphafold3-traffic")
     given = parser.parse_args()

@@ -31,7 +31,14 @@ from benchmarks.alphafold3.arms import (
     training_of,
 )
 from benchmarks.alphafold3.kernel_time import rows_of
-from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.arguments import (
+    add_after,
+    add_crops,
+    add_rows,
+    read_all,
+    script_parser,
+    wait_for,
+)
 from benchmarks.common.arms import GIB, Arm, Training, free, or_out_of_memory
 from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.common.timing import memory_with_graphs
@@ -135,8 +142,7 @@ def measured(
                 held = memory_with_graphs(torch.cuda.memory_allocated())
                 row["held by graphs GiB"] = (held - state_bytes(model, ema=True)) / GIB
         print(f"{arm.name}, N = {crops.tokens}: ready", flush=True)
-        while given.after is not None and not given.after.exists():
-            time.sleep(0.2)
+        wait_for(given.after)
         # A captured step is read when the next is launched: the first of a loader tells nothing.
         lead = int(arm.captured)
         steps = training.steps(range(lead + given.steps), given.seconds) if given.steps else first
@@ -194,22 +200,16 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure every length and keep the rows of each, or join the rows of all calls."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("store", type=Path, nargs="?", help="of complexes; the largest is cropped")
+    parser = script_parser(__doc__)
+    add_crops(parser)
     parser.add_argument("--lengths", nargs="*", type=int, default=[128, 256, 384, 512, 640, 768])
     parser.add_argument("--arms", nargs="*", choices=[*ARMS, *LADDER, *IN_STEP], default=[*ARMS])
     parser.add_argument("--steps", type=int, default=100, help="at most; 0: the first")
     parser.add_argument("--seconds", type=float, default=60.0, help="after which none begins")
     parser.add_argument("--traced", nargs="*", type=int, default=[384], help="lengths")
-    parser.add_argument("--after", type=Path, help="measure once this file exists")
-    parser.add_argument("--rows", type=int, default=1024, help="of the alignment")
-    parser.add_argument("--copies", type=int, default=48)
+    add_after(parser)
     parser.add_argument("--cycles", type=int, default=1)
     parser.add_argument("--workers", type=int, help="those given start before any step is timed")
-    parser.add_argument("--preset", default="alphafold3")
-    parser.add_argument("--device", default="cuda")
     add_rows(parser, "alphafold3-rows")
     given = parser.parse_args()
     collect(given.collect, given.results, given.note) if given.collect else measure_all(given)

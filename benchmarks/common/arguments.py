@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,26 @@ def add_rows(parser: argparse.ArgumentParser, folder: str) -> None:
     parser.add_argument("--collect", type=Path, metavar="FOLDER", help="join the rows in it")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where --collect writes")
     parser.add_argument("--note", default="", help="more to say under a collected table")
+
+
+def add_crops(parser: argparse.ArgumentParser) -> None:
+    """Add what steps of AlphaFold3 over crops share: store, rows, copies, preset and device."""
+    parser.add_argument("store", type=Path, nargs="?", help="of complexes; the largest is cropped")
+    parser.add_argument("--rows", type=int, default=1024, help="of the alignment")
+    parser.add_argument("--copies", type=int, default=48)
+    parser.add_argument("--preset", default="alphafold3")
+    parser.add_argument("--device", default="cuda")
+
+
+def add_after(parser: argparse.ArgumentParser) -> None:
+    """Add ``--after``: a call gets ready beside others, then `wait_for` holds it back."""
+    parser.add_argument("--after", type=Path, help="measure once this file exists")
+
+
+def wait_for(file: Path | None) -> None:
+    """Wait until a file exists; None = do not wait."""
+    while file is not None and not file.exists():
+        time.sleep(0.1)
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:

@@ -57,13 +57,12 @@ Kind = Callable[[Inputs], Inputs]
 
 
 def scaled(factor: float) -> Kind:
-    """Scale all inputs but weights; logits grow with the square."""
+    """Scale all inputs but weights and masks; logits grow with the square."""
 
     def change(inputs: Inputs) -> Inputs:
-        return {
-            name: factor * value if value.is_floating_point() and not is_weight(name) else value
-            for name, value in inputs.items()
-        }
+        leaves = leaves_of(inputs)
+        scaled = {name: factor * leaves[name] for name in leaves if not is_weight(name)}
+        return inputs | scaled
 
     return change
 

@@ -217,11 +217,11 @@ def cases_of(op: str, setup: Setup, chosen: tuple[str, ...] = ()) -> Iterator[Ca
 
 
 def leaves_of(inputs: Inputs) -> dict[str, Tensor]:
-    """Return the inputs that get gradients."""
+    """Return the inputs that get gradients; a mask, of whatever type, gets none."""
     return {
         name: value
         for name, value in inputs.items()
-        if isinstance(value, Tensor) and value.is_floating_point()
+        if isinstance(value, Tensor) and value.is_floating_point() and name != "mask"
     }
 
 

@@ -6,6 +6,7 @@ widths.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -176,6 +177,11 @@ def add_dropped(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
     return kernels.add_dropped(x, update, mask.to(x.dtype))
 
 
+def add_layer(x: Tensor, update: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Add the last layer of an attention."""
+    return kernels.add_dropped(x, update, mask.to(x.dtype), "rows", weight, bias)
+
+
 def add_turned(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
     """Add a transposed update, such as that of attention around the ending node."""
     return kernels.add_dropped(x, update.transpose(0, 1), mask.to(x.dtype), "columns")
@@ -183,15 +189,29 @@ def add_turned(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
 
 @cases("add_dropped", PAIR)
 def dropped_cases(setup: Setup) -> list[Case]:
-    """Return updates of a pair, in its layout or transposed."""
-    ways = {"": (add_dropped, peers.add_dropped), ", transposed": (add_turned, peers.add_turned)}
+    """Return updates of a pair, in its layout, transposed or in front of their last layer."""
+    ways = {
+        "": (add_dropped, peers.add_dropped),
+        ", transposed": (add_turned, peers.add_turned),
+        ", with its layer": (add_layer, peers.add_layer),
+    }
     found = []
     for N, C in [(5, 8)] if setup.tiny else [(384, 128), (768, 128)]:
-        shapes: dict[str, Shape] = dict.fromkeys(("x", "update"), (N, N, C))
         for way, functions in ways.items():
+            shapes: dict[str, Shape] = dict.fromkeys(("x", "update"), (N, N, C))
             name, work = f"N {N}{way}", Work(10 * N * N * C)
-            found.append(case_of(setup, "add_dropped", name, shapes, functions, work, (N, C)))
+            if functions[0] is add_layer:
+                shapes |= {"weight": (C, C), "bias": (C,)}
+                work = Work(12 * N * N * C, 6 * N * N * C * C)
+            case = case_of(setup, "add_dropped", name, shapes, functions, work, (N, C))
+            found.append(replace(case, draw=partial(with_typed_mask, case.draw)))
     return found
+
+
+def with_typed_mask(draw: Callable[[int], Inputs], seed: int) -> Inputs:
+    """Draw a mask in the type of what it drops, as models do: nothing casts it."""
+    inputs = draw(seed)
+    return inputs | {"mask": inputs["mask"].to(inputs["x"].dtype)}
 
 
 @cases("transition", PAIR)
@@ -374,6 +394,11 @@ def joined_qkvg(norm_weight: Tensor, norm_bias: Tensor, **tensors: Tensor) -> Te
     return torch.cat(results, -1) if joint is None else joint
 
 
+def qkvg_with_bias(norm_weight: Tensor, norm_bias: Tensor, **tensors: Tensor) -> Tensor:
+    """Concatenate all results, as plain PyTorch does: the bias is no view of the others."""
+    return torch.cat(kernels.qkvg(**tensors, norm=(norm_weight, norm_bias)), -1)
+
+
 @cases("qkvg", PAIR)
 def qkvg_cases(setup: Setup) -> list[Case]:
     C, found = 8 if setup.tiny else 128, []
@@ -385,4 +410,9 @@ def qkvg_cases(setup: Setup) -> list[Case]:
         work = Work(22 * rows * C, 24 * rows * C * C)
         functions = (joined_qkvg, peers.qkvg)
         found.append(case_of(setup, "qkvg", f"{rows} x {C}", shapes, functions, work))
+    rows, heads = (TINY["rows"], 2) if setup.tiny else (384**2, 4)
+    shapes = shapes | {"x": (rows, C), "bias_weight": (heads, C)}
+    work = Work(26 * rows * C, 24 * rows * C * C + 6 * rows * C * heads)
+    functions = (qkvg_with_bias, peers.qkvg_with_bias)
+    found.append(case_of(setup, "qkvg", f"{rows} x {C}, with a bias", shapes, functions, work))
     return found

@@ -21,6 +21,10 @@ def add_dropped(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
     return torch.addcmul(x, update, mask.to(x.dtype))
 
 
+def add_layer(x: Tensor, update: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return add_dropped(x, F.linear(update, weight, bias), mask)
+
+
 def add_turned(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
     return torch.addcmul(x, update.transpose(0, 1), mask[:, None].to(x.dtype))
 
@@ -212,6 +216,21 @@ def qkvg(
     n = layer_norm(x, norm_weight, norm_bias)
     weights = (q_weight, k_weight, v_weight, gate_weight)
     return torch.cat([F.linear(n, weight) for weight in weights], -1)
+
+
+def qkvg_with_bias(
+    x: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    v_weight: Tensor,
+    gate_weight: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    bias_weight: Tensor,
+) -> Tensor:
+    n = layer_norm(x, norm_weight, norm_bias)
+    weights = (q_weight, k_weight, v_weight, gate_weight, bias_weight)
+    return torch.cat([*(F.linear(n, weight) for weight in weights), x], -1)
 
 
 def invariant_point_attention(

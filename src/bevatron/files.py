@@ -8,6 +8,7 @@ operating system refuses (full disk, read-only folder, missing folder) becomes o
 
 import csv
 import errno
+import glob
 import io
 import json
 import os
@@ -89,19 +90,22 @@ def explained(path: Path, error: type[BevatronError] = BevatronError) -> Iterato
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[bool]:
     """Hold a lock of a folder among the processes of this machine; it ends with the process.
 
-    On a file system without locks for folders nothing is locked.
+    Yields
+    ------
+    Whether it is held: on a file system without locks for folders nothing is locked.
     """
     if sys.platform == "win32":
-        yield
+        yield False
         return
-    place = os.open(folder, os.O_RDONLY)
+    place, held = os.open(folder, os.O_RDONLY), False
     try:
         with suppress(OSError):
             fcntl.flock(place, fcntl.LOCK_EX)
-        yield
+            held = True
+        yield held
     finally:
         os.close(place)
 
@@ -239,6 +243,16 @@ def write_csv_atomically(
     write_text_atomically(path, text.getvalue(), error)
 
 
+def write_all(file: io.FileIO, data: "ReadableBuffer") -> None:
+    """Write to a file without a buffer, which may take less at a time.
+
+    What a full disk refuses is then not tried once more when the file is closed.
+    """
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
 def checksum(data: bytes) -> str:
     """Return the xxh3_64 of a file's bytes in hexadecimal, as stores, checkpoints and models have.
 
@@ -358,9 +372,12 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(doomed)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove unfinished files and folders (``*.tmp``) that a kill left directly in ``folder``."""
-    for path in folder.glob(f"*{TEMPORARY}"):
+def remove_leftovers(folder: Path, name: str = "") -> None:
+    """Remove unfinished files and folders (``*.tmp``) that a kill left directly in ``folder``.
+
+    ``name``: only those of the file or folder of this name.
+    """
+    for path in folder.glob(f"{glob.escape(f'{name}.') if name else ''}*{TEMPORARY}"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

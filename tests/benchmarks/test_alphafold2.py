@@ -15,6 +15,7 @@ from benchmarks.alphafold2 import (
     train_step,
 )
 from benchmarks.common.arms import set_policy, uncollected
+from benchmarks.common.report import RESULTS
 from benchmarks.train import slow_samples
 
 from bevatron.models.alphafold2.config import PRESETS, AlphaFold2Config
@@ -64,6 +65,16 @@ def test_steps_are_timed_and_compared(store, tmp_path, monkeypatch):
     assert [row["without"] for row in ladder] == names
     assert 0.06 < ladder[0]["planned GiB"] < 0.1  # most of it is for cuBLAS
     assert "planned GiB" not in rows[0]
+
+
+def test_the_ladder_is_measured_and_named_after_the_operators_that_are_left_out():
+    page = json.loads((RESULTS / "alphafold2/ladder.json").read_text())["rows"]
+    assert {row["without"] for row in page} <= set(train_step.LADDER)
+    kinds = {"pair", "global", "invariant_point"}
+    for arm in train_step.LADDER.values():
+        left = {kind for kind in kinds if f"{kind}_attention" in arm.plain}
+        named = {kind for kind in kinds if f"{kind.replace('_', ' ')} attention" in arm.name}
+        assert left == (named or (kinds if "attention" in arm.name else set())), arm.name
 
 
 def test_one_block_is_compared_with_the_reference(tmp_path):

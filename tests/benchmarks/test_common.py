@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from benchmarks.common import trace
+from benchmarks.common import arguments, trace
 from benchmarks.common.arguments import add_out, add_rows, read_all, read_rows
 from benchmarks.common.report import RESULTS, write_result
 from benchmarks.common.training import Repeated, TracedSteps
@@ -31,6 +31,21 @@ def test_rows_of_all_calls_are_joined(tmp_path):
     assert read_rows(tmp_path, "rows-*.json") == [1, 2, 3]
     with pytest.raises(SystemExit, match=r"holds no costs\.json"):
         read_all(tmp_path, "costs.json")
+
+
+def test_a_call_waits_for_its_file_if_it_was_given_one(tmp_path, monkeypatch):
+    waited = []
+
+    def sleep(seconds):
+        waited.append(seconds)
+        if len(waited) == 3:
+            (tmp_path / "go").touch()
+
+    monkeypatch.setattr(arguments.time, "sleep", sleep)
+    arguments.wait_for(None)
+    assert not waited
+    arguments.wait_for(tmp_path / "go")
+    assert len(waited) == 3
 
 
 def test_results_of_one_day_do_not_replace_each_other_in_the_history(tmp_path):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from benchmarks.kernels import admission, host_time, run
-from benchmarks.kernels.cases import OPERATORS, Setup, Work, cases_of
+from benchmarks.kernels.cases import OPERATORS, Setup, Work, cases_of, leaves_of
 from benchmarks.kernels.cases_equivariant import EQUIVARIANT, PASSES, crystals
 from benchmarks.kernels.cases_graph import GRAPH
 from benchmarks.kernels.cases_optim import OPTIMIZER
@@ -42,12 +42,23 @@ def test_cases_pass_their_check_and_every_pass_runs(op, dtype):
         assert moved == sorted(set(moved))
 
 
-@pytest.mark.parametrize("op", ["layer_norm", "gatv2"])
+@pytest.mark.parametrize("op", ["layer_norm", "add_dropped", "qkvg", "gatv2"])
 def test_cases_of_other_families_pass_their_check(op):
     for case in small(op):
         launches = kernels.launches()
         assert run.checked(case)
         assert kernels.launches() != launches
+
+
+def test_a_mask_is_drawn_in_the_type_it_is_used_in_and_gets_no_gradient():
+    for case in small("add_dropped", torch.bfloat16):
+        inputs = case.draw(0)
+        assert inputs["mask"].dtype == torch.bfloat16
+        assert list(leaves_of(inputs)) == [name for name in inputs if name != "mask"]
+        assert not inputs["mask"].requires_grad
+        scaled = admission.scaled(2.0)(inputs)
+        assert torch.equal(scaled["mask"], inputs["mask"])
+        assert torch.equal(scaled["x"], 2 * inputs["x"])
 
 
 def test_a_peer_of_a_graph_operator_gives_the_same():

@@ -1,9 +1,15 @@
 """A user's script needs no guard around its main part, although worker processes are started."""
 
+import multiprocessing
 import subprocess
 import sys
+import threading
+from multiprocessing import spawn
 
 import pytest
+
+from bevatron.data import processes
+from bevatron.data.processes import start_without_main
 
 SCRIPT = """
 print("script runs")
@@ -47,3 +53,23 @@ def test_a_script_without_a_guard_prepares_in_worker_processes(printed):
 
 def test_a_schedulers_signals_do_not_end_the_server_that_a_preparation_starts(printed):
     assert printed[2:4] == ["True True", "set()"]
+
+
+def test_threads_that_start_processes_at_once_leave_nothing_behind(monkeypatch):
+    before, entered = spawn.get_preparation_data, threading.Event()
+    made = [multiprocessing.get_context("spawn").Process(name=f"worker {i}") for i in range(2)]
+    first, second = (threading.Thread(target=start_without_main, args=(one,)) for one in made)
+
+    def start(process):
+        if process is made[0]:
+            second.start()
+            entered.wait(0.3)  # both within, if both may be
+        else:
+            entered.set()
+            first.join()
+
+    monkeypatch.setattr(processes, "_start", start)
+    first.start()
+    first.join()
+    second.join()
+    assert spawn.get_preparation_data is before

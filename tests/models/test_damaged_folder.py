@@ -1,6 +1,7 @@
 """Model folders that a disk, a copy or a hand has damaged: one sentence, never other numbers."""
 
 import json
+import os
 import random
 import shutil
 
@@ -163,4 +164,17 @@ def test_a_full_disk_leaves_the_model_that_was_there(kind, folder):
             save(make(), folder)
     finally:
         files.crash_hooks.remove(full)
+    load(folder)
+
+
+def test_a_disk_that_is_found_full_at_the_end_leaves_the_model_that_was_there(
+    kind, folder, monkeypatch
+):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    make, save, load = KINDS[kind]
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match="disk is full"):
+        save(make(), folder)
     load(folder)

@@ -136,12 +136,12 @@ def component_text(code, bonds=()):
 COMPONENTS = "".join(map(component_text, SIDE)).encode()
 
 
-def pdb():
-    """A PDB file of the good protein."""
+def pdb(chain="A"):
+    """A PDB file of the good protein, with the name of its chain."""
     columns = atoms_of(RESIDUES)
     lines = [
-        f"ATOM  {i:5d}  {name:<3s} {code} A{number:4d}    {x:8.3f}{y:8.3f}{z:8.3f}  1.00 10.00"
-        f"           {symbol}"
+        f"ATOM  {i:5d}  {name:<3s} {code} {chain}{number:4d}    {x:8.3f}{y:8.3f}{z:8.3f}"
+        f"  1.00 10.00           {symbol}"
         for i, name, code, number, x, y, z, symbol in zip(
             *(columns[tag] for tag in ("id", "label_atom_id", "label_comp_id", "label_seq_id")),
             *(columns[f"Cartn_{axis}"] for axis in "xyz"), columns["type_symbol"], strict=True,

@@ -20,6 +20,12 @@ SEQUENCES = {
 }
 NAMED = {"4hhb_A": 1, "4hhb_1": 1, "1abc_model_A": 2, "2xyz_a": 3, "2xyz_B": 4}
 
+# Says its version, and gives each sequence a cluster of its own.
+MMSEQS = """#!/bin/sh
+if [ $1 = version ]; then echo {version}; exit; fi
+sed -n 's/^>\\(.*\\)/\\1\t\\1/p' $2 > $3_cluster.tsv
+"""
+
 
 def clusters(folder):
     return {frozenset(line.split()) for line in (folder / CLUSTERS).read_text().splitlines()}
@@ -73,6 +79,22 @@ def test_clusters_of_the_same_proteins_and_file_are_kept(tmp_path, monkeypatch):
     write_clusters(SEQUENCES | {5: "MKVLY" * 9}, tmp_path)
     assert calls.read_text().split() == ["2", "1", "4", "5", "5"]
     assert clusters(tmp_path) == before
+
+
+def test_clusters_are_of_a_version_of_mmseqs2_wherever_it_is(tmp_path, monkeypatch):
+    calls = tmp_path / "calls"
+    clustered_by(monkeypatch, calls)
+    for folder, version in (("a", "14.7e284"), ("b", "14.7e284"), ("b", "15.6f452")):
+        program = tmp_path / folder / "mmseqs"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(MMSEQS.format(version=version))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        write_clusters(SEQUENCES, tmp_path)
+    assert calls.read_text() == "4\n4\n"
+    program.write_text("#!/bin/sh\necho no such library >&2\nexit 127\n")
+    with pytest.raises(DataError, match="mmseqs: could not say its version: no such library"):
+        write_clusters(SEQUENCES, tmp_path)
 
 
 def test_clusters_of_chains_that_are_named_otherwise_now_are_made_anew(tmp_path):

@@ -33,21 +33,43 @@ def prepare(folder, out, **options):
 def test_copies_of_a_structure_are_left_out_and_named(folder, tmp_path):
     (folder / "ab/1ABC.cif.gz").write_bytes(gzip.compress(proteins.cif()))
     (folder / "ab/1abc.pdb").write_bytes(proteins.pdb())
-    (folder / "ab/2abc.cif").write_bytes(proteins.cif())
+    for name in ("copy of 1abc.cif", "copy of 1abc.cif.gz"):
+        content = proteins.cif()
+        (folder / "ab" / name).write_bytes(gzip.compress(content) if ".gz" in name else content)
+    other = {("atom_site", "Cartn_x", 0): "1.5"}  # of the same size
+    (folder / "ab/2abc.cif").write_bytes(proteins.cif(other))
+    assert len(proteins.cif(other)) == len(proteins.cif())
     store, lines = prepare(folder, tmp_path / "s")
     assert [Path(path).name for path in store.manifest["sources"]] == [
         "1abc.cif", "1abc.pdb", "2abc.cif",
     ]  # fmt: skip
     reason = f"is a copy of {folder / '1abc.cif'}, which is used"
     with (tmp_path / "s-rejects.csv").open(newline="") as file:
-        assert list(csv.reader(file))[1:] == [[str(folder / "ab/1ABC.cif.gz"), reason]]
+        listed = list(csv.reader(file))[1:]
+    assert listed == [
+        [str(folder / name), reason]
+        for name in ("ab/1ABC.cif.gz", "ab/copy of 1abc.cif", "ab/copy of 1abc.cif.gz")
+    ]
     assert any(reason in line for line in lines)
+
+
+def test_hits_may_name_the_copy_of_a_structure(folder, tmp_path):
+    (folder / "2abc.cif").write_bytes(proteins.cif())
+    tables = proteins.tables_of(("GLY", *proteins.RESIDUES[1:]))
+    tables["pdbx_audit_revision_history"]["revision_date"] = ["2000-02-03"]
+    for name in ("3abc", "4abc"):
+        (folder / f"{name}.cif").write_bytes(proteins.cif(tables=tables))
+    hit = "2abc_A\t4abc_A\t0.9\t12\t1\t0\t1\t12\t1\t12\t1e-9\t70\t12M\n"
+    (folder / "hits.m8").write_text(hit)
+    _, lines = prepare(folder, tmp_path / "s")
+    assert "usable: 2 of 2 structures" in lines
+    assert "template hit files: 1, templates: 1, sequences with templates: 1" in lines
 
 
 def test_a_run_keeps_its_data(folder, tmp_path):
     out = tmp_path / "run/prepared"
     assert chain_stores((folder,), out) == (out,)
-    (folder / "2abc.cif").write_bytes(proteins.cif())
+    (folder / "2abc.pdb").write_bytes(proteins.pdb())
     with pytest.raises(StoreError, match=r"prepared: .* other inputs .*; a run keeps its") as found:
         chain_stores((folder,), out)
     assert "overwrite" not in str(found.value)

@@ -23,8 +23,8 @@ from bevatron.recipes.alphafold3 import stores as complexes
 
 # What changes the numbers of a version needs a new one, so that stores of the old are refused.
 PINNED = {
-    ("complexes", 4): "f5f4a3619c61173d",
-    ("chains", 4): "662ac27ed8d60c18",
+    ("complexes", 5): "e6f5e83b03c309a9",
+    ("chains", 5): "eef392c831dcf82f",
     ("alignments", 2): "22f9d3d4ee4bd2eb",
 }
 # Unlike rows, more than a sample holds, so that it says which were drawn.
@@ -43,9 +43,11 @@ SAMPLES = {"alphafold3": "73a74a0385150589", "alphafold2": "2709a62357e4baa0"}
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A protein, its alignment, a dictionary."""
+    """A protein, also as PDB files with and without a name of the chain, and what belongs to it."""
     root = tmp_path_factory.mktemp("pins")
     (root / "a.cif").write_bytes(proteins.cif())
+    (root / "a.pdb").write_bytes(proteins.pdb())
+    (root / "unnamed.pdb").write_bytes(proteins.pdb(chain=" "))
     (root / "a.a3m").write_bytes(proteins.A3M)
     (root / "rows.a3m").write_text(ROWS)
     (root / "components").mkdir()
@@ -72,13 +74,20 @@ def digest(values):
 
 
 def test_features_are_those_of_their_version(files, components):
-    raw = {"path": np.frombuffer(str(files / "a.cif").encode(), np.uint8), "number": np.array(0)}
-    entry = complexes.ComplexFeaturizer(str(files / "components/components.cif"), strict=True)(raw)
-    of_file = chains.ChainFeaturizer(strict=True)(raw)
+    featurizers = [
+        complexes.ComplexFeaturizer(str(files / "components/components.cif"), strict=True),
+        chains.ChainFeaturizer(strict=True),
+    ]
+    entries: list = [{}, {}]
+    for name in ("a.cif", "a.pdb", "unnamed.pdb"):
+        path = np.frombuffer(str(files / name).encode(), np.uint8)
+        for featurize_file, found in zip(featurizers, entries, strict=True):
+            entry = featurize_file({"path": path, "number": np.array(0)})
+            found |= {f"{name} {field}": value for field, value in entry.items()}
     (rows,) = AlignmentReader([files / "a.a3m"]).read(0, 1)
     found = {
-        ("complexes", complexes.FEATURES_VERSION): digest(entry),
-        ("chains", chains.FEATURES_VERSION): digest(of_file),
+        ("complexes", complexes.FEATURES_VERSION): digest(entries[0]),
+        ("chains", chains.FEATURES_VERSION): digest(entries[1]),
         ("alignments", ALIGNMENTS_VERSION): digest(merge_alignment(rows)),
     }
     assert found == PINNED

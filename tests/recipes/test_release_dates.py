@@ -34,7 +34,7 @@ def folder(tmp_path):
         ("1hid", None),
         ("1non", None),
     ):
-        (found / f"{code}.cif").write_bytes(structure(date))
+        (found / f"{code}.cif").write_bytes(structure(date) + f"# {code}\n".encode())
     cache = {"1HID": {"release_date": "2010-06-30"}, "1OLD": {"release_date": "2030-01-01"}}
     (found / "mmcif_cache.json").write_text(json.dumps(cache))
     return found

@@ -2,15 +2,18 @@
 
 import io
 import re
+import resource
 
 import pytest
 import tiny
 from rich.console import Console as RichConsole
 
+from bevatron.errors import CheckpointError
 from bevatron.output import quietly
 from bevatron.train import console as module
 from bevatron.train import fit
 from bevatron.train.console import Console, Pace
+from bevatron.train.logger import Journal
 
 
 def record(epoch, **more):
@@ -126,3 +129,29 @@ def test_a_run_numbers_its_epochs_and_a_quiet_one_only_writes_its_log(tmp_path, 
         fit(tiny.make_run(tmp_path / "quiet", train={"epochs": 3}))
     assert capsys.readouterr().out == ""
     assert "epoch 3/3  loss" in (tmp_path / "quiet" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "opened", "write"),
+    [
+        ("log.txt", Console, lambda console: console.say("x" * 99)),
+        (
+            "metrics.jsonl",
+            lambda path: Journal(path, 2**20),
+            lambda own: own.write({"a": "x" * 99}),
+        ),
+    ],
+)
+def test_a_full_disk_is_one_sentence_also_when_the_file_is_closed(tmp_path, name, opened, write):
+    path, before = tmp_path / name, resource.getrlimit(resource.RLIMIT_FSIZE)
+    path.touch()
+    with path.open("r+b") as file:
+        file.truncate(2**20)  # more than pytest has taken of what is printed
+    found = opened(path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20 + 50, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match=f"{name}: cannot be written"):
+            write(found)
+        found.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

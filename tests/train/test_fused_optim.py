@@ -10,6 +10,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from bevatron.kernels import use
+from bevatron.train import fused_optim
 from bevatron.train.capture.transfers import NumberFeed
 from bevatron.train.memory_plan import LiveBytes
 from bevatron.train.optim import AveragedWeights, FusedAdamEMA
@@ -44,6 +45,25 @@ def backward(model, seed, branch=True):
 def same(one, other, tolerance=1e-12):
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def test_a_warm_up_that_fails_stops_no_later_step(monkeypatch):
+    def fails(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model, peer = models()
+    ours, other = FusedAdamEMA(model.parameters()), FusedAdamEMA(peer.parameters())
+    for optimizer in (ours, other):
+        optimizer.stops = True
+    with monkeypatch.context() as patch:
+        patch.setattr(fused_optim, "fused_adam_ema", fails)
+        with pytest.raises(torch.OutOfMemoryError):
+            ours.warm_up()
+    for one, optimizer in ((model, ours), (peer, other)):
+        backward(one, 1)
+        optimizer.step()
+    assert not ours.skipped
+    same(model, peer)
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])

@@ -4,6 +4,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -110,6 +111,9 @@ def _without_stop_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_one_thread = threading.Lock()
+
+
 def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> None:
     """Start a process that does not import the user's script, unless it needs it.
 
@@ -126,21 +130,22 @@ def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> Non
     process : not started yet; start method spawn or forkserver
     needs_main : whether the script defines an object sent to it (its pickle names ``__main__``)
     """
-    original = spawn.get_preparation_data
+    with _one_thread:  # the loaders of training and of validation start workers in threads
+        original = spawn.get_preparation_data
 
-    def reduced(name: str) -> dict[str, Any]:
-        data = original(name)
-        if not needs_main and name == process.name:
-            data.pop("init_main_from_name", None)
-            data.pop("init_main_from_path", None)
-        return data
+        def reduced(name: str) -> dict[str, Any]:
+            data = original(name)
+            if not needs_main and name == process.name:
+                data.pop("init_main_from_name", None)
+                data.pop("init_main_from_path", None)
+            return data
 
-    spawn.get_preparation_data = reduced
-    try:
-        with _without_stop_signals():
-            _start(process)
-    finally:
-        spawn.get_preparation_data = original
+        spawn.get_preparation_data = reduced
+        try:
+            with _without_stop_signals():
+                _start(process)
+        finally:
+            spawn.get_preparation_data = original
 
 
 def _start(process: BaseProcess) -> None:

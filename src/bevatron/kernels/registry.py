@@ -289,6 +289,9 @@ def _choose(
 
 def _decide(operator: str, device: torch.device, dtype: torch.dtype) -> tuple[str, list[str]]:
     """Choose an implementation; also return why faster ones were rejected."""
+    if not dtype.is_floating_point:
+        kind = str(dtype).removeprefix("torch.")
+        raise KernelError(f"{operator}: the tensors are {kind}, expected floating-point")
     choice = current().choice(operator)
     if choice != "auto":
         obstacle = _obstacle(operator, choice, device, dtype)

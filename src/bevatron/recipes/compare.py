@@ -12,7 +12,7 @@ from bevatron.errors import ConfigError
 from bevatron.output import number, print_table
 from bevatron.train.logger import METRICS
 from bevatron.train.report.measures import measure_name
-from bevatron.train.report.training import History, duration
+from bevatron.train.report.training import History, duration, training_loss
 
 ABSENT = "-"
 """Cell of a setting or an error that a run does not have."""
@@ -144,7 +144,10 @@ class Comparison:
         }
 
     def _names(self) -> list[str]:
-        """Return the measures of all runs; of the errors of a potential those that tables show."""
+        """Return the measures of all runs, terms of the loss last.
+
+        Of the errors of a potential those that tables show.
+        """
         from bevatron.recipes.mace.evaluate import SHOWN
 
         found: dict[str, None] = {}
@@ -153,38 +156,39 @@ class Comparison:
             shown = [name for name in errors if _metric(name)[1] in SHOWN]
             hidden = {*errors} - {*shown} if shown else set()
             found |= dict.fromkeys(name for name in run.measures if name not in hidden)
-        return list(found)
+        return sorted(found, key=lambda name: _metric(name)[1].startswith("loss_"))
 
     def _panels(self) -> list[Any]:
         """Make a panel of the loss, and of every validation metric that several runs have."""
         from bevatron.train.logger import column
         from bevatron.train.report.plots import Curve, Panel
 
-        metrics = [
-            name
-            for name in self._names()
-            if name.startswith(VALID) and sum(name in run.measures for run in self.runs) > 1
-        ]
-        panels = []
-        for name in ["loss", *metrics[:MOST_PANELS]]:
-            keys = ("valid", name.removeprefix(VALID)) if name in metrics else (name,)
+        runs = [run for run in self.runs if run.history.epochs]
+        losses = [training_loss(run.history, run.name) for run in runs]
+        panels = [Panel(_written("loss")[0], "", losses)]
+        for name in self._names():
+            if not name.startswith(VALID) or sum(name in run.measures for run in runs) < 2:
+                continue
             title, factor = _written(name)
             curves = [
                 Curve(
                     run.name,
                     [run.history.place(record) for record in run.history.epochs],
-                    factor * column(run.history.epochs, *keys),
+                    factor * column(run.history.epochs, "valid", name.removeprefix(VALID)),
                 )
-                for run in self.runs
-                if run.history.epochs
+                for run in runs
             ]
-            positive = all((np.asarray(curve.y) > 0).any() for curve in curves)
-            panels.append(Panel(title, title, curves, logarithmic=positive))
-        return panels
+            if any(np.nan_to_num(np.asarray(curve.y)).any() for curve in curves):
+                falls = bool(_ERRORS & set(_metric(name)[1].split("_")))
+                panels.append(Panel(title, "", curves, logarithmic=falls))
+        return panels[: 1 + MOST_PANELS]
 
 
 MOST_PANELS = 8
 """Number of validation metrics that are drawn."""
+
+_ERRORS = {"loss", "mae", "rmse", "mse"}
+"""Words in the names of measures that fall by orders of magnitude; other axes are linear."""
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:

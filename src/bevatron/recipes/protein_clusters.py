@@ -7,7 +7,7 @@ from pathlib import Path
 
 from xxhash import xxh3_128_hexdigest
 
-from bevatron.data.proteins.clusters import cluster_proteins, read_clusters
+from bevatron.data.proteins.clusters import cluster_proteins, mmseqs_version, read_clusters
 from bevatron.data.readers.base import content_hash
 from bevatron.data.store.progress import progress as show_progress
 from bevatron.errors import DataError, StoreError
@@ -33,8 +33,8 @@ def write_clusters(
 ) -> list[str]:
     """Cluster proteins by key, a line of keys for each cluster; return warnings.
 
-    Clusters that are there and of the same proteins, names and file are kept: of the processes of a
-    machine one makes them, while the others wait.
+    Clusters that are there and of the same proteins, names, file and version of mmseqs2 are kept:
+    of the processes of a machine one makes them, while the others wait.
 
     Parameters
     ----------
@@ -45,10 +45,9 @@ def write_clusters(
     progress : whether to show progress
     """
     file = "" if given is None else f"{given} {content_hash(given)}"
-    program = shutil.which("mmseqs") or ""
     proteins = (f"{key} {text}" for key, text in sequences.items())
     names = (f"{name} {key}" for name, key in (named or {}).items())
-    inputs = _hash("\n".join([program, file, *proteins, "", *names]))
+    inputs = _hash("\n".join([mmseqs_version(), file, *proteins, "", *names]))
     known = _kept(folder, inputs)
     if known is None:
         with explained(folder, StoreError), locked(folder):

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bevatron.data.proteins.alignment_files import AlignmentReader
+from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
 from bevatron.data.proteins.alignments import Alignments, prepare_alignments, sequence_key
 from bevatron.data.proteins.given_templates import given_templates
 from bevatron.data.proteins.hit_files import NamedChain, entry_code, template_queries
-from bevatron.data.proteins.places import ChainSequences
+from bevatron.data.proteins.places import ChainSequences, difference
 from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.proteins.template_search import find_templates
 from bevatron.data.proteins.template_store import TemplatesInMemory
@@ -113,7 +113,8 @@ def _classes(entity: Entity) -> bytes:
 def _reader(given: Complex, found: ProteinFiles | None, folder: Path) -> AlignmentReader | None:
     """Read the alignments that the entities name and those of folders."""
     files: dict[str, list[Path]] = {"protein": [], "rna": []}
-    wanted, own = [], []
+    wanted: dict[bytes, str] = {}
+    own: list[tuple[Path, Entity]] = []
     for number, entity in enumerate(given.entities):
         if entity.kind not in files:
             continue
@@ -121,17 +122,19 @@ def _reader(given: Complex, found: ProteinFiles | None, folder: Path) -> Alignme
         files[entity.kind] += named
         own += [(path, entity) for path in named]
         if named or (entity.unpaired is None and entity.paired is None):
-            wanted.append(_classes(entity))
+            wanted.setdefault(_classes(entity), f"chain {entity.chains[0]}")
     for path in () if found is None else found.alignments:
         files["rna" if is_rna(path) else "protein"].append(path)
     if not any(files.values()):
         return None
-    reader = AlignmentReader(files["protein"], files["rna"], chains=ChainSequences(wanted))
+    reader = AlignmentReader(files["protein"], files["rna"], chains=ChainSequences(wanted, wanted))
     for path, entity in own:
-        if reader.queries[path] != _classes(entity):
-            raise DataError(
-                f"{path}: begins with another sequence than that of chain {entity.chains[0]}"
-            )
+        query, chain = reader.queries[path], _classes(entity)
+        if query != chain:
+            raise DataError(f"{path}: {difference(query, chain, f'chain {entity.chains[0]}')}")
+    for file, reason in reader.rejects:  # the entities' own have been refused
+        if reason != OF_NO_CHAIN:
+            note(f"note: {given.name}: {file} is not used: {reason}")
     return reader
 
 

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from xxhash import xxh3_128_hexdigest
 
 from bevatron.data.archives import archive_of
-from bevatron.data.compressed import read_whole
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
 from bevatron.data.proteins.alignments import Alignments, prepare_alignments
@@ -43,6 +41,7 @@ from bevatron.errors import ConfigError, DataError, OtherInputsError, StoreError
 from bevatron.files import TEMPORARY, is_kept, remove_folder, write_csv_atomically
 from bevatron.output import counted, say
 from bevatron.recipes.protein_clusters import CLUSTERS, write_clusters
+from bevatron.recipes.protein_copies import names_of_copies, without_copies
 from bevatron.recipes.protein_dates import OtherDateError, Released
 from bevatron.typing import Array, Arrays
 
@@ -373,30 +372,7 @@ def find_structures(files: Sequence[str | Path]) -> ProteinFiles:
             f"{given}: holds no structure; expected files that end in .cif or .pdb; sequences "
             "alone (FASTA, JSON) are for `bevatron predict`"
         )
-    return _without_copies(found)
-
-
-def _without_copies(found: ProteinFiles) -> ProteinFiles:
-    """Refuse a structure of the name and content of an earlier one, however it is compressed."""
-    named: dict[str, list[Path]] = {}
-    for path in found.structures:
-        named.setdefault(entry_code(path), []).append(path)
-    copies: dict[Path, str] = {}
-    for paths in named.values():
-        known: dict[str, Path] = {}
-        for path in paths if len(paths) > 1 else ():
-            try:
-                content = xxh3_128_hexdigest(read_whole(path))
-            except DataError:
-                continue  # whoever reads it says why
-            first = known.setdefault(content, path)
-            if first != path:
-                copies[path] = f"is a copy of {first}, which is used"
-    return replace(
-        found,
-        structures=tuple(path for path in found.structures if path not in copies),
-        refused=(*found.refused, *((str(path), reason) for path, reason in copies.items())),
-    )
+    return without_copies(found)
 
 
 def nothing(fields: Sequence[Field]) -> Arrays:
@@ -436,7 +412,8 @@ def prepare_searches(
     -------
     Lines for the user, and (file, reason) of what was left out.
     """
-    sequences = ChainSequences([*(chain.classes for chain in chains), *rna])
+    names = {chain.classes: f"'{chain.entry}_{chain.names[0]}'" for chain in reversed(chains)}
+    sequences = ChainSequences([*(chain.classes for chain in chains), *rna], names)
     options: dict[str, Any] = {"workers": workers, "overwrite": overwrite, "progress": progress}
     reader, rejects = _read_alignments(found, sequences, rna=bool(rna), strict=strict)
     lines = [f"alignment files: {len(found.alignments)}"]
@@ -450,6 +427,7 @@ def prepare_searches(
         group for groups in _tables(found.duplicates, read_duplicate_chains, rejects, strict=strict)
         for group in groups
     ]  # fmt: skip
+    duplicates += names_of_copies(found, chains)
     known = {} if reader is None else reader.queries
     queries, of_none = template_queries(
         found.hits, chains, sequences, known, duplicates, strict=strict
@@ -460,7 +438,8 @@ def prepare_searches(
         if overwrite and folder.exists():
             remove_folder(folder)
         return [*lines, f"template hit files: {len(found.hits)}"], rejects
-    structures = {entry_code(path): path for path in reversed(found.structures)}
+    structures = {entry_code(path): first for path, first in reversed(found.copies)}
+    structures |= {entry_code(path): path for path in reversed(found.structures)}
     for renamed in _tables(found.obsolete, read_obsolete, rejects, strict=strict):
         structures |= {
             old: structures[new] for old, new in renamed.items()

@@ -21,7 +21,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from bevatron.errors import CheckpointError, DamagedError
-from bevatron.files import atomic_folder, checksum, explained, remove_folder, step
+from bevatron.files import atomic_folder, checksum, explained, remove_folder, step, write_all
 from bevatron.models.common.model_folder import misfit
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.identity import flatten
@@ -119,8 +119,7 @@ def _write(path: Path, parts: Sequence[memoryview]) -> str:
                 piece = part[begin : begin + PIECE_BYTES]
                 step("write", path)
                 added = beside.submit(digest.update, piece)
-                while piece:
-                    piece = piece[file.write(piece) :]
+                write_all(file, piece)
                 added.result()
     return digest.hexdigest()
 

@@ -15,6 +15,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
 from bevatron.data.store.progress import clock
+from bevatron.errors import CheckpointError
+from bevatron.files import explained, write_all
 from bevatron.output import is_quiet
 
 Batch = TypeVar("Batch")
@@ -29,7 +31,7 @@ EPOCH_SECONDS = 1.0
 class Console:
     """Shows the progress of a run: over all its epochs, with the time that is left.
 
-    A quiet run only writes the log.
+    A quiet run only writes the log. Raises CheckpointError if the log cannot be written.
 
     Parameters
     ----------
@@ -42,7 +44,8 @@ class Console:
     ) -> None:
         self._active = active
         self._shown = shown
-        self._file = log.open("a", encoding="utf-8") if active and log is not None else None
+        self._path = log if active else None
+        self._file = None if self._path is None else self._path.open("ab", buffering=0)
         self._rich = RichConsole(highlight=False)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -187,9 +190,10 @@ class Console:
             self._file.close()
 
     def _log(self, text: str) -> None:
-        if self._file is not None:
-            self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
-            self._file.flush()
+        if self._path is not None and self._file is not None:
+            line = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n"
+            with explained(self._path, CheckpointError):
+                write_all(self._file, line.encode())
 
 
 class Pace:

@@ -329,9 +329,11 @@ class FusedAdamEMA(NotCompiled):
         before, stops = self._tensors.verdict.clone(), self.stops
         self._tensors.verdict.fill_(1.0)
         self.stops = True
-        self.run()
-        self.stops = stops
-        self._tensors.verdict.copy_(before)
+        try:
+            self.run()
+        finally:  # else the verdict would stop all later steps
+            self.stops = stops
+            self._tensors.verdict.copy_(before)
 
     def _take_gradients(self) -> None:
         """Copy gradients that were assigned elsewhere into the kernel's buffer."""

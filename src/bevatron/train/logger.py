@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bevatron.errors import CheckpointError, require
-from bevatron.files import explained, write_text_atomically
+from bevatron.files import explained, write_all, write_text_atomically
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.checkpoint import Checkpoint
 from bevatron.train.console import Console
@@ -212,15 +212,14 @@ class Journal:
                     f"{path}: holds {size} bytes but {keep_bytes} when the checkpoint was written; "
                     f"put the file back or begin a new run in another folder"
                 )
-            self._file = path.open("ab")
+            self._file = path.open("ab", buffering=0)
             self._file.truncate(keep_bytes)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line; numbers that are not finite become null."""
         line = json.dumps(_finite(record), separators=(",", ":"), allow_nan=False)
         with explained(self.path, CheckpointError):
-            self._file.write(line.encode() + b"\n")
-            self._file.flush()
+            write_all(self._file, line.encode() + b"\n")
 
     def length(self) -> int:
         """Return the file's length."""

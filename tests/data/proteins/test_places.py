@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bevatron.data.proteins.alignment_files import AlignmentReader
+from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
 from bevatron.data.proteins.places import SHORTEST_PART, ChainSequences, Place
 from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.readers.proteins.alphabet import CLASSES
@@ -58,3 +58,24 @@ def test_columns_that_a_partial_alignment_lacks_are_gaps(chains, tmp_path):
     assert np.flatnonzero(found["deletions"].any(axis=0)).tolist() == [first + 3]
     assert (reader.num_samples, reader.partial) == (1, 2)
     assert [path for path, _ in reader.rejects] == [str(strange)]
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        (LONG[:24] + LONG[25:], "has 49 residues, that of 1abc_A 50; residue 25 is the first"),
+        (LONG[:3] + "W" + LONG[3:], "has 51 residues, that of 1abc_A 50; residue 4 is the first"),
+        ("W" + LONG[1:], "that of 1abc_A 50; residue 1 is the first to differ (W, not M)"),
+        ("X" + LONG[1:25] + "W" + LONG[26:], "residue 26 is the first to differ (W, not R)"),
+        (LONG[:24] + "ACDEFGHIKLMNPQ" + LONG[25:], ""),
+        (LONG[::-1], ""),
+    ],
+)  # fmt: skip
+def test_a_query_that_is_nearly_a_chain_is_told_from_it(query, says, tmp_path):
+    chains = ChainSequences(map(classes, [OTHER, LONG]), {classes(LONG): "1abc_A"})
+    file = tmp_path / "query.a3m"
+    file.write_text(f">q\n{query}\n>other\n{query}\n")
+    ((path, reason),) = AlignmentReader([file], chains=chains).rejects
+    assert path == str(file)
+    assert says in reason
+    assert (reason == OF_NO_CHAIN) == (not says)

@@ -75,6 +75,12 @@ def die_at_sample_23(sample):
     return all_pairs(sample)
 
 
+def die_in_a_message(job, advance):
+    """Work whose process is killed while it sends its parent a thousand bytes."""
+    os.write(advance.connection.fileno(), (1000).to_bytes(4) + b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def forget_edges(sample):
     return sample
 

@@ -18,6 +18,7 @@ from bevatron.data.samples import STRUCTURE_FIELDS
 from bevatron.data.store.prepare import prepare, rank_and_world
 from bevatron.data.store.progress import progress
 from bevatron.data.store.store import Store
+from bevatron.data.store.workers import run_jobs
 from bevatron.data.summary.structures import summarise_structures
 from bevatron.errors import ConfigError, DataError, StoreError
 
@@ -343,6 +344,11 @@ def test_a_bad_sample_is_named_and_finished_shards_are_kept(tmp_path, workers, e
 def test_a_worker_that_is_killed_is_reported(tmp_path):
     with pytest.raises(StoreError, match=r"worker died \(signal SIGKILL\) while it wrote shard 1"):
         run(tmp_path / "s", featurize=fake.die_at_sample_23, workers=2)
+
+
+def test_a_worker_that_is_killed_in_a_message_is_reported_too():
+    with pytest.raises(StoreError, match=r"worker died \(signal SIGKILL\) while it wrote shard 5"):
+        run_jobs(fake.die_in_a_message, [5], 1, lambda _: None)
 
 
 def test_featurize_must_give_the_fields(tmp_path):

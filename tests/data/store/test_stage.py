@@ -48,8 +48,13 @@ def test_a_kill_leaves_no_copy_under_its_name(store, tmp_path):
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     names = [p.name for p in (tmp_path / "local").iterdir() if p.is_dir()]
+    assert len(names) == 1
     assert all(name.endswith(files.TEMPORARY) for name in names)
-    assert (stage(store, tmp_path / "local") / "shard-0.arrow").exists()
+    (tmp_path / "local" / f"another-0123.4567{files.TEMPORARY}").mkdir()
+    copy = stage(store, tmp_path / "local")
+    assert (copy / "shard-0.arrow").exists()
+    left = {path.name for path in (tmp_path / "local").iterdir()}
+    assert left == {copy.name, f"another-0123.4567{files.TEMPORARY}"}, "others are let alone"
 
 
 def test_several_processes_copy_once(store, tmp_path):

@@ -1,5 +1,7 @@
 """A linear layer: the reference everywhere, the kernels interpreted or compiled."""
 
+import threading
+
 import pytest
 import torch
 from molecule_inputs import DEVICE, HALF, TOLERANCES, draw
@@ -158,6 +160,27 @@ def test_blocks_of_two_threads_may_overlap():
     assert torch.equal(rounded(other, HALF), copy)
     blocks[1].__exit__(None, None, None)
     assert not rounded(one, HALF).any()
+
+
+def test_a_thread_that_leaves_its_block_last_leaves_no_copies():
+    from bevatron.kernels.molecule.linear.rounding import round_all, rounded
+
+    weight = draw(4, 3)
+    entered, leave = threading.Event(), threading.Event()
+
+    def other():
+        with round_all([weight], HALF):
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    with round_all([weight], HALF):
+        thread.start()
+        assert entered.wait(60)
+    leave.set()
+    thread.join()
+    weight.zero_()
+    assert not rounded(weight, HALF).any()
 
 
 def test_wrong_shapes_are_refused():

@@ -124,9 +124,24 @@ def test_custom_operators_pass_opcheck():
     torch.library.opcheck(scores.op, (predicted.requires_grad_(), truth, radius, True))
 
 
+@pytest.mark.parametrize("choice", ["reference", "triton"])
+def test_a_truth_that_requires_a_gradient_gets_none(choice):
+    if choice == "triton":
+        pytest.importorskip("triton")
+    predicted, truth, radius = (each.detach().float().to(DEVICE) for each in draw(5))
+    for copies in (predicted, predicted.clone().requires_grad_()):
+        truth.requires_grad_()
+        with use(smooth_lddt=choice):
+            score = smooth_lddt(copies, truth, radius)
+        if copies.requires_grad or score.requires_grad:
+            score.sum().backward()
+        assert truth.grad is None
+        assert (copies.grad is not None) == copies.requires_grad
+
+
 def test_mixed_types_are_refused():
     predicted, truth, radius = draw(3)
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(ValueError, match="make them one type"):
         smooth_lddt(predicted, truth.float(), radius)
 
 

@@ -180,3 +180,14 @@ def test_windows_that_the_kernel_does_not_take_are_refused():
     given = [tensor.to(DEVICE, torch.float32) for tensor in tensors]
     with kernels.use("triton"), pytest.raises(KernelError, match="20 queries and 40 keys"):
         window_attention(*given, mask.to(DEVICE))
+
+
+def test_atoms_too_far_apart_for_32_bits_are_copied():
+    pytest.importorskip("triton", reason="the kernels need the package triton")
+    from bevatron.kernels.pair.window_attention.triton import _readable
+
+    shape = 1, 2, 5, 1, 16
+    near = torch.empty_strided(shape, (2**32, 2**31, 2**28, 16, 1), device="meta")
+    far = torch.empty_strided(shape, (2**32, 2**32, 2**29, 16, 1), device="meta")
+    assert _readable(near) is near
+    assert _readable(far).is_contiguous()

@@ -1,6 +1,7 @@
 """Generated kernels: their text as Triton would cut it out, known by a hash of all of it."""
 
 import inspect
+import linecache
 import threading
 
 import pytest
@@ -50,6 +51,14 @@ def test_kernels_are_known_by_all_of_their_text():
     kernels = [made(SOURCE), made(SOURCE), made(SOURCE.replace("+ N", "- N"))]
     keys = [kernel.cache_key for kernel in kernels]
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_no_two_kernels_share_the_place_of_their_text(monkeypatch):
+    """Whatever else happens to the place where `inspect` looks for it."""
+    monkeypatch.setattr(linecache, "cache", {})
+    first = made(SOURCE).fn.__code__.co_filename
+    linecache.clearcache()
+    assert made(SOURCE).fn.__code__.co_filename != first
 
 
 def test_inspect_is_restored_after_two_threads_made_kernels():

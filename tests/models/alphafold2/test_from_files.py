@@ -1,8 +1,12 @@
 """From a structure and an alignment on disk to gradients of the loss."""
 
+import gzip
 import math
+import re
+from pathlib import Path
 
 import numpy as np
+import torch
 
 from bevatron.data.proteins.chain_batch import collate_chain
 from bevatron.data.proteins.chain_samples import ChainSizes, sample_chain
@@ -10,6 +14,7 @@ from bevatron.data.proteins.chains import chain_entry
 from bevatron.data.proteins.rows_in_memory import rows_in_memory
 from bevatron.data.proteins.template_atoms import chain_templates
 from bevatron.data.readers.proteins import parse_hits, read_alignment, read_structure
+from bevatron.models import alphafold2
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.inputs import model_inputs, reference_inputs
 from bevatron.models.alphafold2.losses import LossWeights, loss_terms
@@ -48,3 +53,19 @@ def test_a_chain_with_missing_residues_and_a_template_has_finite_gradients(share
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             assert parameter.grad.isfinite().all(), name
+
+
+def test_python_of_the_readme_runs(shared, tmp_path, monkeypatch):
+    page = Path(alphafold2.__file__).with_name("README.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    files = {"1crn.cif": "mmcif/1crn.cif.gz", "1crn.a3m": "msa/1crn_A/pool_mmseqs2.a3m.gz"}
+    for name, compressed in files.items():
+        Path(name).write_bytes(
+            gzip.decompress((shared / "data/proteins" / compressed).read_bytes())
+        )
+    seen = {}
+    exec(compile("".join(blocks), "README.md", "exec"), seen)
+    position = seen["outputs"]["final_atom_positions"]
+    assert seen["found"].position.shape == position.shape == (46, 37, 3)
+    assert torch.isfinite(position).all()

@@ -1,5 +1,6 @@
 """A folder of three small proteins as it may lie around, and a model that trains in a second."""
 
+import gzip
 import shutil
 
 import pytest
@@ -23,7 +24,7 @@ MODEL = {
 
 @pytest.fixture(scope="session")
 def folder(shared, tmp_path_factory):
-    """Structures and alignments of three proteins, a copy of one, and two damaged files."""
+    """Structures and alignments of three proteins, one of them twice, and two damaged files."""
     root = tmp_path_factory.mktemp("chains") / "anything"
     source = shared / "data/proteins"
     for name in PROTEINS:
@@ -32,7 +33,8 @@ def folder(shared, tmp_path_factory):
         shutil.copy(source / f"mmcif/{name}.cif.gz", inside)
         for file in (source / f"msa/{name}_A").iterdir():
             shutil.copy(file, inside)
-    shutil.copy(source / "mmcif/1crn.cif.gz", root / "again.cif.gz")
+    again = gzip.decompress((source / "mmcif/1crn.cif.gz").read_bytes())
+    (root / "again.cif.gz").write_bytes(gzip.compress(again + b"# deposited again\n"))
     (root / "damaged.cif").write_text("nothing of a structure")
     (root / "damaged.a3m").write_text(">a\n")
     return root

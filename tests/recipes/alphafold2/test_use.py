@@ -94,8 +94,20 @@ def test_the_alignment_of_the_input_reaches_the_model(model, folder, tmp_path):
     assert plddt[0]["plddt"] != plddt[1]["plddt"]
     chain["protein"]["unpairedMsa"] = ">q\nACDE\n"
     source.write_text(json.dumps({**job, "sequences": [chain]}))
-    with pytest.raises(DataError, match="begins with another sequence"):
+    with pytest.raises(DataError, match=r"unpaired alignment: its first sequence has 4 resid"):
         predict_files(model, source, tmp_path / "no", device="cpu")
+
+
+def test_an_alignment_in_a_folder_that_nearly_fits_is_named(model, tmp_path, capsys):
+    source, near = tmp_path / "chains.fasta", tmp_path / "searches/near.a3m"
+    source.write_text(f">A\n{CRAMBIN}\n")
+    near.parent.mkdir()
+    near.write_text(f">q\n{CRAMBIN[:20]}{CRAMBIN[21:]}\n")
+    (near.parent / "other.a3m").write_text(">q\nMKVLAAGIVGACDEFGHIKLMNPQ\n")
+    predict_files(model, source, tmp_path / "out", device="cpu", searches=[near.parent])
+    (note,) = (x for x in capsys.readouterr().err.splitlines() if x.startswith("note"))
+    assert f"{near} is not used: its first sequence has 45 residues, that of chain A 46" in note
+    assert note.endswith("residue 21 is the first to differ (P, not T)")
 
 
 def test_a_chain_that_needs_more_memory_than_there_is_is_named(model, tmp_path, monkeypatch):

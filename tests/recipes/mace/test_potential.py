@@ -236,6 +236,26 @@ def test_many_shapes_pass_through_one_pool(model):
 
 
 @on_gpu
+def test_evaluations_on_several_streams_come_one_after_the_other(model):
+    moved = copy.deepcopy(model).to("cuda")
+
+    def slowly(batch, **options):
+        torch.cuda._sleep(100_000_000)
+        return moved(batch, **options)
+
+    batches = [batch_of(crystal(seed, 4)) for seed in range(2)]
+    inference = CapturedInference(slowly, torch.device("cuda"), torch.float64, ROWS, patience=0)
+    expected = [float(inference.launch(batch)()["energy"]) for batch in batches]
+    assert inference.num_captured == 1
+    assert abs(expected[0] - expected[1]) > 1e-6
+    first = inference.launch(batches[0])
+    with torch.cuda.stream(torch.cuda.Stream()):
+        second = inference.launch(batches[1])
+    found = [float(read()["energy"]) for read in (first, second)]
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+@on_gpu
 def test_dynamics_and_relaxation_are_those_of_launched_evaluations(model):
     moving, steady = crystal(3, 2), crystal(3, 2)
     moving.calc = BevatronCalculator(model, "cuda", capture=True)

@@ -18,10 +18,11 @@ from bevatron.data.processes import own_cpus
 from bevatron.errors import ConfigError, DivergenceError
 from bevatron.models.mace import LossConfig, MaceTask
 from bevatron.parallel.mesh import Mesh
-from bevatron.train.capture import transfers
+from bevatron.train.capture import step_graphs, transfers
 from bevatron.train.capture.cuda_graphs import GraphPool, NotCapturableError
 from bevatron.train.capture.step import CapturedStep, obstacle
 from bevatron.train.loop import fit
+from bevatron.train.step import train_step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,17 +43,23 @@ def test_work_is_replayed_on_new_numbers():
     assert total.tolist() == [10.0] * 3
 
 
+SECOND = 2_000_000_000
+"""Clock cycles of a GPU, about."""
+
+
 @pytest.mark.skipif(own_cpus() < 2, reason="kernels are compiled ahead by other processes")
 def test_rehearsed_work_comes_between_what_is_launched_before_and_after_it():
     pool = GraphPool(torch.device("cuda"))
+    pool.compile_ahead(lambda: None, print)  # the first one imports so much that nothing is left
     values, seen = torch.zeros(9, device="cuda"), []
 
     def work() -> None:
         seen.append(values * 2)
-        torch.cuda._sleep(100_000_000)
+        torch.cuda._sleep(SECOND // 2)
         values.add_(1)
 
-    torch.cuda._sleep(100_000_000)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(SECOND)
     values.fill_(5.0)
     pool.compile_ahead(work, print)
     seen.append(values * 2)
@@ -65,6 +72,21 @@ def test_work_that_waits_is_refused_and_harms_nothing():
     with pytest.raises(NotCapturableError, match="it waits for the GPU in"):
         pool.capture(lambda: values.sum().item())
     assert pool.capture(lambda: values.add_(1)) is not None
+
+
+def test_work_that_is_refused_comes_before_what_is_launched_after_it():
+    pool = GraphPool(torch.device("cuda"))
+    values = torch.zeros(9, device="cuda")
+
+    def work() -> None:
+        torch.cuda._sleep(100_000_000)
+        values.add_(1)
+        values.sum().item()
+
+    with pytest.raises(NotCapturableError):
+        pool.capture(work)
+    seen = values * 2
+    assert seen.tolist() == [4.0] * 9
 
 
 MESH = Mesh(device=torch.device("cuda"))
@@ -82,6 +104,32 @@ def test_captured_steps_equal_launched_ones(tmp_path, monkeypatch, dtype, rel, i
         beside = stepped(tmp_path, "captured", MESH, **settings)
     assert_same_steps(found, expected, rel)
     assert_same_steps(beside, expected, rel)
+
+
+@pytest.mark.own_process  # to read memory that is not mapped any more ends it
+def test_memory_of_a_graph_that_still_runs_is_not_given_back(tmp_path, monkeypatch):
+    class Slow(MaceTask):
+        def loss(self, *args):
+            torch.cuda._sleep(100_000_000)
+            return super().loss(*args)
+
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    # As shapes of drawn batches come: one after the other, each in place of the one before.
+    monkeypatch.setattr(step_graphs, "memory_limit", lambda _: 1)
+    groups = [[0], [*range(10)], [*range(10)] * 4]
+    run, state = prepared(tmp_path, MESH)
+    expected = [
+        train_step(run, state, state.model, [tiny.batch_of(run, group)], lr=0.01, mesh=MESH).loss
+        for group in groups
+    ]
+    run, state = prepared(tmp_path, MESH, task=Slow())
+    step = CapturedStep(run, state, MESH)
+    found, launched = [], step([tiny.batch_of(run, groups[0])], lr=0.01)
+    for group in groups[1:]:
+        following = step([tiny.batch_of(run, group)], lr=0.01)
+        found.append(launched.result().loss)
+        launched = following
+    assert [*found, launched.result().loss] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["weighted", "universal"])

@@ -1,11 +1,13 @@
 """The part of all reports about training: what its horizontal axes count."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from bevatron.train.report.training import History, _events, _loss_of_steps, summary
+from bevatron.recipes.compare import ComparedRun, Comparison
+from bevatron.train.report.training import History, _events, summary, training_loss
 from bevatron.train.run import FitResult
 
 
@@ -43,8 +45,29 @@ def test_the_loss_of_logged_steps_is_averaged_in_at_most_200_intervals():
     steps = [
         {"kind": "step", "epoch": 0, "step": 10 * i, "loss": float(x)} for i, x in enumerate(losses)
     ]
-    curve = _loss_of_steps(_history([*steps, _validated(0, 10_000, stage="initial")]))
+    curve = training_loss(_history([*steps, _validated(0, 10_000, stage="initial")]), "training")
     assert len(curve.x) == 167  # intervals of 6, the last of 5
     assert curve.x[-1] == 10_000
     np.testing.assert_allclose(curve.y[0], losses[:6].mean())
     np.testing.assert_allclose(curve.y[-1], losses[-5:].mean())
+
+
+def test_compared_runs_are_drawn_by_what_they_are_judged_by_and_not_by_terms_of_the_loss():
+    def run(name: str, lddt: float) -> ComparedRun:
+        steps = [{"kind": "step", "epoch": 0, "step": i, "loss": 9.0 / i} for i in range(1, 41)]
+        terms = {"loss_plddt": 0.0, **{f"loss_{i}": 1.0 for i in range(9)}}
+        valid = {"loss": 2.0, **terms, "lddt_ca": lddt, "tm_score": 0.1}
+        time = {"seconds": 1.0, "validation_seconds": 0.0}
+        end = _validated(0, 40, stage="initial", best=True, loss=0.4, valid=valid, time=time)
+        return ComparedRun(name, Path(name), _history([*steps, end]))
+
+    compared = Comparison([run("a", 0.2), run("b", 0.3)])
+    names = [name.removeprefix("validation ") for name in compared.measures()]
+    assert names.index("TM-score") < names.index("loss pLDDT")
+    panels = compared._panels()
+    titles = [panel.title.removeprefix("validation ") for panel in panels]
+    assert titles[:4] == ["training loss", "loss", "lDDT CA", "TM-score"]
+    assert len(titles) == 9
+    assert "loss pLDDT" not in titles  # 0 in both
+    assert [len(curve.x) for curve in panels[0].curves] == [40, 40]
+    assert [panel.logarithmic for panel in panels[:4]] == [True, True, False, False]

@@ -117,8 +117,8 @@ class AlignmentReader:
                 continue
             self.queries[path] = query
             places = [Place(query, 0)] if chains is None else chains.places(query)
-            if not places:
-                self.rejects.append((str(path), OF_NO_CHAIN))
+            if chains is not None and not places:
+                self.rejects.append((str(path), chains.near_miss(query) or OF_NO_CHAIN))
             for place in [] if again else places:
                 whole.update(place.chain + str(place.first).encode())
                 self._groups.setdefault(place.chain, []).append((number, kind, place.first))

@@ -64,6 +64,15 @@ def cluster_proteins(
     return dict(zip(keys, number, strict=True))
 
 
+def mmseqs_version() -> str:
+    """Return the version of mmseqs2, which decides on its clusters; empty if it is not installed.
+
+    Raises DataError if mmseqs2 fails.
+    """
+    program = shutil.which("mmseqs")
+    return "" if program is None else _run([program, "version"], "say its version").strip()
+
+
 def read_clusters(path: str | Path) -> dict[str, int]:
     """Read a file of clusters: one line each with its members, or mmseqs2's pairs.
 
@@ -101,13 +110,18 @@ def _by_mmseqs(program: str, sequences: Mapping[int, str], identity: float) -> d
         fasta.write_text("".join(f">{key}\n{text}\n" for key, text in sequences.items()))
         command = [program, "easy-cluster", str(fasta), f"{folder}/out", f"{folder}/work"]
         command += ["--min-seq-id", str(identity), "-c", str(COVERAGE), "--cluster-mode", "1"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no message"]
-            raise DataError(f"{program}: could not cluster {len(sequences)} proteins: {last[0]}")
+        _run(command, f"cluster {len(sequences)} proteins")
         named = read_clusters(f"{folder}/out_cluster.tsv")
     keys = list(sequences)
     return dict(zip(keys, _in_order([named[str(key)] for key in keys]), strict=True))
+
+
+def _run(command: Sequence[str], what: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no message"]
+        raise DataError(f"{command[0]}: could not {what}: {last[0]}")
+    return done.stdout
 
 
 def similar_to_earlier(

@@ -4,16 +4,18 @@ Databases of alignments write X for a modified residue, where a structure may na
 unknown residue is any.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
-from bevatron.data.readers.proteins.alphabet import UNKNOWN
+from bevatron.data.readers.proteins.alphabet import CLASSES, UNKNOWN
 
 SHORTEST_PART = 20
 """Minimum number of residues that a query and an unequal chain share."""
+
+_NEAR = 0.8  # of the longer sequence: equal before the first and after the last difference
 
 _END = b"\xff"  # no class of the alphabet
 _UNKNOWN = set(UNKNOWN.values())
@@ -40,6 +42,7 @@ class ChainSequences:
     Parameters
     ----------
     chains : classes of the alphabet of each
+    names : what they are called where a query is nearly one
 
     Examples
     --------
@@ -50,17 +53,20 @@ class ChainSequences:
     []
     """
 
-    def __init__(self, chains: Iterable[bytes]) -> None:
+    def __init__(self, chains: Iterable[bytes], names: Mapping[bytes, str] | None = None) -> None:
+        self._names = names or {}
         self._chains = list(dict.fromkeys(chains))
         self._known = set(self._chains)
         self._joined = _END.join(self._chains)
         self._starts = [0, *accumulate(len(chain) + 1 for chain in self._chains)]
         self._beginnings: dict[bytes, list[bytes]] = {}
+        self._endings: dict[bytes, list[bytes]] = {}
         self._by_length: dict[int, list[bytes]] = {}
         for chain in self._chains:
             self._by_length.setdefault(len(chain), []).append(chain)
             if len(chain) >= SHORTEST_PART:
                 self._beginnings.setdefault(chain[:SHORTEST_PART], []).append(chain)
+                self._endings.setdefault(chain[-SHORTEST_PART:], []).append(chain)
 
     def places(self, query: bytes) -> list[Place]:
         """Return the chain equal to a query, else those equal except for unknown residues.
@@ -76,6 +82,20 @@ class ChainSequences:
         if len(query) < SHORTEST_PART:
             return []
         return [*self._around(query), *self._within(query)]
+
+    def near_miss(self, query: bytes) -> str:
+        """Say how a query differs from the chain that it nearly is; empty if it is far from all."""
+        begun = self._beginnings.get(query[:SHORTEST_PART], ())
+        ended = self._endings.get(query[-SHORTEST_PART:], ())
+        likeness = {
+            chain: (_shared(chain, query) + _shared(chain[::-1], query[::-1])) / max(lengths)
+            for chain in (*begun, *ended)
+            if min(lengths := (len(chain), len(query))) >= _NEAR * max(lengths)
+        }
+        nearest = max(likeness, key=likeness.__getitem__, default=b"")
+        if likeness.get(nearest, 0.0) < _NEAR:
+            return ""
+        return difference(query, nearest, self._names.get(nearest, "the nearest chain"))
 
     def _around(self, query: bytes) -> list[Place]:
         """Find the chains that contain a query, each with its first match."""
@@ -96,6 +116,29 @@ class ChainSequences:
                 if query.startswith(chain, place):
                     found.setdefault(chain, place)
         return [Place(chain, -place) for chain, place in found.items()]
+
+
+def difference(query: bytes, chain: bytes, name: str) -> str:
+    """Say how the first sequence of an alignment differs from that of a chain.
+
+    Examples
+    --------
+    >>> print(difference(bytes([0, 2]), bytes([0, 3, 2]), "4hhb_A"))
+    its first sequence has 2 residues, that of 4hhb_A 3; residue 2 is the first to differ (N, not D)
+    """
+    shared = _shared(query, chain)
+    lengths = f"its first sequence has {len(query)} residues, that of {name} {len(chain)}"
+    if shared == min(len(query), len(chain)):
+        return f"{lengths}; up to residue {shared} they are equal"
+    pair = f"{CLASSES[query[shared]]}, not {CLASSES[chain[shared]]}"
+    return f"{lengths}; residue {shared + 1} is the first to differ ({pair})"
+
+
+def _shared(a: bytes, b: bytes) -> int:
+    """Count the residues before the first that differ; an unknown one is any."""
+    pairs = enumerate(zip(a, b, strict=False))
+    unlike = (i for i, pair in pairs if pair[0] != pair[1] and not _UNKNOWN & set(pair))
+    return next(unlike, min(len(a), len(b)))
 
 
 def _alike(chain: bytes, query: bytes) -> bool:

@@ -95,7 +95,7 @@ def _distribute(pool: Sequence[_Worker], jobs: deque[int], advance: Advance) -> 
             worker = by_connection[connection]
             try:
                 kind, content = worker.connection.recv()
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):  # the latter in the middle of a message
                 if worker.job is not None:
                     raise StoreError(_death(worker)) from None
                 del by_connection[connection]

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from bevatron.kernels.shared.checks import check_axes, check_index
 from bevatron.maths.irreps import Irreps
 
 
@@ -119,16 +120,39 @@ def check_edge_product(
     irreps_harmonics: Irreps,
 ) -> int:
     """Check the common arguments of products over edges; return the number of edges."""
+    num_nodes = len(x) if x.dim() else 0
+    _check_product(operator, "x", x, (num_nodes, irreps_in.dim), irreps_in, irreps_harmonics)
+    num_edges = check_edges(operator, edges, x)
+    shape = (num_edges, irreps_harmonics.dim)
+    _check_product(operator, "harmonics", harmonics, shape, irreps_in, irreps_harmonics)
+    return num_edges
+
+
+def _check_product(
+    operator: str, name: str, tensor: Tensor, shape: tuple[int, int], *of: Irreps
+) -> None:
+    if tensor.shape != shape:
+        raise ValueError(
+            f"{operator}: {name} has shape {tuple(tensor.shape)}, expected {shape} for '{of[0]}' "
+            f"times '{of[1]}'"
+        )
+
+
+def check_edges(operator: str, edges: Tensor | EdgeOrder, nodes: Tensor) -> int:
+    """Check what an operator takes as edges, on the device of the nodes; return their number."""
     pairs = edges.edges if isinstance(edges, EdgeOrder) else edges
-    num_edges = pairs.shape[-1]
-    for name, tensor, shape in (
-        ("edges", pairs, (2, num_edges)),
-        ("x", x, (x.shape[0], irreps_in.dim)),
-        ("harmonics", harmonics, (num_edges, irreps_harmonics.dim)),
-    ):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{operator}: {name} has shape {tuple(tensor.shape)}, "
-                f"expected {shape} for '{irreps_in}' times '{irreps_harmonics}'"
-            )
+    try:
+        num_edges = pairs.shape[1]
+    except IndexError:
+        check_axes(operator, "[2, E]", edges=pairs)
+        raise
+    check_index(operator, "edges", pairs, (2, num_edges), nodes=nodes)
+    num_nodes = len(nodes)
+    if isinstance(edges, EdgeOrder) and edges.num_nodes != num_nodes:
+        raise ValueError(
+            f"{operator}: the order is of edges between {edges.num_nodes} nodes, there are "
+            f"{num_nodes}"
+        )
+    if num_edges and not num_nodes:
+        raise ValueError(f"{operator}: {num_edges} edges between no nodes")
     return num_edges

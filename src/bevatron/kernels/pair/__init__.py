@@ -16,4 +16,7 @@ Z   channels of the result, if not C
 ``C_PAD`` is C padded to a power of two, and so on. ``BLOCK`` is the number of rows of a block,
 ``BLOCK_Q``, ``BLOCK_C``, ... its size along one dimension; ``BLOCK_K`` is the number of keys, or
 the depth of a matmul tile. A tile of `outer_product_mean` is [BM, BN], its depth BK.
+
+Under autocast kernels compute in the type of their rows, as they do without. Tensors that must be
+of one type are cast to that of the first.
 """

@@ -1,16 +1,20 @@
-"""Checks of the arguments of operators: one floating-point type, matching shapes."""
+"""Checks of the arguments of operators: axes, shapes, floating-point types, one device."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+FLOATING_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+INDEX_TYPES = (torch.int64, torch.int32)
 
-def check_one_type(operator: str, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
-    """Refuse tensors of different types, which a kernel would round to the type of the first.
 
-    Under autocast they may differ: torch casts them to one type where they are multiplied.
-    Raises ValueError if a type differs from the first, naming both.
+def check_alike(operator: str, tensors: Mapping[str, Tensor | Sequence[Tensor] | None]) -> None:
+    """Refuse tensors of different types, which a kernel would round, or on different devices.
+
+    Under autocast types may differ: torch casts them to one type where they are multiplied.
+    Raises ValueError if a tensor differs from the first, naming both.
 
     Parameters
     ----------
@@ -18,57 +22,187 @@ def check_one_type(operator: str, tensors: Mapping[str, Tensor | Sequence[Tensor
 
     Examples
     --------
-    >>> check_one_type("product", {"x": torch.ones(1), "weight": torch.ones(1).double()})
+    >>> check_alike("product", {"x": torch.ones(1), "weight": torch.ones(1).double()})
     Traceback (most recent call last):
     ...
     ValueError: product: x is float32, but weight is float64; make them one type
     """
-    listed = [
-        (name, tensor)
-        for name, given in tensors.items()
-        for tensor in ([given] if isinstance(given, Tensor) else given)
-    ]
-    first_name, first = listed[0]
-    for name, tensor in listed[1:]:
-        if tensor.dtype != first.dtype and not torch.is_autocast_enabled(first.device.type):
-            first_type, other = (str(t.dtype).removeprefix("torch.") for t in (first, tensor))
+    first_name, first = "", None
+    for name, given in tensors.items():
+        for tensor in (given,) if given is None or isinstance(given, Tensor) else given:
+            if first is None:
+                first_name, first = name, tensor
+            elif tensor is not None and tensor.device != first.device:
+                raise _elsewhere(operator, first_name, first, name, tensor)
+            elif (
+                tensor is not None
+                and tensor.dtype != first.dtype
+                and not torch.is_autocast_enabled(first.device.type)
+            ):
+                raise ValueError(
+                    f"{operator}: {first_name} is {_type(first)}, but {name} is {_type(tensor)}; "
+                    "make them one type"
+                )
+
+
+def as_one_type(operator: str, **tensors: Tensor | None) -> list[Any]:
+    """Return all but the first tensor in its type: they have it, or autocast is on.
+
+    Raises ValueError as `check_alike`.
+    """
+    check_alike(operator, tensors)
+    first, *others = tensors.values()
+    assert first is not None
+    kind = first.dtype
+    return [each if each is None or each.dtype is kind else each.to(kind) for each in others]
+
+
+def check_float64(operator: str, **tensors: Tensor | None) -> None:
+    """Refuse float64 beside narrower types, where 16 bits beside float32 are taken.
+
+    Raises ValueError naming both.
+    """
+    wide: bool | None = None
+    for tensor in tensors.values():
+        if tensor is None:
+            continue
+        if wide is None:
+            wide = tensor.dtype is torch.float64
+        elif wide != (tensor.dtype is torch.float64):
+            check_alike(operator, tensors)
+
+
+def check_devices(operator: str, **tensors: Tensor | None) -> None:
+    """Refuse tensors on different devices: a kernel would read addresses of another one.
+
+    Raises ValueError if a tensor is not where the first is, naming both.
+    """
+    first_name, first = "", None
+    for name, tensor in tensors.items():
+        if first is None:
+            first_name, first = name, tensor
+        elif tensor is not None and tensor.device != first.device:
+            raise _elsewhere(operator, first_name, first, name, tensor)
+
+
+def check_axes(operator: str, layout: str, **tensors: Tensor | None) -> None:
+    """Refuse tensors with too few or too many axes: why their sizes could not be taken.
+
+    Called once that has failed, so that valid calls pay nothing.
+
+    Parameters
+    ----------
+    layout : names of the axes, ``[N, C]``; ``[..., N, C]`` has two or more
+
+    Examples
+    --------
+    >>> check_axes("product", "[..., N, C]", x=torch.ones(2))
+    Traceback (most recent call last):
+    ...
+    ValueError: product: x has shape (2,), expected [..., N, C]
+    """
+    wanted = layout.count(",")
+    open_ended = layout[1] == "."
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        axes = tensor.dim()
+        if axes < wanted or (axes != wanted + 1 and not open_ended):
             raise ValueError(
-                f"{operator}: {first_name} is {first_type}, but {name} is {other}; make them one "
-                "type"
+                f"{operator}: {name} has shape {tuple(tensor.shape)}, expected {layout}"
             )
 
 
 def check_shapes(
-    op: str, wanted: Mapping[str, tuple[Tensor | None, tuple[int, ...]]], source: str
+    operator: str, wanted: Mapping[str, tuple[Tensor | None, tuple[int, ...]]], **given: Tensor
 ) -> None:
-    """Check the shapes of tensors.
+    """Check shapes, and that all tensors are floating-point numbers on one device.
 
-    Raises ValueError if a shape differs, naming the argument.
+    Raises ValueError if a tensor does not fit, naming the argument.
 
     Parameters
     ----------
-    wanted : tensor and expected shape by argument name; None accepts any shape
-    source : what determines the shapes, for the message
+    wanted
+        Tensor and expected shape by argument name; None accepts any shape. A ``mask`` may be of any
+        type.
+    given : what determines the shapes, for the message; the first is where all must be
+
+    Examples
+    --------
+    >>> check_shapes("product", {"bias": (torch.ones(1), (3,))}, x=torch.ones(2, 3))
+    Traceback (most recent call last):
+    ...
+    ValueError: product: bias has shape (1,), expected (3,) to go with x (2, 3)
     """
+    device = next(iter(given.values())).device
     for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tensor.shape != shape:
-            raise ValueError(
-                f"{op}: {name} has shape {tuple(tensor.shape)}, expected {shape} to go with "
-                f"{source}"
-            )
+        if tensor is not None and (
+            tensor.shape != shape
+            or tensor.device != device
+            or (tensor.dtype not in FLOATING_TYPES and name != "mask")
+        ):
+            raise _misfit(operator, name, tensor, shape, given)
+
+
+def _misfit(
+    operator: str, name: str, tensor: Tensor, shape: tuple[int, ...], given: Mapping[str, Tensor]
+) -> ValueError:
+    if tensor.shape != shape:
+        source = " and ".join(f"{each} {tuple(t.shape)}" for each, t in given.items())
+        return ValueError(
+            f"{operator}: {name} has shape {tuple(tensor.shape)}, expected {tuple(shape)} to go "
+            f"with {source}"
+        )
+    first_name, first = next(iter(given.items()))
+    if tensor.device != first.device:
+        return _elsewhere(operator, first_name, first, name, tensor)
+    return not_floating_point(operator, name, tensor)
+
+
+def not_floating_point(operator: str, name: str, tensor: Tensor) -> ValueError:
+    """Say that a tensor is of none of `FLOATING_TYPES`."""
+    return ValueError(f"{operator}: {name} is {_type(tensor)}, expected floating-point")
+
+
+def check_index(
+    operator: str, name: str, index: Tensor, shape: tuple[int, ...], **like: Tensor
+) -> None:
+    """Refuse an index of another shape, not of whole numbers, or on another device than ``like``.
+
+    That every index exists is not checked: it would wait for the device.
+    """
+    if index.shape != shape:
+        raise ValueError(
+            f"{operator}: {name} has shape {tuple(index.shape)}, expected {tuple(shape)}"
+        )
+    if index.dtype not in INDEX_TYPES:
+        raise ValueError(f"{operator}: {name} is {_type(index)}, expected int64")
+    for first_name, first in like.items():
+        if index.device != first.device:
+            raise _elsewhere(operator, first_name, first, name, index)
+
+
+def check_keep_mask(operator: str, mask: Tensor | None) -> None:
+    """Refuse a mask of another type than bool, which may have another meaning."""
+    if mask is not None and mask.dtype != torch.bool:
+        raise ValueError(f"{operator}: mask is {_type(mask)}, expected bool, True = keep")
+
+
+def _elsewhere(operator: str, first: str, where: Tensor, name: str, tensor: Tensor) -> ValueError:
+    return ValueError(
+        f"{operator}: {first} is on {where.device}, but {name} is on {tensor.device}; move them to "
+        "one device"
+    )
+
+
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def check_vectors(operator: str, x: Tensor, **vectors: Tensor | None) -> None:
-    """Refuse vectors that are not as long as a row of ``x``.
-
-    Raises ValueError naming operator, vector and both shapes.
-    """
-    for name, vector in vectors.items():
-        if vector is not None and vector.shape != x.shape[-1:]:
-            raise ValueError(
-                f"{operator}: {name} has shape {tuple(vector.shape)}, expected ({x.shape[-1]},) "
-                f"to go with rows {tuple(x.shape)}"
-            )
+    """Refuse vectors that are not as long as a row of ``x``; see `check_shapes`."""
+    width = tuple(x.shape[-1:])
+    check_shapes(operator, {name: (vector, width) for name, vector in vectors.items()}, rows=x)
 
 
 def check_segment_rows(

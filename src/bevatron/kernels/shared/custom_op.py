@@ -337,13 +337,19 @@ def _fake(parameters: list[str], fake: str | Callable[..., Any]) -> Callable[...
 
 
 def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a function on the device of its first tensor, where Triton launches kernels."""
+    """Run a function on the device of its first tensor, where Triton launches kernels.
+
+    Without autocast: what it multiplies has types that its buffers have too.
+    """
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
         first = arguments[0]
         if not isinstance(first, Tensor):
             first = next(each for each in arguments if isinstance(each, Tensor))
+        if torch._C._is_any_autocast_enabled():  # noqa: SLF001
+            with torch.autocast(first.device.type, enabled=False), on_device(first):
+                return function(*arguments)
         device = on_device(first)
         if device is AS_IT_IS:
             return function(*arguments)

@@ -9,6 +9,7 @@ A forked process inherits the kernels, generated ones included, and never uses t
 that dies or hangs costs only time: the launch compiles what is missing.
 """
 
+import ctypes
 import hashlib
 import json
 import logging
@@ -41,6 +42,9 @@ QUIET_SECONDS = 2.0
 
 MOST_SECONDS = 300.0
 """Time limit in seconds; launches compile the rest."""
+
+_DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux, for which Python has no name."""
 
 
 @dataclass(frozen=True)
@@ -164,9 +168,9 @@ def _compile_all(
 ) -> int:
     fork = multiprocessing.get_context("fork")
     following, compiled = fork.Value("i", 0), fork.Value("i", 0)
+    given = (found, target, following, compiled, os.getpid())
     started = [
-        fork.Process(target=_compile_some, args=(found, target, following, compiled), daemon=True)
-        for _ in range(processes)
+        fork.Process(target=_compile_some, args=given, daemon=True) for _ in range(processes)
     ]
     began = time.monotonic()
     # Forked processes inherit CUDA objects, and freeing one would abort them.
@@ -180,7 +184,7 @@ def _compile_all(
     for process in started:
         process.kill()
         process.join()
-    return int(compiled.value)
+    return int(compiled.get_obj().value)  # one that was killed may hold the lock
 
 
 def _join(processes: Sequence[Any], until: float) -> None:
@@ -188,8 +192,15 @@ def _join(processes: Sequence[Any], until: float) -> None:
         process.join(max(until - time.monotonic(), 0.0))
 
 
-def _compile_some(found: Sequence[Compilation], target: Any, following: Any, compiled: Any) -> None:
+def _compile_some(
+    found: Sequence[Compilation], target: Any, following: Any, compiled: Any, parent: int
+) -> None:
     """Compile kernels one by one; the processes share the list."""
+    # It holds what the parent has open: locks that others wait for, and the connections by whose
+    # end other ranks notice that the parent was killed.
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
     # Signals that stop a run are meant for the parent process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

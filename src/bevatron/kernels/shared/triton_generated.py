@@ -8,6 +8,7 @@ thousands of unrolled terms. The same text serves both, with or without layouts.
 
 import hashlib
 import inspect
+import itertools
 import linecache
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ import triton
 import triton.language as tl
 
 _one_thread = threading.Lock()
+_numbers = itertools.count()
 
 
 def generated(
@@ -38,7 +40,8 @@ def generated(
 
         jit, language = gluon.jit, gluon.language
     operator = module.split(".")[-2]
-    file = f"<bevatron {operator} {name} {len(linecache.cache)}>"
+    # A number of its own: of two threads that took one name, one would compile the other's source.
+    file = f"<bevatron {operator} {name} {next(_numbers)}>"
     # Without a modification time, nothing looks for the file.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     namespace: dict[str, Any] = {"tl": language, "jit": jit, "__name__": module}

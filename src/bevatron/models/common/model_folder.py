@@ -4,6 +4,7 @@ A folder describes itself, holds no pickle and is written completely or not at a
 the checksum of the weights, which are read only if they match it and are finite.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,7 @@ def save_model(
     with atomic_write(folder / WEIGHTS_FILE, CheckpointError) as file:
         file.write(weights)
         file.flush()
+        os.fsync(file.fileno())  # some file systems find out only now that they are full
         description.unlink(missing_ok=True)
     values = {
         "format": FORMAT,

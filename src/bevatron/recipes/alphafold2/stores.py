@@ -24,7 +24,7 @@ from bevatron.recipes.protein_dates import Released
 from bevatron.recipes.proteins import Featurizer, StoreKind, find_structures, stores_of, text_bytes
 from bevatron.typing import Array, Arrays
 
-FEATURES_VERSION = 4
+FEATURES_VERSION = 5
 """Version of what is stored of a chain; a store of another version is prepared again."""
 
 RESIDUE_FIELDS = tuple(field for field in CHAIN_FIELDS if field.ragged)

@@ -32,7 +32,7 @@ from bevatron.typing import Arrays
 KIND = "complexes"
 """Kind of these stores in their settings."""
 
-FEATURES_VERSION = 4
+FEATURES_VERSION = 5
 """Version of what is stored of a complex; a store of another version is prepared again."""
 
 FIELDS = (

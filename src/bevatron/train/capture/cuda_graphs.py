@@ -8,7 +8,7 @@ fixed memory, never read a value from the device and always do the same.
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 import torch
@@ -66,12 +66,9 @@ class GraphPool:
             return
         from bevatron.kernels.shared import triton_compile
 
-        present = torch.cuda.current_stream(self.device)
-        self._stream.wait_stream(present)
         # Nodes of autograd that outlive the work keep the stream that they were made on.
-        with alone, torch.cuda.stream(self._stream), same_draws(self.device):
+        with alone, self._in_turn(), same_draws(self.device):
             triton_compile.compile_ahead(work, own_cpus(), say)
-        present.wait_stream(self._stream)
 
     def capture(self, work: Work, warm_up: Work | None = None) -> Work:
         """Warm up twice, then capture work without running it; the random state does not change.
@@ -94,12 +91,9 @@ class GraphPool:
             return self._capture(work, warm_up or work)
 
     def _capture(self, work: Work, warm_up: Work) -> Work:
-        present = torch.cuda.current_stream(self.device)
-        self._stream.wait_stream(present)
-        with torch.cuda.stream(self._stream):
+        with self._in_turn():
             warm_up()  # loads modules, compiles kernels, fills caches: it may wait
             self._try_without_waiting(warm_up)
-        present.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what the warm-up has left is not the graph's
@@ -111,6 +105,20 @@ class GraphPool:
             work()
         self.grown += max(free - torch.cuda.mem_get_info(self.device)[0], 0)
         return graph.replay
+
+    @contextlib.contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Launch on the pool's stream, after all work launched before and before all later work.
+
+        Also before what follows an error: it may reuse the memory that the work reads and writes.
+        """
+        present = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(present)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            present.wait_stream(self._stream)
 
     @staticmethod
     def _try_without_waiting(work: Work) -> None:

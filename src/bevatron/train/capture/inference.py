@@ -21,7 +21,7 @@ from bevatron import kernels
 from bevatron.data.padding import BatchShape, Paddable
 from bevatron.task import ChecksBatches
 from bevatron.train.capture.cuda_graphs import GraphPool
-from bevatron.train.capture.transfers import BatchFeed, Reading
+from bevatron.train.capture.transfers import BatchFeed, Reading, present_stream
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ class CapturedInference:
         self._rows, self._patience, self._max = dict(rows), patience, max_graphs
         self._lock = threading.Lock()
         self._compiled: list[Options] = []
+        self._stream: torch.cuda.Stream | None = None
         self.num_captured = 0
         self._begin(None)
 
@@ -113,6 +114,8 @@ class CapturedInference:
         # Streams and events belong to the current device, which may be another.
         on_gpu = self._device.type == "cuda"
         with self._lock, torch.cuda.device(self._device) if on_gpu else nullcontext():
+            if on_gpu:
+                self._follow()
             evaluation = self._evaluation_of(batch, options)
             evaluation.send(batch)
             if options not in self._compiled:
@@ -131,6 +134,13 @@ class CapturedInference:
             }
 
         return read
+
+    def _follow(self) -> None:
+        """Come after the launch before, which may be on another stream: they share memory."""
+        present = present_stream()
+        if self._stream is not None and self._stream is not present:
+            present.wait_stream(self._stream)
+        self._stream = present
 
     def _begin(self, context: Hashable) -> None:
         """Forget all graphs and the memory they shared."""

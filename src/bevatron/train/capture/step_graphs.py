@@ -9,11 +9,12 @@ to capture a step takes as long as to launch it many times.
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bevatron.data.padding import BatchShape, Paddable
 from bevatron.parallel.axial import sample_group
@@ -58,6 +59,17 @@ def memory_limit(device: torch.device) -> int:
 def is_whole_step(batches: int, ranks: int) -> bool:
     """Whether the graph of a batch is a whole step, given the batches of each rank in a step."""
     return batches == ranks == 1
+
+
+@contextmanager
+def same_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a model, such as running means, after what is only a warm-up."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.copy_(value)
 
 
 @dataclass
@@ -142,7 +154,8 @@ class StepGraphs:
         self.counts = NumberFeed(len(counts), self._device)
         self._normalisers = dict(zip(counts, self.counts.values.unbind(), strict=True))
         moved = batch.to(self._device, self._dtype)
-        self._pool.compile_ahead(lambda: self._rehearse(moved), say)
+        with same_buffers(self._model):
+            self._pool.compile_ahead(lambda: self._rehearse(moved), say)
         width, rows = 1 + MOST_TERMS, self.rows
 
         def zeros(*shape: int) -> Tensor:
@@ -284,7 +297,8 @@ class StepGraphs:
         group = sample_group()
         fits = False
         try:
-            graph.run = self._pool.capture(graph.work, graph.warm_up)
+            with same_buffers(self._model):
+                graph.run = self._pool.capture(graph.work, graph.warm_up)
             fits = True
         except torch.OutOfMemoryError:
             # The others of a group wait for the collectives of this capture, not of another.
@@ -293,7 +307,8 @@ class StepGraphs:
         if not fits:  # not in the clause: while the error lives, so do the activations it met
             self._begin_again(key, choice)
             grown = 0
-            graph.run = self._pool.capture(graph.work, graph.warm_up)
+            with same_buffers(self._model):
+                graph.run = self._pool.capture(graph.work, graph.warm_up)
         if before is not None:
             self._update.gradient.copy_(before)
         # What is dropped is decided by these numbers, alike on all processes of a group.
@@ -345,6 +360,8 @@ class StepGraphs:
                 self._drop(*other)
         self._pool, self._is_full = GraphPool(self._device), False
         if self._device.type == "cuda":
+            # A graph may still run. Of its memory torch waits for the stream it was captured on.
+            torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
 
     def take_seconds(self) -> float:

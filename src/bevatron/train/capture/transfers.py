@@ -17,7 +17,7 @@ while a copy beside a step takes the host ten times as long to order."""
 _streams: dict[tuple[int, int], torch.cuda.Stream] = {}
 
 
-def _present() -> torch.cuda.Stream:
+def present_stream() -> torch.cuda.Stream:
     """Return the current stream, cached: a new object takes torch as long as a copy."""
     device = torch._C._cuda_getDevice()  # noqa: SLF001
     key = device, torch._C._cuda_getCurrentRawStream(device)  # noqa: SLF001
@@ -35,7 +35,7 @@ class Moment:
     def mark(self) -> None:
         """Set it after everything launched so far."""
         if self._event is not None:
-            self._event.record(_present())
+            self._event.record(present_stream())
 
     def wait(self) -> None:
         """Wait until the device has reached it."""
@@ -172,6 +172,6 @@ class BatchFeed:
         with torch.cuda.stream(self._stream):
             self._staging.copy_from(host)
             copied.mark()
-        copied.hold(_present())
+        copied.hold(present_stream())
         self._static.copy_from(self._staging)
         self._taken.mark()

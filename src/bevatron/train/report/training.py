@@ -119,8 +119,7 @@ def show_learning_curves(
     def curve(label: str, *keys: str, factor: float = 1.0) -> Curve:
         return Curve(label, x, factor * column(epochs, *keys))
 
-    training = curve("training", "loss") if unit == "epoch" else _loss_of_steps(history)
-    losses = [training, curve("validation", "valid", "loss")]
+    losses = [training_loss(history, "training"), curve("validation", "valid", "loss")]
     panels = [Panel("Loss", "loss", _known(losses))]
     for metric in metrics:
         found = _known(
@@ -257,13 +256,16 @@ def _linear(title: str, ylabel: str, x: Any, values: Mapping[str, FloatArray]) -
     return Panel(title, ylabel, lines, logarithmic=False, from_zero=True)
 
 
-def _loss_of_steps(history: History) -> Curve:
-    """Average the loss of the logged steps in at most 200 intervals of equal length."""
+def training_loss(history: History, label: str) -> Curve:
+    """Return the loss of the epochs, or of the logged steps in at most 200 equal intervals."""
+    if history.unit == "epoch":
+        places = [history.place(record) for record in history.epochs]
+        return Curve(label, places, column(history.epochs, "loss"))
     steps = [record for record in history.records if record["kind"] == "step"]
     length = -(-len(steps) // 200) or 1
     parts = [steps[first : first + length] for first in range(0, len(steps), length)]
     losses = [float(np.nanmean(column(part, "loss"))) for part in parts]
-    return Curve("training", [part[-1]["step"] for part in parts], losses)
+    return Curve(label, [part[-1]["step"] for part in parts], losses)
 
 
 def _known(curves: Iterable[Curve]) -> list[Curve]:

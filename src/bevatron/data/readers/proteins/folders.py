@@ -44,6 +44,7 @@ class ProteinFiles:
     dates : OpenFold's caches, of which the release dates are used
     refused : (path, reason) of members of archives that are not read, and of damaged archives
     others : number of other files
+    copies : (path, path of the structure that is used instead) of copies that were found
     """
 
     structures: tuple[Path, ...]
@@ -54,6 +55,7 @@ class ProteinFiles:
     dates: tuple[Path, ...]
     refused: tuple[tuple[str, str], ...]
     others: int
+    copies: tuple[tuple[Path, Path], ...]
 
 
 def find_protein_files(paths: Sequence[str | Path]) -> ProteinFiles:
@@ -87,7 +89,8 @@ def find_protein_files(paths: Sequence[str | Path]) -> ProteinFiles:
                     found[kind].setdefault(each, (str(whole), number))
     # Files of an archive stay in its order, in which they are read fastest.
     ordered = {name: tuple(sorted(each, key=each.__getitem__)) for name, each in found.items()}
-    return ProteinFiles(**ordered, refused=tuple(dict.fromkeys(refused)), others=others)
+    once = tuple(dict.fromkeys(refused))
+    return ProteinFiles(**ordered, refused=once, others=others, copies=())
 
 
 def is_protein_file(path: Path) -> bool:

@@ -11,7 +11,7 @@ from bevatron.kernels.equivariant.channelwise_tensor_product.paths import (
 )
 from bevatron.kernels.equivariant.edge_order import EdgeOrder, check_edge_product
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_one_type
+from bevatron.kernels.shared.checks import check_alike
 from bevatron.maths.irreps import Irreps, Layout, as_layout
 
 __all__ = ["EdgeOrder", "Path", "PathTable", "channelwise_tensor_product", "path_table", "paths"]
@@ -95,7 +95,7 @@ def channelwise_tensor_product(
             f"{(num_edges, table.num_weights)} for '{irreps_in}' times '{irreps_harmonics}'"
         )
     given = {"x": x, "harmonics": harmonics, "weights": weights}
-    check_one_type("channelwise_tensor_product", given)
+    check_alike("channelwise_tensor_product", given)
     run = _operator.dispatch(x)
     result: Tensor = run(
         x, harmonics, weights, edges, irreps_in, irreps_harmonics, table, as_layout(layout)

@@ -4,8 +4,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder
+from bevatron.kernels.equivariant.edge_order import EdgeOrder, check_edges
 from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import check_index, check_shapes
 
 __all__ = ["edge_vectors"]
 
@@ -47,12 +48,18 @@ def edge_vectors(
             f"edge_vectors: positions {tuple(positions.shape)} and cells {tuple(cells.shape)}, "
             "expected [N, 3] and [G, 3, 3]"
         )
-    order = EdgeOrder.of(edges, positions.shape[0])
-    if shifts.shape != (order.num_edges, 3) or structures.shape != positions.shape[:1]:
+    num_edges, num_nodes = check_edges("edge_vectors", edges, positions), len(positions)
+    if shifts.shape != (num_edges, 3) or structures.shape != (num_nodes,):
         raise ValueError(
             f"edge_vectors: shifts {tuple(shifts.shape)} and structures {tuple(structures.shape)} "
-            f"of {order.num_edges} edges and {len(positions)} nodes"
+            f"of {num_edges} edges and {num_nodes} nodes"
         )
+    if num_nodes and not len(cells):
+        raise ValueError(f"edge_vectors: {num_nodes} nodes in no cells")
+    wanted = {"shifts": (shifts, (num_edges, 3)), "cells": (cells, (len(cells), 3, 3))}
+    check_shapes("edge_vectors", wanted, positions=positions)
+    check_index("edge_vectors", "structures", structures, (num_nodes,), positions=positions)
+    order = EdgeOrder.of(edges, num_nodes)
     run = _operator.dispatch(positions)
     result: Tensor = run(positions, order, shifts, cells, structures)
     return result

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_one_type
+from bevatron.kernels.shared.checks import check_alike, check_axes
 
 __all__ = ["equivariant_linear"]
 
@@ -51,18 +51,21 @@ def equivariant_linear(
     tensor([[ 2., -2., -3., -4.]])
     """
     blocks = [1] * len(weights) if blocks is None else list(blocks)
-    widths = [(2 * degree + 1) * len(weight) for degree, weight in enumerate(weights)]
+    try:
+        rows = [rows for rows, _ in (weight.shape for weight in weights)]
+    except ValueError:
+        for weight in weights:
+            check_axes("equivariant_linear", "[channels, channels]", weights=weight)
+        raise
+    widths = [(2 * degree + 1) * number for degree, number in enumerate(rows)]
     if x.ndim != 2 or x.shape[1] != sum(widths) or len(blocks) != len(weights):
         raise ValueError(
             f"equivariant_linear: features {tuple(x.shape)} in {blocks} blocks do not go with "
             f"weights {[tuple(weight.shape) for weight in weights]} of degrees 0, 1, ..."
         )
-    if any(len(weight) % number for weight, number in zip(weights, blocks, strict=True)):
-        raise ValueError(
-            f"equivariant_linear: {[len(weight) for weight in weights]} channels cannot be in "
-            f"{blocks} equal blocks"
-        )
-    check_one_type("equivariant_linear", {"x": x, "weights": weights})
+    if any(width % number for width, number in zip(rows, blocks, strict=True)):
+        raise ValueError(f"equivariant_linear: {rows} channels cannot be in {blocks} equal blocks")
+    check_alike("equivariant_linear", {"x": x, "weights": weights})
     run = _operator.dispatch(x)
     result: Tensor = run(x, list(weights), blocks, scale)
     return result

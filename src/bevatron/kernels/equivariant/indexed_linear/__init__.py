@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.equivariant.element_order import ElementOrder
-from bevatron.kernels.shared.checks import check_one_type
+from bevatron.kernels.shared.checks import check_alike, check_index
 
 _operator = registry.operator("indexed_linear", __name__)
 
@@ -56,13 +56,16 @@ def indexed_linear(
         )
     if of_atoms.shape != x.shape[:1]:
         raise ValueError(f"indexed_linear: {tuple(of_atoms.shape)} elements for {len(x)} atoms")
+    check_index("indexed_linear", "elements", of_atoms, (len(x),), x=x)
+    if len(x) and not len(weights):
+        raise ValueError(f"indexed_linear: weights of no element for {len(x)} atoms")
     order = ElementOrder.of(elements, weights.shape[0])
     if order.num_elements != weights.shape[0]:
         raise ValueError(
             f"indexed_linear: the order is of {order.num_elements} elements, the weights of "
             f"{weights.shape[0]}"
         )
-    check_one_type("indexed_linear", {"x": x, "weights": weights})
+    check_alike("indexed_linear", {"x": x, "weights": weights})
     run = _operator.dispatch(x)
     result: Tensor = run(x, weights, order, scale)
     return result

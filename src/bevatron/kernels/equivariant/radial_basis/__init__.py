@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import check_axes, check_shapes
 
 __all__ = ["radial_basis"]
 
@@ -40,6 +41,21 @@ def radial_basis(
     >>> radial_basis(r, *bessel_parameters(5.0, 2), torch.tensor(5.0).double(), 5).round(decimals=4)
     tensor([[0.3700, 0.5987]], dtype=torch.float64)
     """
+    try:
+        (E,), (B,) = lengths.shape, frequencies.shape
+    except ValueError:
+        check_axes("radial_basis", "[edges]", lengths=lengths)
+        check_axes("radial_basis", "[functions]", frequencies=frequencies)
+        raise
+    if not B:
+        raise ValueError("radial_basis: there are no frequencies")
+    wanted = {
+        "lengths": (lengths, (E,)),
+        "frequencies": (frequencies, (B,)),
+        "prefactor": (prefactor, ()),
+        "r_max": (r_max, ()),
+    }
+    check_shapes("radial_basis", wanted, lengths=lengths)
     run = _operator.dispatch(lengths)
     result: Tensor = run(lengths, frequencies, prefactor, r_max, order)
     return result

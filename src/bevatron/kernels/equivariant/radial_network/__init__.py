@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_one_type
+from bevatron.kernels.shared.checks import check_alike, check_axes, check_shapes
 
 __all__ = ["radial_network"]
 
@@ -45,13 +45,28 @@ def radial_network(
     tensor([[1.8780],
             [0.0000]])
     """
-    widths = [frequencies.shape[0], *(weight.shape[1] for weight in weights)]
-    if not weights or [len(weight) for weight in weights] != widths[:-1]:
+    try:
+        (E,), (B,) = lengths.shape, frequencies.shape
+        rows, columns = zip(*(weight.shape for weight in weights), strict=True)
+    except ValueError:
+        check_axes("radial_network", "[edges]", lengths=lengths)
+        check_axes("radial_network", "[functions]", frequencies=frequencies)
+        rows, columns = (), ()
+    if not rows or rows != (B, *columns[:-1]):
         raise ValueError(
             f"radial_network: weights {[tuple(weight.shape) for weight in weights]} do not go with "
-            f"{widths[0]} functions or with each other"
+            f"{len(frequencies)} functions or with each other"
         )
-    check_one_type("radial_network", {"lengths": lengths, "weights": list(weights)})
+    wanted = {
+        "lengths": (lengths, (E,)),
+        "frequencies": (frequencies, (B,)),
+        "prefactor": (prefactor, ()),
+        "r_max": (r_max, ()),
+    }
+    check_shapes("radial_network", wanted, lengths=lengths)
+    check_alike(
+        "radial_network", {"lengths": lengths, "frequencies": frequencies, "weights": weights}
+    )
     run = _operator.dispatch(lengths)
     result: Tensor = run(lengths, frequencies, prefactor, r_max, order, list(weights))
     return result

@@ -7,7 +7,7 @@ from bevatron.kernels import registry
 from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder, path_table
 from bevatron.kernels.equivariant.edge_order import check_edge_product
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_one_type
+from bevatron.kernels.shared.checks import check_alike, check_axes
 from bevatron.maths.irreps import Irreps, Layout, as_layout
 
 __all__ = ["EdgeOrder", "radial_tensor_product"]
@@ -58,19 +58,24 @@ def radial_tensor_product(
     """
     irreps_in, irreps_harmonics = Irreps.parse(irreps_in), Irreps.parse(irreps_harmonics)
     table = path_table(irreps_in, irreps_harmonics, Irreps.parse(irreps_out))
+    try:
+        width = last_weight.shape[0]
+    except IndexError:
+        check_axes("radial_tensor_product", "[hidden, weights]", last_weight=last_weight)
+        raise
     num_edges = check_edge_product(
         "radial_tensor_product", x, harmonics, edges, irreps_in, irreps_harmonics
     )
     for name, tensor, shape in (
-        ("hidden", hidden, (num_edges, last_weight.shape[0])),
-        ("last_weight", last_weight, (last_weight.shape[0], table.num_weights)),
+        ("hidden", hidden, (num_edges, width)),
+        ("last_weight", last_weight, (width, table.num_weights)),
     ):
         if tuple(tensor.shape) != shape:
             raise ValueError(
                 f"radial_tensor_product: {name} has shape {tuple(tensor.shape)}, expected {shape}"
             )
     given = {"x": x, "harmonics": harmonics, "hidden": hidden, "last_weight": last_weight}
-    check_one_type("radial_tensor_product", given)
+    check_alike("radial_tensor_product", given)
     run = _operator.dispatch(x)
     result: Tensor = run(
         x,

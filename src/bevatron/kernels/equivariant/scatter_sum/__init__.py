@@ -4,6 +4,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.shared.checks import check_index
 
 __all__ = ["scatter_sum"]
 
@@ -43,5 +44,6 @@ def scatter_sum(
         raise ValueError(
             f"scatter_sum: {tuple(values.shape)} values do not go with {tuple(index.shape)} indices"
         )
+    check_index("scatter_sum", "index", index, (len(index),), values=values)
     result: Tensor = _operator.dispatch(values)(values, index, num_segments, ordered)
     return result

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_one_type
+from bevatron.kernels.shared.checks import check_alike
 
 __all__ = ["silu_linear"]
 
@@ -34,6 +34,6 @@ def silu_linear(x: Float[Tensor, "E H"], weight: Float[Tensor, "_ J"]) -> Float[
         raise ValueError(
             f"silu_linear: {tuple(x.shape)} do not go with a weight {tuple(weight.shape)}"
         )
-    check_one_type("silu_linear", {"x": x, "weight": weight})
+    check_alike("silu_linear", {"x": x, "weight": weight})
     result: Tensor = _operator.dispatch(x)(x, weight)
     return result

@@ -34,5 +34,9 @@ def spherical_harmonics(l_max: int, vectors: Float[Tensor, "E 3"]) -> Float[Tens
     >>> spherical_harmonics(1, torch.tensor([[0.0, 2.0, 0.0]])).round(decimals=4)
     tensor([[1.0000, 0.0000, 1.7321, 0.0000]])
     """
+    if vectors.shape[1:] != (3,):
+        raise ValueError(
+            f"spherical_harmonics: vectors has shape {tuple(vectors.shape)}, expected [E, 3]"
+        )
     result: Tensor = _operator.dispatch(vectors)(l_max, vectors)
     return result

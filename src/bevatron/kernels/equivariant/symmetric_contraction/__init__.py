@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.equivariant.element_order import ElementOrder
-from bevatron.kernels.shared.checks import check_one_type
+from bevatron.kernels.shared.checks import check_alike, check_index
 from bevatron.maths.irreps import Irreps, Layout, as_layout
 from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
 
@@ -85,6 +85,7 @@ def symmetric_contraction(
         raise ValueError(
             f"symmetric_contraction: {tuple(of_atoms.shape)} elements for {a.shape[0]} atoms"
         )
+    check_index("symmetric_contraction", "elements", of_atoms, (len(a),), a=a)
     num_elements = {len(weight) for of_degree in ordered for weight in of_degree}
     if isinstance(elements, ElementOrder):
         num_elements.add(elements.num_elements)
@@ -94,7 +95,7 @@ def symmetric_contraction(
             f"{', '.join(map(str, sorted(num_elements)))} elements; all must be of as many"
         )
     of_all = [weight for of_degree in ordered for weight in of_degree]
-    check_one_type("symmetric_contraction", {"a": a, "weights": of_all})
+    check_alike("symmetric_contraction", {"a": a, "weights": of_all})
     run = _operator.dispatch(a)
     result: Tensor = run(a, ordered, elements, tuple(couplings), as_layout(layout))
     return result

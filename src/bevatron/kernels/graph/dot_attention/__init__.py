@@ -7,6 +7,12 @@ from torch import Tensor
 from bevatron.kernels import registry
 from bevatron.kernels.graph.csr import Csr
 from bevatron.kernels.graph.dot_attention import partial
+from bevatron.kernels.shared.checks import (
+    check_axes,
+    check_devices,
+    check_float64,
+    check_shapes,
+)
 from bevatron.kernels.shared.dtypes import wide
 
 __all__ = ["dot_attention", "inverse_norm", "partial"]
@@ -75,10 +81,10 @@ def dot_attention(
     tensor([6., 0.])
     """
     _check(csr, x, query, value)
+    run = _operator.dispatch(x)
     row_scale, col_scale = _scales(x, query, normalize, scale)
     if row_scale is not None:
         row_scale = row_scale.expand(csr.shape[0], x.shape[1])
-    run = _operator.dispatch(x)
     result: Tensor = run(
         *(csr, x if query is None else query, x, x if value is None else value),
         *(row_scale, col_scale, softmax),
@@ -115,6 +121,7 @@ def _scales(
                 f"dot_attention: scale has {scale.numel()} elements, expected one or one for each "
                 f"of the {x.shape[1]} heads"
             )
+        check_devices("dot_attention", x=x, scale=scale)
         beta = wide(scale).reshape(1, -1)
     elif scale == 1.0:
         return row_scale, col_scale
@@ -124,7 +131,7 @@ def _scales(
 
 
 def _check(csr: Csr, x: Tensor, query: Tensor | None, value: Tensor | None) -> None:
-    if x.ndim != 3 or len(x) != csr.shape[1]:
+    if x.dim() != 3 or len(x) != csr.shape[1]:
         raise ValueError(
             f"dot_attention: x has shape {tuple(x.shape)}, expected [columns, heads, channels] "
             f"with {csr.shape[1]} columns"
@@ -133,13 +140,16 @@ def _check(csr: Csr, x: Tensor, query: Tensor | None, value: Tensor | None) -> N
         raise ValueError(
             f"dot_attention: a matrix of shape {csr.shape} is not square and needs a query"
         )
-    wanted = (csr.shape[0], *x.shape[1:])
-    if query is not None and query.shape != wanted:
-        raise ValueError(
-            f"dot_attention: query has shape {tuple(query.shape)}, expected {wanted} to go with x"
-        )
-    if value is not None and (value.ndim != 3 or value.shape[:2] != x.shape[:2]):
-        raise ValueError(
-            f"dot_attention: value has shape {tuple(value.shape)}, expected "
-            f"({x.shape[0]}, {x.shape[1]}, channels) to go with x"
-        )
+    try:
+        columns, heads, channels = x.shape
+        width = 0 if value is None else value.shape[2]
+    except IndexError:
+        check_axes("dot_attention", "[columns, heads, channels]", value=value)
+        raise
+    wanted = {
+        "query": (query, (csr.shape[0], heads, channels)),
+        "value": (value, (columns, heads, width)),
+    }
+    check_shapes("dot_attention", wanted, x=x)
+    check_float64("dot_attention", x=x, query=query, value=value)
+    check_devices("dot_attention", x=x, matrix=csr.col, values=csr.values)

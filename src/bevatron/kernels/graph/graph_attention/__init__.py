@@ -7,6 +7,7 @@ from bevatron.kernels import registry
 from bevatron.kernels.graph.csr import Csr
 from bevatron.kernels.graph.csr.dropout import as_seed
 from bevatron.kernels.graph.graph_attention import partial
+from bevatron.kernels.shared.checks import check_devices, check_float64, check_shapes
 
 __all__ = ["graph_attention", "graph_attention_v2", "partial"]
 
@@ -62,8 +63,10 @@ def graph_attention(
     tensor([3., 0.])
     """
     _check("graph_attention", csr, x, negative_slope, dropout)
-    _check_shape("graph_attention", "row_score", row_score, (csr.shape[0], x.shape[1]))
-    _check_shape("graph_attention", "col_score", col_score, (csr.shape[1], x.shape[1]))
+    (rows, columns), heads = csr.shape, x.shape[1]
+    wanted = {"row_score": (row_score, (rows, heads)), "col_score": (col_score, (columns, heads))}
+    check_shapes("graph_attention", wanted, x=x)
+    check_float64("graph_attention", x=x, row_score=row_score, col_score=col_score)
     mask_seed = as_seed(seed, x.device) if dropout > 0.0 else None
     run = _gat.dispatch(x)
     result: Tensor = run(csr, x, row_score, col_score, negative_slope, dropout, mask_seed)
@@ -110,8 +113,13 @@ def graph_attention_v2(
     tensor([3., 0.])
     """
     _check("graph_attention_v2", csr, x, negative_slope, dropout)
-    _check_shape("graph_attention_v2", "query", query, (csr.shape[0], *x.shape[1:]))
-    _check_shape("graph_attention_v2", "weight", weight, tuple(x.shape[1:]))
+    _, heads, channels = x.shape
+    wanted = {
+        "query": (query, (csr.shape[0], heads, channels)),
+        "weight": (weight, (heads, channels)),
+    }
+    check_shapes("graph_attention_v2", wanted, x=x)
+    check_float64("graph_attention_v2", x=x, query=query, weight=weight)
     mask_seed = as_seed(seed, x.device) if dropout > 0.0 else None
     run = _gatv2.dispatch(x)
     result: Tensor = run(csr, x, query, weight, negative_slope, dropout, mask_seed)
@@ -119,20 +127,13 @@ def graph_attention_v2(
 
 
 def _check(name: str, csr: Csr, x: Tensor, negative_slope: float, dropout: float) -> None:
-    if x.ndim != 3 or len(x) != csr.shape[1]:
+    if x.dim() != 3 or len(x) != csr.shape[1]:
         raise ValueError(
             f"{name}: x has shape {tuple(x.shape)}, expected [columns, heads, channels] with "
             f"{csr.shape[1]} columns"
         )
+    check_devices(name, x=x, matrix=csr.col, values=csr.values)
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"{name}: dropout is {dropout}, expected 0 <= dropout < 1")
     if not 0.0 <= negative_slope <= 1.0:
         raise ValueError(f"{name}: negative_slope is {negative_slope}, expected 0 to 1")
-
-
-def _check_shape(name: str, argument: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    if tensor.shape != shape:
-        raise ValueError(
-            f"{name}: {argument} has shape {tuple(tensor.shape)}, expected {shape} to go with x "
-            "and the matrix"
-        )

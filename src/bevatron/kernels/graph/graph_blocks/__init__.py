@@ -15,6 +15,13 @@ from bevatron.kernels.graph.csr import Csr
 from bevatron.kernels.graph.graph_blocks import products
 from bevatron.kernels.graph.graph_blocks.pieces import piece_elements
 from bevatron.kernels.graph.graph_blocks.sampled import Formula, Leaf, sampled
+from bevatron.kernels.shared.checks import (
+    FLOATING_TYPES,
+    check_alike,
+    check_axes,
+    check_devices,
+    not_floating_point,
+)
 
 __all__ = [
     "Formula",
@@ -63,8 +70,10 @@ def sddmm(
     >>> sddmm(csr, torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([3., 4.])
     """
-    _check_rows("sddmm: x", x, csr.shape[0])
-    _check_rows("sddmm: y", y, csr.shape[1])
+    _check_rows("sddmm", csr, csr.shape[0], x=x)
+    _check_rows("sddmm", csr, csr.shape[1], y=y)
+    if x.shape[-1:] != y.shape[-1:]:
+        raise ValueError(f"sddmm: x {tuple(x.shape)} and y {tuple(y.shape)} differ in channels")
     plain = x.ndim == 2
     sampled_products: Tensor = registry.dispatch("sddmm", x)(csr, _headed(x), _headed(y))
     if csr.values is not None:
@@ -85,9 +94,9 @@ def weighted_sum(
     values : values of the entries; None: all ones
     x : features of the columns
     """
-    _check_rows("weighted_sum: x", x, csr.shape[1])
+    _check_rows("weighted_sum", csr, csr.shape[1], x=x)
     if values is not None:
-        _check_rows("weighted_sum: values", values, csr.nnz)
+        _check_rows("weighted_sum", csr, csr.nnz, values=values)
     held = values[:, None] if values is not None and values.ndim == 1 else values
     result = products.weighted_sum(csr, held, _headed(x))
     return result[:, 0] if x.ndim == 2 and result.shape[1] == 1 else result
@@ -98,7 +107,18 @@ def spmmm(csr: Csr, x: Float[Tensor, "m K"], weight: Float[Tensor, "K J"]) -> Fl
 
     (S x) W reads K numbers per entry, S (x W) reads J.
     """
-    if weight.shape[1] < x.shape[1]:
+    try:
+        (m, K), (_, J) = x.shape, weight.shape
+    except ValueError:
+        check_axes("spmmm", "[rows, channels]", x=x, weight=weight)
+        raise
+    if m != csr.shape[1] or len(weight) != K:
+        raise ValueError(
+            f"spmmm: x {tuple(x.shape)} and weight {tuple(weight.shape)} do not go with each other "
+            f"and a matrix {csr.shape}"
+        )
+    check_alike("spmmm", {"x": x, "weight": weight})
+    if J < K:
         return weighted_sum(csr, csr.values, x @ weight)
     return weighted_sum(csr, csr.values, x) @ weight
 
@@ -108,7 +128,17 @@ def mspmm(x: Float[Tensor, "n K"], csr: Csr, y: Float[Tensor, "m J"]) -> Float[T
 
     The gradient of a layer's weights, H^T (S^T G), is such a product.
     """
-    if x.shape[1] < y.shape[1]:
+    try:
+        (n, K), (m, J) = x.shape, y.shape
+    except ValueError:
+        check_axes("mspmm", "[rows, channels]", x=x, y=y)
+        raise
+    if (n, m) != csr.shape:
+        raise ValueError(
+            f"mspmm: x {tuple(x.shape)} and y {tuple(y.shape)} do not go with a matrix {csr.shape}"
+        )
+    check_alike("mspmm", {"x": x, "y": y})
+    if K < J:
         flipped = csr.transpose()
         return weighted_sum(flipped, flipped.values, x).mT @ y
     return x.mT @ weighted_sum(csr, csr.values, y)
@@ -116,12 +146,12 @@ def mspmm(x: Float[Tensor, "n K"], csr: Csr, y: Float[Tensor, "m J"]) -> Float[T
 
 def row_sum(csr: Csr, values: Float[Tensor, "nnz *heads"]) -> Float[Tensor, "n *heads"]:
     """Sum the values on the entries of every row; an empty row gives 0."""
-    return _edgewise("row_sum", csr, values)
+    return _edgewise("row_sum", csr, values=values)
 
 
 def column_sum(csr: Csr, values: Float[Tensor, "nnz *heads"]) -> Float[Tensor, "m *heads"]:
     """Sum the values on the entries of every column."""
-    return _edgewise("column_sum", csr, values)
+    return _edgewise("column_sum", csr, values=values)
 
 
 def graph_softmax(csr: Csr, scores: Float[Tensor, "nnz *heads"]) -> Float[Tensor, "nnz *heads"]:
@@ -131,7 +161,7 @@ def graph_softmax(csr: Csr, scores: Float[Tensor, "nnz *heads"]) -> Float[Tensor
 
     Scores may be of any size: the row maximum is subtracted first.
     """
-    return _edgewise("graph_softmax", csr, scores)
+    return _edgewise("graph_softmax", csr, scores=scores)
 
 
 def replicate(
@@ -139,15 +169,16 @@ def replicate(
 ) -> Float[Tensor, "nnz *heads"]:
     """Give every entry the value of its row (u 1^T) or of its column (1 v^T)."""
     name = "replicate_rows" if axis == "row" else "replicate_columns"
-    _check_rows("replicate: vector", vector, csr.shape[0 if axis == "row" else 1])
+    _check_rows("replicate", csr, csr.shape[0 if axis == "row" else 1], vector=vector)
     plain = vector.ndim == 1
     held = vector[:, None] if plain else vector
     result: Tensor = registry.dispatch(name, vector)(csr, held)
     return result[:, 0] if plain else result
 
 
-def _edgewise(name: str, csr: Csr, values: Tensor) -> Tensor:
-    _check_rows(f"{name}: values", values, csr.nnz)
+def _edgewise(name: str, csr: Csr, **of_edges: Tensor) -> Tensor:
+    _check_rows(name, csr, csr.nnz, **of_edges)
+    (values,) = of_edges.values()
     plain = values.ndim == 1
     held = values[:, None] if plain else values
     result: Tensor = registry.dispatch(name, values)(csr, held)
@@ -158,8 +189,14 @@ def _headed(x: Tensor) -> Tensor:
     return x[:, None] if x.ndim == 2 else x
 
 
-def _check_rows(what: str, tensor: Tensor, expected: int) -> None:
-    if len(tensor) != expected:
-        raise ValueError(
-            f"{what} has {len(tensor)} rows, expected {expected} to go with the matrix"
-        )
+def _check_rows(operator: str, csr: Csr, expected: int, **given: Tensor) -> None:
+    """Refuse a tensor without a row for each of what it belongs to, or not where the matrix is."""
+    for name, tensor in given.items():
+        if tensor.dtype not in FLOATING_TYPES:
+            raise not_floating_point(operator, name, tensor)
+        rows = len(tensor) if tensor.dim() else 0
+        if rows != expected or not tensor.dim():
+            raise ValueError(
+                f"{operator}: {name} has {rows} rows, expected {expected} to go with the matrix"
+            )
+    check_devices(operator, **given, matrix=csr.col)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.shared.checks import check_devices
 
 __all__ = ["Reduce", "spmm"]
 
@@ -56,6 +57,7 @@ def spmm(
         )
     if reduce not in get_args(Reduce):
         raise ValueError(f"spmm: reduce is '{reduce}', expected {', '.join(get_args(Reduce))}")
+    check_devices("spmm", x=x, matrix=csr.col, values=csr.values)
     flat = x.reshape(len(x), 1, math.prod(x.shape[1:]))
     result: Tensor = _operator.dispatch(x)(csr, flat, reduce)
     return result.reshape(csr.shape[0], *x.shape[1:])

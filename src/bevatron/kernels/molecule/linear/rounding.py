@@ -1,5 +1,6 @@
 """Weights rounded to the type of matmuls, all in a few launches."""
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -11,8 +12,18 @@ from bevatron.kernels.shared.standing_weights import once, storage_of
 GPUS = ("cuda",)
 """Types of devices on which a launch takes longer than the kernel."""
 
-_copies: dict[int, Tensor] = {}
-"""Rounded copies by storage of the parameter."""
+
+class _Copies(threading.local):
+    """Rounded copies by storage of the parameter, those of each thread.
+
+    Another thread may leave its block, or be on another stream, while these are read.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[int, Tensor] = {}
+
+
+_copies = _Copies()
 
 
 @contextmanager
@@ -51,23 +62,25 @@ def rounded_together(parameters: Iterable[Tensor]) -> Iterator[None]:
 def round_all(parameters: list[Tensor], dtype: torch.dtype) -> Iterator[None]:
     """Round contiguous parameters to a type; a nested block uses its own copies."""
     places = [storage_of(p) for p in parameters]
-    before = {place: _copies[place] for place in places if place in _copies}
+    copies = _copies.of
+    before = {place: copies[place] for place in places if place in copies}
     sizes = [-(-p.numel() // 8) * 8 for p in parameters]  # every copy is aligned to 16 bytes
     flat = parameters[0].new_empty(sum(sizes), dtype=dtype)
     parts = [part[: p.numel()].view(p.shape) for part, p in zip(flat.split(sizes), parameters)]  # noqa: B905
     torch._foreach_copy_(parts, parameters)
-    _copies.update(zip(places, parts, strict=True))
+    copies.update(zip(places, parts, strict=True))
     try:
         yield
     finally:
-        for place in places:  # another thread may have installed the copies of another model
-            _copies.pop(place, None)
-        _copies.update(before)
+        for place in places:
+            copies.pop(place, None)
+        copies.update(before)
 
 
 def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a weight, or a view of one, in a type, from the copies if possible."""
-    copy = _copies.get(storage_of(weight)) if _copies else None
+    copies = _copies.of
+    copy = copies.get(storage_of(weight)) if copies else None
     if copy is None or copy.dtype != dtype or weight.dtype != torch.float32:
         return once(lambda: weight.to(dtype), weight, to=dtype)
     start = copy.storage_offset() + weight.storage_offset()

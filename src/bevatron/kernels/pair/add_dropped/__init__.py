@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_shapes
+from bevatron.kernels.shared.checks import as_one_type, check_axes, check_shapes
 
 __all__ = ["Shared", "add_dropped"]
 
@@ -56,21 +56,21 @@ def add_dropped(
     >>> add_dropped(ones, ones, torch.tensor([[0.0], [2.0]])).flatten()
     tensor([1., 3.])
     """
-    *batch, R, N, C = x.shape
-    wanted = (*batch, R if shared == "columns" else N, C)
-    shape = x.shape if weight is None else (*x.shape[:-1], weight.shape[-1])
-    if update.shape != shape or update.dtype != x.dtype:
-        raise ValueError(
-            f"add_dropped: update is {tuple(update.shape)} of {update.dtype}, expected "
-            f"{tuple(shape)} of {x.dtype}"
-        )
-    layer = {"weight": (weight, (C, update.shape[-1])), "bias": (bias, (C,))}
-    check_shapes("add_dropped", layer, f"x {tuple(x.shape)}")
-    if mask is not None and (mask.shape != wanted or mask.dtype != x.dtype):
-        raise ValueError(
-            f"add_dropped: mask is {tuple(mask.shape)} of {mask.dtype}, expected {wanted} of "
-            f"{x.dtype}"
-        )
+    try:
+        *batch, R, N, C = x.shape
+        H = C if weight is None else weight.shape[1]
+    except (IndexError, ValueError):
+        check_axes("add_dropped", "[..., R, N, C]", x=x)
+        check_axes("add_dropped", "[C, H]", weight=weight)
+        raise
+    wanted = {
+        "update": (update, (*batch, R, N, H)),
+        "weight": (weight, (C, H)),
+        "bias": (bias, (C,)),
+        "mask": (mask, (*batch, R if shared == "columns" else N, C)),
+    }
+    check_shapes("add_dropped", wanted, x=x)
+    rows, mask = as_one_type("add_dropped", x=x, update=update, mask=mask)
     run = _operator.dispatch(x)
-    result: Tensor = run(x, update, mask, weight, bias, shared == "columns")
+    result: Tensor = run(x, rows, mask, weight, bias, shared == "columns")
     return result

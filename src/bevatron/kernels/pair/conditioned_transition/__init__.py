@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_shapes
+from bevatron.kernels.shared.checks import check_axes, check_shapes
 
 __all__ = ["conditioned_transition"]
 
@@ -71,7 +71,12 @@ def conditioned_transition(
     ... ).shape
     torch.Size([5, 8])
     """
-    C, D, H = x.shape[-1], s.shape[-1], up_weight.shape[0]
+    try:
+        C, D, H = x.shape[-1], s.shape[-1], up_weight.shape[0]
+    except IndexError:
+        check_axes("conditioned_transition", "[..., C]", x=x, s=s)
+        check_axes("conditioned_transition", "[H, C]", up_weight=up_weight)
+        raise
     wanted = {
         "s": (s, (*x.shape[:-1], D)),
         "norm_weight": (norm_weight, (D,)),
@@ -84,7 +89,7 @@ def conditioned_transition(
         "out_weight": (out_weight, (C, D)),
         "out_bias": (out_bias, (C,)),
     }
-    check_shapes("conditioned_transition", wanted, f"x {tuple(x.shape)}")
+    check_shapes("conditioned_transition", wanted, x=x)
     weights = [tensor for name, (tensor, _) in wanted.items() if name != "s"]
     result: Tensor = _operator.dispatch(x)(x, s, *weights, eps)
     return result

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_shapes
+from bevatron.kernels.shared.checks import check_axes, check_shapes
 
 __all__ = ["global_attention"]
 
@@ -72,12 +72,19 @@ def global_attention(
     ... ).shape
     torch.Size([7, 5, 4])
     """
-    C, HD, D, Z = m.shape[-1], q_weight.shape[0], k_weight.shape[0], out_weight.shape[0]
+    try:
+        *batch, S, N, C = m.shape
+        HD, D, Z = q_weight.shape[0], k_weight.shape[0], out_weight.shape[0]
+    except (IndexError, ValueError):
+        check_axes("global_attention", "[..., S, N, C]", m=m)
+        weights = {"q_weight": q_weight, "k_weight": k_weight, "out_weight": out_weight}
+        check_axes("global_attention", "[channels, channels]", **weights)
+        raise
     wanted = {
-        "mask": (mask, tuple(m.shape[:-1])),
+        "mask": (mask, (*batch, S, N)),
         "norm_weight": (norm_weight, (C,)),
         "norm_bias": (norm_bias, (C,)),
-        "q_weight": (q_weight, (HD // D * D, C)),
+        "q_weight": (q_weight, (HD // D * D if D else 0, C)),
         "k_weight": (k_weight, (D, C)),
         "v_weight": (v_weight, (D, C)),
         "gate_weight": (gate_weight, (HD, C)),
@@ -85,7 +92,7 @@ def global_attention(
         "out_weight": (out_weight, (Z, HD)),
         "out_bias": (out_bias, (Z,)),
     }
-    check_shapes("global_attention", wanted, f"m {tuple(m.shape)} and heads of {D}")
+    check_shapes("global_attention", wanted, m=m, k_weight=k_weight)
     run = _operator.dispatch(m)
     result: Tensor = run(m, *(tensor for tensor, _ in wanted.values()), eps, mask_eps)
     return result

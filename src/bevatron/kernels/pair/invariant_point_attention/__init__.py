@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_one_type, check_shapes
+from bevatron.kernels.shared.checks import check_alike, check_axes, check_shapes
 
 __all__ = ["invariant_point_attention"]
 
@@ -76,14 +76,19 @@ def invariant_point_attention(
         "z": z,
         "head_weights": head_weights,
     }
-    check_one_type(name, tensors)
+    check_alike(name, tensors)
     if q.ndim < 3 or q_points.ndim != q.ndim + 1 or v_points.ndim != q.ndim + 1:
         raise ValueError(
             f"{name}: q has shape {tuple(q.shape)}, q_points {tuple(q_points.shape)}, v_points "
             f"{tuple(v_points.shape)}, expected [..., N, H, D] and [..., N, 3, H, P]"
         )
     *batch, Nq, H, D = q.shape
-    Nk, P, V, Z = k.shape[-3], q_points.shape[-1], v_points.shape[-1], z.shape[-1]
+    try:
+        Nk, P, V, Z = k.shape[-3], q_points.shape[-1], v_points.shape[-1], z.shape[-1]
+    except IndexError:
+        check_axes(name, "[..., Nk, H, D]", k=k)
+        check_axes(name, "[..., Nq, Nk, Z]", z=z)
+        raise
     wanted = {
         "k": (k, (*batch, Nk, H, D)),
         "v": (v, (*batch, Nk, H, D)),
@@ -94,7 +99,7 @@ def invariant_point_attention(
         "z": (z, (*batch, Nq, Nk, Z)),
         "head_weights": (head_weights, (H,)),
     }
-    check_shapes(name, wanted, f"q {tuple(q.shape)} and k {tuple(k.shape)}")
+    check_shapes(name, wanted, q=q, k=k)
     if Nq and not Nk:
         raise ValueError(f"{name}: {Nq} queries and no key; a query needs one at least")
     found: tuple[Tensor, Tensor, Tensor] = _operator.dispatch(q)(*tensors.values())

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import check_shapes
 
 __all__ = ["layer_norm"]
 
@@ -58,17 +59,18 @@ def layer_norm(
     >>> layer_norm(torch.tensor([[1.0, 3.0, 5.0, 7.0]]), eps=0.0)
     tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
     """
-    width = x.shape[-1:]
-    if x.ndim == 0 or width[0] == 0:
-        raise ValueError(f"layer_norm: x has shape {tuple(x.shape)}, expected [..., C] with C > 0")
-    for name, vector in (("weight", weight), ("bias", bias)):
-        if vector is not None and vector.shape != width:
-            raise ValueError(
-                f"layer_norm: {name} has shape {tuple(vector.shape)}, expected "
-                f"{tuple(width)} to go with x {tuple(x.shape)}"
-            )
+    shape = x.shape
+    if not shape or shape[-1] == 0:
+        raise ValueError(f"layer_norm: x has shape {tuple(shape)}, expected [..., C] with C > 0")
     scale = None if scale is None else _like("scale", scale, x)
     shift = None if shift is None else _like("shift", shift, x)
+    wanted = {
+        "weight": (weight, (shape[-1],)),
+        "bias": (bias, (shape[-1],)),
+        "scale": (scale, shape),
+        "shift": (shift, shape),
+    }
+    check_shapes("layer_norm", wanted, x=x)
     run = _operator.dispatch(x)
     result: Tensor = run(x, weight, bias, scale, shift, eps, sigmoid)
     return result

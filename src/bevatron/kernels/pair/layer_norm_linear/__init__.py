@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_shapes
+from bevatron.kernels.shared.checks import check_axes, check_shapes
 
 __all__ = ["layer_norm_linear"]
 
@@ -52,14 +52,19 @@ def layer_norm_linear(
     >>> layer_norm_linear(torch.randn(5, 8), torch.ones(8), None, torch.randn(3, 8)).shape
     torch.Size([5, 3])
     """
-    C, K = x.shape[-1], weight.shape[0]
+    try:
+        C, K = x.shape[-1], weight.shape[0]
+    except IndexError:
+        check_axes("layer_norm_linear", "[..., C]", x=x)
+        check_axes("layer_norm_linear", "[K, C]", weight=weight)
+        raise
     wanted = {
         "norm_weight": (norm_weight, (C,)),
         "norm_bias": (norm_bias, (C,)),
         "weight": (weight, (K, C)),
         "bias": (bias, (K,)),
     }
-    check_shapes("layer_norm_linear", wanted, f"x {tuple(x.shape)}")
+    check_shapes("layer_norm_linear", wanted, x=x)
     run = _operator.dispatch(x)
     result: Tensor = run(x, norm_weight, norm_bias, weight, bias, eps)
     return result

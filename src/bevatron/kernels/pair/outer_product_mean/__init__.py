@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_shapes
+from bevatron.kernels.shared.checks import check_axes, check_shapes
 
 __all__ = ["layer_of_products", "outer_product_mean"]
 
@@ -67,9 +67,16 @@ def outer_product_mean(
     >>> outer_product_mean(m, torch.ones(7, 5), torch.ones(8), torch.zeros(8), a, b, out).shape
     torch.Size([5, 5, 4])
     """
-    C, H, Z = m.shape[-1], a_weight.shape[0], out_weight.shape[0]
+    try:
+        *batch, S, N, C = m.shape
+        H, Z = a_weight.shape[0], out_weight.shape[0]
+    except (IndexError, ValueError):
+        check_axes("outer_product_mean", "[..., S, N, C]", m=m)
+        weights = {"a_weight": a_weight, "out_weight": out_weight}
+        check_axes("outer_product_mean", "[channels, channels]", **weights)
+        raise
     wanted = {
-        "mask": (mask, tuple(m.shape[:-1])),
+        "mask": (mask, (*batch, S, N)),
         "norm_weight": (norm_weight, (C,)),
         "norm_bias": (norm_bias, (C,)),
         "a_weight": (a_weight, (H, C)),
@@ -79,7 +86,7 @@ def outer_product_mean(
         "b_bias": (b_bias, (H,)),
         "out_bias": (out_bias, (Z,)),
     }
-    check_shapes("outer_product_mean", wanted, f"m {tuple(m.shape)} and {H} hidden channels")
+    check_shapes("outer_product_mean", wanted, m=m, a_weight=a_weight)
     run = _operator.dispatch(m)
     result: Tensor = run(m, *(tensor for tensor, _ in wanted.values()), eps, mask_eps)
     return result
@@ -107,9 +114,14 @@ def layer_of_products(
     count : n, for which no gradient is computed
     out_weight, out_bias : see `outer_product_mean`
     """
-    (*batch, S, R, H), N = a.shape, b.shape[-2]
+    try:
+        (*batch, S, R, H), N = a.shape, b.shape[-2]
+    except (IndexError, ValueError):
+        check_axes("layer_of_products", "[..., S, N, H]", a=a, b=b)
+        check_axes("layer_of_products", "[Z, H * H]", out_weight=out_weight)
+        raise
     wanted = {"b": (b, (*batch, S, N, H)), "count": (count, (*batch, R, N))}
     wanted |= {"out_weight": (out_weight, (len(out_weight), H * H))}
-    check_shapes("layer_of_products", wanted, f"a {tuple(a.shape)}")
+    check_shapes("layer_of_products", wanted, a=a)
     result: Tensor = _layer.dispatch(a)(a, b, count, out_weight, out_bias)
     return result

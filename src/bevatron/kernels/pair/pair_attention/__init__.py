@@ -2,12 +2,12 @@
 
 from typing import Literal, get_args
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import as_one_type, check_axes, check_keep_mask, check_shapes
 
 __all__ = ["Layout", "pair_attention"]
 
@@ -78,6 +78,7 @@ def pair_attention(
     torch.Size([1, 6, 2, 6, 8])
     """
     _check(q, k, v, bias, mask, gate, layout)
+    k, v = as_one_type("pair_attention", q=q, k=k, v=v)
     run = _operator.dispatch(q)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     result: Tensor = run(q, k, v, bias, mask, scale, gate, layout)
@@ -95,32 +96,23 @@ def _check(
 ) -> None:
     if layout not in get_args(Layout):
         raise ValueError(f"pair_attention: layout is '{layout}', expected BSHND or BSNHD")
-    if q.ndim != 5 or k.ndim != 5:
-        raise ValueError(
-            f"pair_attention: q and k have shapes {tuple(q.shape)} and {tuple(k.shape)}, expected "
-            f"five axes, {layout}"
-        )
-    axis_N, axis_H = (3, 2) if layout == "BSHND" else (2, 3)
-    B, S, D = q.shape[0], q.shape[1], q.shape[4]
-    H, Nq, Nk = q.shape[axis_H], q.shape[axis_N], k.shape[axis_N]
-    of_keys = (B, S, H, Nk, D) if layout == "BSHND" else (B, S, Nk, H, D)
-    wanted: list[tuple[str, Tensor, tuple[int, ...]]] = [("k", k, of_keys), ("v", v, of_keys)]
-    if gate is not None:
-        wanted.append(("gate", gate, tuple(q.shape)))
-    if bias is not None:
-        rows = S if bias.ndim == 5 and bias.shape[1] == S else 1
-        wanted.append(("bias", bias, (B, rows, H, Nq, Nk)))
-    if mask is not None:
-        wanted.append(("mask", mask, (B, S, Nk)))
-    for name, tensor, shape in wanted:
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"pair_attention: {name} has shape {tuple(tensor.shape)}, expected {shape} to go "
-                f"with q {tuple(q.shape)} in the layout {layout}"
-            )
-    if k.dtype != q.dtype or v.dtype != q.dtype:
-        raise ValueError(
-            f"pair_attention: q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; make them one type"
-        )
-    if mask is not None and mask.dtype != torch.bool:
-        raise ValueError(f"pair_attention: mask is {mask.dtype}, expected torch.bool, True = keep")
+    try:
+        if layout == "BSHND":
+            (B, S, H, Nq, D), Nk = q.shape, k.shape[3]
+            of_keys = (B, S, H, Nk, D)
+        else:
+            (B, S, Nq, H, D), Nk = q.shape, k.shape[2]
+            of_keys = (B, S, Nk, H, D)
+    except (IndexError, ValueError):
+        check_axes("pair_attention", f"[{', '.join(layout)}]", q=q, k=k)
+        raise
+    rows = S if bias is not None and bias.dim() == 5 and bias.shape[1] == S else 1
+    wanted = {
+        "k": (k, of_keys),
+        "v": (v, of_keys),
+        "gate": (gate, tuple(q.shape)),
+        "bias": (bias, (B, rows, H, Nq, Nk)),
+        "mask": (mask, (B, S, Nk)),
+    }
+    check_shapes("pair_attention", wanted, q=q, k=k)
+    check_keep_mask("pair_attention", mask)

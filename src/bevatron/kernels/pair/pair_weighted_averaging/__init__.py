@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_one_type, check_shapes
+from bevatron.kernels.shared.checks import check_alike, check_axes, check_shapes
 
 __all__ = ["pair_weighted_averaging"]
 
@@ -44,12 +44,17 @@ def pair_weighted_averaging(
     >>> pair_weighted_averaging(v, gate, torch.full((4, 5, 5), 0.2))[0, 0]
     tensor([0.7311, 0.7311, 0.7311, 0.7311, 0.7311, 0.7311, 0.7311, 0.7311])
     """
-    *batch, _, N, C = v.shape
-    H = weights.shape[-3]
+    try:
+        *batch, _, N, C = v.shape
+        H = weights.shape[-3]
+    except (IndexError, ValueError):
+        check_axes("pair_weighted_averaging", "[..., S, N, C]", v=v)
+        check_axes("pair_weighted_averaging", "[..., H, N, N]", weights=weights)
+        raise
     if H < 1 or C % H:
         raise ValueError(f"pair_weighted_averaging: {C} channels of v do not make {H} heads")
     wanted = {"gate": (gate, tuple(v.shape)), "weights": (weights, (*batch, H, N, N))}
-    check_shapes("pair_weighted_averaging", wanted, f"v {tuple(v.shape)}")
-    check_one_type("pair_weighted_averaging", {"v": v, "gate": gate, "weights": weights})
+    check_shapes("pair_weighted_averaging", wanted, v=v)
+    check_alike("pair_weighted_averaging", {"v": v, "gate": gate, "weights": weights})
     result: Tensor = _operator.dispatch(v)(v, gate, weights)
     return result

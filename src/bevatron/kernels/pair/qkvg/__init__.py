@@ -5,11 +5,9 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_shapes
+from bevatron.kernels.shared.checks import check_axes, check_shapes
 
 __all__ = ["qkvg"]
-
-WEIGHTS = ("q_weight", "k_weight", "v_weight", "gate_weight")
 
 _operator = registry.operator("qkvg", __name__, takes=support.up_to_float32)
 
@@ -68,27 +66,33 @@ def qkvg(
     >>> q.shape
     torch.Size([5, 16])
     """
-    C = x.shape[-1]
+    weights = {"q_weight": q_weight, "k_weight": k_weight, "v_weight": v_weight}
+    weights["gate_weight"] = gate_weight
+    wanted: dict[str, tuple[Tensor | None, tuple[int, ...]]]
     norm_weight, norm_bias = (None, None) if norm is None else norm
-    wanted = {
-        "q_weight": (q_weight, (q_weight.shape[0], C)),
-        "k_weight": (k_weight, (k_weight.shape[0], C)),
-        "v_weight": (v_weight, (v_weight.shape[0], C)),
-        "gate_weight": (gate_weight, (gate_weight.shape[0], C)),
-        "gate_bias": (gate_bias, (gate_weight.shape[0],)),
-        "q_bias": (q_bias, (q_weight.shape[0],)),
+    try:
+        C, Q, G = x.shape[-1], q_weight.shape[0], gate_weight.shape[0]
+        heads = 1 if bias_weight is None else bias_weight.shape[0] or 1
+        wanted = {name: (weight, (weight.shape[0], C)) for name, weight in weights.items()}
+    except IndexError:
+        check_axes("qkvg", "[..., C]", x=x)
+        check_axes("qkvg", "[channels, C]", **weights, bias_weight=bias_weight)
+        raise
+    wanted |= {
+        "gate_bias": (gate_bias, (G,)),
+        "q_bias": (q_bias, (Q,)),
         "norm weight": (norm_weight, (C,)),
         "norm bias": (norm_bias, (C,)),
-        "bias_weight": (bias_weight, (0 if bias_weight is None else bias_weight.shape[0], C)),
+        "bias_weight": (bias_weight, (heads, C)),
     }
-    check_shapes("qkvg", wanted, f"x {tuple(x.shape)}")
-    for name in WEIGHTS:
-        _, (channels, _) = wanted[name]
-        if head_width is not None and (head_width < 1 or channels % head_width):
-            raise ValueError(
-                f"qkvg: {name} has shape {(channels, C)}, whose first axis is not a multiple of "
-                f"head_width {head_width}"
-            )
+    check_shapes("qkvg", wanted, x=x)
+    if head_width is not None:
+        for name, weight in weights.items():
+            if head_width < 1 or weight.shape[0] % head_width:
+                raise ValueError(
+                    f"qkvg: {name} has shape {tuple(weight.shape)}, whose first axis is not a "
+                    f"multiple of head_width {head_width}"
+                )
     if bias_weight is not None and norm is None:
         raise ValueError("qkvg: bias_weight is a layer of normalised rows, but no norm is given")
     run = _operator.dispatch(x)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_shapes
+from bevatron.kernels.shared.checks import as_one_type, check_axes, check_shapes
 
 __all__ = ["smooth_lddt"]
 
@@ -45,18 +45,18 @@ def smooth_lddt(
     >>> smooth_lddt(x[None, None], x[None], torch.full((1, 2), 15.0))
     tensor([[0.8041]])
     """
-    if not predicted.dtype == truth.dtype == radius.dtype:
-        raise ValueError(
-            f"smooth_lddt: predicted is of {predicted.dtype}, truth of {truth.dtype}, radius of "
-            f"{radius.dtype}; make them alike"
-        )
-    if predicted.ndim != 4 or predicted.shape[-1] != 3:
-        raise ValueError(
-            f"smooth_lddt: predicted has shape {tuple(predicted.shape)}, expected "
-            "[structures, copies, atoms, 3]"
-        )
-    structures, _, atoms, _ = predicted.shape
-    wanted = {"truth": (truth, (structures, atoms, 3)), "radius": (radius, (structures, atoms))}
-    check_shapes("smooth_lddt", wanted, f"predicted {tuple(predicted.shape)}")
+    try:
+        structures, copies, atoms, _ = predicted.shape
+    except ValueError:
+        check_axes("smooth_lddt", "[structures, copies, atoms, 3]", predicted=predicted)
+        raise
+    wanted = {
+        "predicted": (predicted, (structures, copies, atoms, 3)),
+        "truth": (truth, (structures, atoms, 3)),
+        "radius": (radius, (structures, atoms)),
+    }
+    check_shapes("smooth_lddt", wanted, predicted=predicted)
+    # Under autocast a prediction may be narrow; its distances shall not be.
+    predicted, radius = as_one_type("smooth_lddt", truth=truth, predicted=predicted, radius=radius)
     result: Tensor = _operator.dispatch(predicted)(predicted, truth, radius)
     return result

@@ -24,7 +24,7 @@ def smooth_lddt(
     predicted: Tensor, truth: Tensor, radius: Tensor, pairs_in_a_tile: int = PAIRS_IN_A_TILE
 ) -> Tensor:
     """Compute the score of every copy; the tile size does not affect it."""
-    each = zip(wide(predicted), wide(truth), wide(radius), strict=True)
+    each = zip(wide(predicted), wide(truth.detach()), wide(radius.detach()), strict=True)
     return torch.stack([_SmoothLDDT.apply(x, y, r, pairs_in_a_tile) for x, y, r in each])
 
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import as_one_type, check_shapes
 
 __all__ = ["swiglu"]
 
@@ -46,10 +47,8 @@ def swiglu(
                 f"swiglu: gate has shape {tuple(gate.shape)}, expected [..., 2C] where value is "
                 "not given"
             )
-    elif value.shape != gate.shape or value.dtype != gate.dtype:
-        raise ValueError(
-            f"swiglu: gate is {tuple(gate.shape)} of {gate.dtype}, value {tuple(value.shape)} of "
-            f"{value.dtype}; make them alike"
-        )
+    else:
+        check_shapes("swiglu", {"value": (value, gate.shape)}, gate=gate)
+        (value,) = as_one_type("swiglu", gate=gate, value=value)
     result: Tensor = _operator.dispatch(gate)(gate, value)
     return result

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_shapes
+from bevatron.kernels.shared.checks import check_axes, check_shapes
 
 __all__ = ["transition"]
 
@@ -66,8 +66,15 @@ def transition(
     >>> transition(x, torch.ones(8), torch.zeros(8), up, down, gate_weight=torch.randn(32, 8)).shape
     torch.Size([5, 5, 8])
     """
-    C, H = x.shape[-1], up_weight.shape[0]
-    out = C if residual else down_weight.shape[0]
+    try:
+        C, H, out = x.shape[-1], up_weight.shape[0], down_weight.shape[0]
+    except IndexError:
+        check_axes("transition", "[..., C]", x=x)
+        check_axes(
+            "transition", "[channels, channels]", up_weight=up_weight, down_weight=down_weight
+        )
+        raise
+    out = C if residual else out
     wanted = {
         "norm_weight": (norm_weight, (C,)),
         "norm_bias": (norm_bias, (C,)),
@@ -77,7 +84,7 @@ def transition(
         "up_bias": (up_bias, (H,)),
         "down_bias": (down_bias, (out,)),
     }
-    check_shapes("transition", wanted, f"x {tuple(x.shape)} and {H} hidden channels")
+    check_shapes("transition", wanted, x=x, up_weight=up_weight)
     run = _operator.dispatch(x)
     tensors = (tensor for tensor, _ in wanted.values())
     result: Tensor = run(x, *tensors, eps, residual)

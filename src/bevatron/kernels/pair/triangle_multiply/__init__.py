@@ -6,7 +6,7 @@ from torch import Tensor
 from bevatron.kernels import registry
 from bevatron.kernels.pair.triangle_multiply.contraction import Contraction
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_shapes
+from bevatron.kernels.shared.checks import check_axes, check_shapes
 
 __all__ = ["Contraction", "triangle_multiply"]
 
@@ -92,11 +92,17 @@ def triangle_multiply(
     ... ).shape
     torch.Size([5, 5, 8])
     """
-    C, H = z.shape[-1], a_weight.shape[0]
+    try:
+        *batch, R, N, C = z.shape
+        H = a_weight.shape[0]
+    except (IndexError, ValueError):
+        check_axes("triangle_multiply", "[..., N, N, C]", z=z)
+        check_axes("triangle_multiply", "[H, C]", a_weight=a_weight)
+        raise
     wanted = {
-        "z": (z, (*z.shape[:-3], z.shape[-2 if contraction is None else -3], z.shape[-2], C)),
-        "mask": (mask, tuple(z.shape[:-1])),
-        "drop": (drop, (*z.shape[:-3], *z.shape[-2:])),
+        "z": (z, (*batch, N if contraction is None else R, N, C)),
+        "mask": (mask, (*batch, R, N)),
+        "drop": (drop, (*batch, N, C)),
         "norm_in_weight": (norm_in_weight, (C,)),
         "norm_in_bias": (norm_in_bias, (C,)),
         "a_weight": (a_weight, (H, C)),
@@ -114,7 +120,7 @@ def triangle_multiply(
         "out_bias": (out_bias, (C,)),
         "out_gate_bias": (out_gate_bias, (C,)),
     }
-    check_shapes("triangle_multiply", wanted, f"z {tuple(z.shape)} and {H} hidden channels")
+    check_shapes("triangle_multiply", wanted, z=z, a_weight=a_weight)
     run = _operator.dispatch(z)
     tensors = (tensor for tensor, _ in wanted.values())
     result: Tensor = run(*tensors, outgoing, eps, residual, contraction)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_shapes
+from bevatron.kernels.shared.checks import as_one_type, check_axes, check_keep_mask, check_shapes
 
 __all__ = ["window_attention"]
 
@@ -61,8 +61,13 @@ def window_attention(
     >>> window_attention(q, k, v, gate, bias, mask).shape
     torch.Size([1, 2, 70, 4, 8])
     """
-    B, _, A, H, _ = q.shape
-    queries, keys = bias.shape[-2:]
+    try:
+        B, _, A, H, _ = q.shape
+        queries, keys = bias.shape[-2:]
+    except ValueError:
+        check_axes("window_attention", "[B, M, A, H, D]", q=q)
+        check_axes("window_attention", "[B, W, H, Q, K]", bias=bias)
+        raise
     if queries < 1 or keys < queries or (keys - queries) % 2:
         raise ValueError(
             f"window_attention: bias {tuple(bias.shape)} has windows of {queries} queries and "
@@ -74,11 +79,8 @@ def window_attention(
         "bias": (bias, (B, -(-A // queries), H, queries, keys)),
         "mask": (mask, (B, A)),
     }
-    check_shapes("window_attention", wanted, f"q {shape}")
-    if not q.dtype == k.dtype == v.dtype == gate.dtype:
-        raise ValueError(
-            f"window_attention: q, k, v and gate are {q.dtype}, {k.dtype}, {v.dtype} and "
-            f"{gate.dtype}; make them one type"
-        )
-    result: Tensor = _operator.dispatch(q)(q, k, v, gate, bias, mask)
+    check_shapes("window_attention", wanted, q=q)
+    others = as_one_type("window_attention", q=q, k=k, v=v, gate=gate)
+    check_keep_mask("window_attention", mask)
+    result: Tensor = _operator.dispatch(q)(q, *others, bias, mask)
     return result

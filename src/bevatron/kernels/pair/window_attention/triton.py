@@ -16,6 +16,7 @@ from bevatron.kernels.pair.window_attention.triton_kernels import (
 from bevatron.kernels.shared.custom_op import custom_op, is_watched
 from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.layouts import per_layout
+from bevatron.kernels.shared.rows import FARTHEST
 from bevatron.kernels.shared.tiles import Tiles
 from bevatron.kernels.shared.triton_launch import Launch
 from bevatron.kernels.shared.triton_math import allows_tf32
@@ -147,8 +148,10 @@ def _write_gradients(
 
 
 def _readable(x: Tensor) -> Tensor:
-    """Return rows whose heads are contiguous."""
-    return x if x.stride()[3:] == (x.shape[-1], 1) else x.contiguous()
+    """Return rows whose heads are contiguous, and whose atoms 32 bits tell apart."""
+    _, _, step, *of_heads = x.stride()
+    near = x.shape[2] * step < FARTHEST
+    return x if near and of_heads == [x.shape[-1], 1] else x.contiguous()
 
 
 @per_layout

@@ -1,0 +1,58 @@
+"""Copies of structures: of several files with the same content one is used."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from xxhash import xxh3_128_hexdigest
+
+from bevatron.data.archives import state_of
+from bevatron.data.compressed import read_whole
+from bevatron.data.proteins.hit_files import NamedChain, entry_code
+from bevatron.data.readers.base import content_hash
+from bevatron.data.readers.proteins.folders import ProteinFiles
+from bevatron.errors import DataError
+
+
+def without_copies(found: ProteinFiles) -> ProteinFiles:
+    """Refuse a structure of the bytes of an earlier one, or of its name and content compressed."""
+    # What has neither its size nor its name in common with another file is not read.
+    size = {path: state_of(path)[0] for path in found.structures}
+    sizes = Counter(size.values())
+    names = Counter(entry_code(path) for path in found.structures)
+    known: dict[str, Path] = {}
+    copies: dict[Path, Path] = {}
+    for path in found.structures:
+        code, contents = entry_code(path), []
+        try:
+            if sizes[size[path]] > 1:
+                contents.append(content_hash(path))
+            if names[code] > 1:
+                contents.append(f"{code} {xxh3_128_hexdigest(read_whole(path))}")
+        except (DataError, OSError):
+            continue  # whoever reads it says why
+        first = next((known[content] for content in contents if content in known), path)
+        known |= dict.fromkeys(contents, first)
+        if first != path:
+            copies[path] = first
+    reasons = (
+        (str(path), f"is a copy of {first}, which is used") for path, first in copies.items()
+    )
+    return replace(
+        found,
+        structures=tuple(path for path in found.structures if path not in copies),
+        copies=tuple(copies.items()),
+        refused=(*found.refused, *reasons),
+    )
+
+
+def names_of_copies(found: ProteinFiles, chains: Sequence[NamedChain]) -> Iterator[Sequence[str]]:
+    """Yield each chain of a structure with copies of other names, under the names of all."""
+    codes: dict[str, set[str]] = {}
+    for path, first in found.copies:
+        if (code := entry_code(first)) != entry_code(path):
+            codes.setdefault(code, set()).add(entry_code(path))
+    for chain in chains:
+        for name in chain.names if chain.entry in codes else ():
+            yield [f"{code}_{name}" for code in (chain.entry, *sorted(codes[chain.entry]))]
