@@ -362,7 +362,9 @@ def test_coinciding_atoms_are_refused(frames, tmp_path, refused):
 
 
 def test_evaluate_without_files_asks_for_one(shelf, refused):
-    assert "expected at least one file" in refused("evaluate", shelf / "run")
+    assert "expected at least one file or store of labelled structures" in refused(
+        "evaluate", shelf / "run"
+    )
 
 
 def test_a_store_of_another_cutoff_is_refused(shelf, refused):
