@@ -17,7 +17,7 @@ from importlib import import_module
 
 from bevatron import __version__
 from bevatron.errors import BevatronError, ConfigError
-from bevatron.output import Outcome, Result, quietly, say
+from bevatron.output import Outcome, Result, print_no_more, quietly, say
 
 EXIT_MISTAKE = 2
 
@@ -160,8 +160,8 @@ def one_sentence(
         print(f"error: {message}", file=sys.stderr)  # noqa: T201
         return EXIT_MISTAKE
     except BrokenPipeError:
-        # The reader of our output (`| head`) has left; that is not a failure of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # That is not a failure of ours.
+        print_no_more()
         return 0
     except OSError as error:
         if debug or error.errno not in _FIXABLE:
