@@ -44,4 +44,9 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
+def __dir__() -> list[str]:
+    # For help() and completion, which see only what is there.
+    return sorted({*globals(), *__all__})
+
+
 sys.modules[__name__].__class__ = _Bevatron
