@@ -6,6 +6,7 @@ line; functions print through `say`, `note` and `Result` and know nothing of the
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,6 +53,11 @@ Cell = str | int | float | None
 
 Outcome = Result | int | None
 """Return value of a command's function: a result, an exit code or nothing."""
+
+
+def print_no_more() -> None:
+    """Send what is printed from now on to nowhere: its reader (``| head``) has left."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(*lines: str) -> None:

@@ -434,6 +434,7 @@ def test_under_autocast_the_first_of_several_types_is_taken(operator, names, cho
     with kernels.use(choice):
         with pytest.raises(ValueError, match="make them one type"):
             getattr(kernels, operator)(**given)
-        with torch.autocast(DEVICE, torch.bfloat16):
+        with torch.autocast(DEVICE, torch.float16):
+            # Not bfloat16: torch's own operators refuse float16 there.
             found = getattr(kernels, operator)(**given)
             assert torch.equal(found, getattr(kernels, operator)(**alike))

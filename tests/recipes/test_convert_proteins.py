@@ -44,6 +44,9 @@ def test_a_model_goes_there_and_back_but_not_over_another(tmp_path, capsys, comm
         assert torch.equal(found[name], value), name
     assert converted(system.KIND, file, back, "--preset", "small") == 2
     assert "exists already" in capsys.readouterr().err
+    assert converted(system.KIND, tmp_path / "ours", tmp_path / "again") == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'ours'}: is a folder, not a file of weights; runs and model" in said
 
 
 def test_the_files_are_as_others_read_them(tmp_path):

@@ -1,8 +1,12 @@
 """What a run prints: where it is among all epochs, how long it will take, nothing if quiet."""
 
 import io
+import os
 import re
 import resource
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import tiny
@@ -155,3 +159,22 @@ def test_a_full_disk_is_one_sentence_also_when_the_file_is_closed(tmp_path, name
         found.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+RUN = """
+import sys, tiny
+from bevatron.train import fit
+fit(tiny.make_run(sys.argv[1]))
+"""
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_prints_any_more(tmp_path):
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", RUN, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+    ) as running:
+        running.stdout.readline()
+        running.stdout.close()
+        assert running.wait(100) == 0
+    assert "training ended: all epochs are done" in (tmp_path / "log.txt").read_text()

@@ -49,6 +49,10 @@ def contents(path: Path) -> Mapping[str, Any]:
 
     Raises CheckpointError if it cannot be read, or holds nothing by name.
     """
+    if path.is_dir():
+        raise CheckpointError(
+            "is a folder, not a file of weights; runs and model folders are used as they are"
+        )
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

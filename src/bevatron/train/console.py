@@ -17,7 +17,7 @@ from rich.table import Column
 from bevatron.data.store.progress import clock
 from bevatron.errors import CheckpointError
 from bevatron.files import explained, write_all
-from bevatron.output import is_quiet
+from bevatron.output import is_quiet, print_no_more
 
 Batch = TypeVar("Batch")
 
@@ -68,9 +68,12 @@ class Console:
             return
         if self._rich.is_terminal:
             self._rich.print(text, markup=False)
-        else:
+            return
+        try:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
+        except BrokenPipeError:  # the run goes on, and the log has its lines
+            print_no_more()
 
     def begin_epoch(
         self, epoch: int, epochs: int, done: int, total: int, steps: tuple[int, int] | None = None

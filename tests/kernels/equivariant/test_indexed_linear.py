@@ -133,7 +133,10 @@ def test_derivatives_agree_with_finite_differences_for_every_pair_of_inputs(impl
     [
         ({"x": torch.ones(7, 4, 1)}, r"\(7, 4, 1\) do not go with weights \(5, 3, 2\)"),
         ({"elements": torch.zeros(6).long()}, r"\(6,\) elements for 7 atoms"),
-        ({"elements": ElementOrder(ELEMENTS, 4)}, "the order is of 4 elements, the weights of 5"),
+        (
+            {"elements": ElementOrder(ELEMENTS.to(DEVICE), 4)},
+            "the order is of 4 elements, the weights of 5",
+        ),
     ],
 )
 def test_a_wrong_shape_is_named(change, message):

@@ -226,7 +226,11 @@ def test_a_model_that_has_learnt_no_confidences_says_so(tmp_path, tiny_model, co
     [
         (">A|protein\nMK1\n", "a.fasta", "'1' at position 3 is not a residue of protein"),
         (">A|ccd\nQQQQQ\n", "a.fasta", "QQQQQ"),
-        (json.dumps(job(unpairedMsa=">q\nMMMMM\n", pairedMsa="")), "a.json", "another sequence"),
+        (
+            json.dumps(job(unpairedMsa=">q\nMMMMM\n", pairedMsa="")),
+            "a.json",
+            "residue 2 is the first",
+        ),
         ("ATOM", "a.txt", "not in a known format"),
     ],
 )
@@ -245,8 +249,11 @@ def test_a_mistake_in_an_input_names_the_input_not_a_copy_of_it(tiny_model, comp
     template = {"mmcif": "nonsense", "queryIndices": [0], "templateIndices": [0]}
     mistakes = {
         "chain A, unpaired alignment, line 3": {"unpairedMsa": ">q\nMKVGM\n>h\nMK\n"},
-        "chain A, unpaired alignment: begins": {"unpairedMsa": ">q\nMKVGG\n"},
+        "chain A, unpaired alignment: its first": {"unpairedMsa": ">q\nMKVGG\n"},
         "chain A, template 1": {"templates": [template]},
+        f"chain A, template 1: {tmp_path / 'nowhere.cif'}: ": {
+            "templates": [{**template, "mmcif": None, "mmcifPath": "nowhere.cif"}]
+        },
     }
     source = tmp_path / "typed.json"
     for where, given in mistakes.items():

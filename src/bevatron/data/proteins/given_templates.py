@@ -57,7 +57,10 @@ def given_templates(sequence: str, templates: Sequence[Template], where: str) ->
 
 def _read(template: Template, name: str) -> Structure:
     if isinstance(template.structure, Path):
-        return read_structure(template.structure)
+        try:
+            return read_structure(template.structure)
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from error
     return parse_structure(template.structure.encode(), name)
 
 

@@ -289,7 +289,7 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
     plain = config.model == GPSPlusPlusConfig.preset(GpsppRun.preset)
     if plain and config.start_from is None and not on_gpu:
         notes.append(
-            f"{config.preset} takes hours on a CPU; preset gpspp-small trains on thousands of "
+            f"{config.preset} is slow on a CPU; preset gpspp-small trains on thousands of "
             "molecules in minutes"
         )
     longest = train.epochs / 10
