@@ -48,6 +48,14 @@ def pytest_collection_finish():
     gc.set_threshold(20_000, 20, 20)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Spare it what a module leaves, too: mostly further imports."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 def shuffled(items, seed):
     """Put modules into random order and the tests of each, so that fixtures are made once."""
     modules = {}

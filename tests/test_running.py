@@ -1,5 +1,6 @@
 """The order of tests, their drawn examples, and tests in a process of their own."""
 
+import gc
 import os
 import random
 import re
@@ -39,6 +40,17 @@ def test_examples_are_the_same_in_every_run():
         return drawn
 
     assert draw(1) == draw(2)
+
+
+def test_the_collector_is_spared_what_a_module_has_left():
+    here, elsewhere = (SimpleNamespace(path=path) for path in ("test_a.py", "test_b.py"))
+    gc.collect()
+    left = [[number] for number in range(1000)]
+    frozen = gc.get_freeze_count()
+    running.pytest_runtest_teardown(here, here)
+    assert gc.get_freeze_count() == frozen
+    running.pytest_runtest_teardown(here, elsewhere)
+    assert gc.get_freeze_count() > frozen + len(left)
 
 
 @pytest.mark.own_process
