@@ -9,6 +9,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from bevatron.moved import keep_old_names
+
 if TYPE_CHECKING:
     from bevatron.recipes.api import evaluate as evaluate
     from bevatron.recipes.api import load as load
@@ -50,3 +52,4 @@ def __dir__() -> list[str]:
 
 
 sys.modules[__name__].__class__ = _Bevatron
+keep_old_names()

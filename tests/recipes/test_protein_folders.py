@@ -67,6 +67,20 @@ def test_structures_of_a_size_and_a_name_of_their_own_are_not_read_to_find_copie
     assert hashed == ["3abc.cif", "4abc.cif"]
 
 
+def test_a_file_that_is_like_two_others_makes_them_copies_too(folder, tmp_path):
+    (folder / "1abc.cif").unlink()
+    (folder / "a copy.cif").write_bytes(proteins.cif())
+    for name in ("ab/1abc.cif.gz", "b/1abc.cif"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        content = proteins.cif()
+        (folder / name).write_bytes(gzip.compress(content) if ".gz" in name else content)
+    store, lines = prepare(folder, tmp_path / "s")
+    assert store.manifest["sources"] == [str(folder / "b/1abc.cif")]
+    reason = f"is a copy of {folder / 'b/1abc.cif'}, which is used"
+    left = {line.partition(": ")[2] for line in lines if line.startswith("left out: ")}
+    assert left == {f"{folder / name}: {reason}" for name in ("a copy.cif", "ab/1abc.cif.gz")}
+
+
 def test_hits_may_name_the_copy_of_a_structure(folder, tmp_path):
     (folder / "2abc.cif").write_bytes(proteins.cif())
     tables = proteins.tables_of(("GLY", *proteins.RESIDUES[1:]))

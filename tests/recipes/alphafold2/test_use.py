@@ -39,6 +39,7 @@ def test_a_chain_is_written_with_all_its_atoms_and_confidences(model, tmp_path, 
     (file,) = (tmp_path / "out").glob("*.cif")
     found = read_structure(file)
     assert found.sequence(0) == CRAMBIN
+    assert f"polypeptide(L) A {CRAMBIN}" in " ".join(file.read_text().split())
     heavy = {"G": 4, "A": 5, "S": 6, "C": 6, "P": 7, "V": 7, "T": 7, "I": 8, "L": 8, "N": 8,
              "D": 8, "E": 9, "R": 11, "Y": 12, "F": 11}  # fmt: skip
     assert np.diff(found.residues.atom_ptr).tolist() == [heavy[letter] for letter in CRAMBIN]
@@ -96,6 +97,23 @@ def test_the_alignment_of_the_input_reaches_the_model(model, folder, tmp_path):
     source.write_text(json.dumps({**job, "sequences": [chain]}))
     with pytest.raises(DataError, match=r"unpaired alignment: its first sequence has 4 resid"):
         predict_files(model, source, tmp_path / "no", device="cpu")
+
+
+def test_what_alphafold2_does_not_predict_is_said(model, tmp_path, capsys):
+    protein = {"id": "A", "sequence": "MKVU" + "X" * 6}
+    protein["modifications"] = [{"ptmType": "MSE", "ptmPosition": 1}]
+    bond = [["A", 1, "CG"], ["A", 3, "CB"]]
+    job = {"name": "x", "modelSeeds": [1], "dialect": "alphafold3", "version": 1}
+    job |= {"sequences": [{"protein": protein}], "bondedAtomPairs": [bond]}
+    source = tmp_path / "x.json"
+    source.write_text(json.dumps(job))
+    predict_files(model, source, tmp_path / "out", device="cpu")
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note")]
+    assert notes[0] == "note: x: bonds, modifications of chain A has no effect here"
+    assert notes[1].startswith(
+        "note: x, chain A: AlphaFold2 has no atoms of U4, X5, X6, X7, X8 and 2 more, only"
+    )
+    assert read_structure(tmp_path / "out/x_A.cif").sequence(0) == "MKVXXXXXXX"
 
 
 def test_an_alignment_in_a_folder_that_nearly_fits_is_named(model, tmp_path, capsys):
