@@ -126,6 +126,9 @@ def test_an_alignment_in_a_folder_that_nearly_fits_is_named(model, tmp_path, cap
     (note,) = (x for x in capsys.readouterr().err.splitlines() if x.startswith("note"))
     assert f"{near} is not used: its first sequence has 45 residues, that of chain A 46" in note
     assert note.endswith("residue 21 is the first to differ (P, not T)")
+    (near.parent / "own.a3m").write_text(f">q\n{CRAMBIN}\n")
+    predict_files(model, source, tmp_path / "both", device="cpu", searches=[near.parent])
+    assert "is not used" not in capsys.readouterr().err, "it may be that of a mutant"
 
 
 def test_a_chain_that_needs_more_memory_than_there_is_is_named(model, tmp_path, monkeypatch):
