@@ -1,4 +1,4 @@
-"""How the suite runs: drawn examples, the order of tests, tests in a process of their own.
+"""How the suite runs: drawn examples, the order of tests, processes that a test ends.
 
 Examples that hypothesis draws follow from the test alone, so that a run repeats the last one.
 ``--hypothesis-profile random`` draws others, and ten times as many; ``--shuffle SEED`` runs
@@ -68,6 +68,32 @@ def _draw_more(items):
 
 def _is_drawn(item):
     return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    """End a process whose GPU a test has broken, in which all later tests would fail.
+
+    Of several workers another takes the place of this one and goes on behind the test.
+    """
+    failed_before = item.session.testsfailed
+    done = yield
+    if item.session.testsfailed > failed_before and _gpu_is_broken():
+        if hasattr(item.config, "workerinput"):
+            os._exit(1)
+        pytest.exit(f"the GPU of this process failed in {item.nodeid}", returncode=1)
+    return done
+
+
+def _gpu_is_broken():
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,8 +2,12 @@
 
 import os
 import random
+import re
 import signal
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -47,3 +51,54 @@ def test_a_marked_test_runs_in_a_process_of_its_own():
 def test_a_marked_test_may_end_its_process():
     assert running.OWN_PROCESS in os.environ
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+GPU = """
+import sys
+from types import SimpleNamespace
+
+broken = []
+
+def synchronize():
+    if broken:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+cuda = SimpleNamespace(is_initialized=lambda: True, synchronize=synchronize)
+sys.modules["torch"] = SimpleNamespace(cuda=cuda, broken=broken)
+"""
+TESTS = """
+import pytest
+import torch
+
+@pytest.mark.parametrize("number", range(8))
+def test_on_a_gpu(number):
+    torch.cuda.synchronize()
+    assert number != 1, "an error of the test alone"
+    if number == 3:
+        torch.broken.append(number)
+        torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_test_runs_in_a_process_whose_gpu_another_has_broken(workers, tmp_path):
+    (tmp_path / "conftest.py").write_text(GPU)
+    (tmp_path / "test_gpu.py").write_text(TESTS)
+    command = ["-m", "pytest", "-p", "running", "-p", "no:cacheprovider", "-n", str(workers), "-q"]
+    done = subprocess.run(
+        [sys.executable, *command, "--rootdir", tmp_path, tmp_path],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    failed = re.findall(r"^FAILED test_gpu.py::(\S+)", done.stdout, re.MULTILINE)
+    assert set(failed) == {"test_on_a_gpu[1]", "test_on_a_gpu[3]"}
+    if workers:
+        assert "crashed while running 'test_gpu.py::test_on_a_gpu[3]'" in done.stdout
+        assert "6 passed" in done.stdout
+    else:
+        assert "the GPU of this process failed in test_gpu.py::test_on_a_gpu[3]" in done.stdout
+        assert "2 passed" in done.stdout

@@ -9,6 +9,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from bevatron.moved import keep_old_names
+
 if TYPE_CHECKING:
     from bevatron.recipes.api import evaluate as evaluate
     from bevatron.recipes.api import load as load
@@ -44,4 +46,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
+def __dir__() -> list[str]:
+    # For help() and completion, which see only what is there.
+    return sorted({*globals(), *__all__})
+
+
 sys.modules[__name__].__class__ = _Bevatron
+keep_old_names()

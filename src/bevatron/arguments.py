@@ -129,7 +129,7 @@ def sentence(box: str, command: str) -> str:
     Examples
     --------
     >>> sentence("Unrecognized options: --lrr", "bevatron train mace")
-    'there is no option --lrr; `bevatron train mace --help` shows all'
+    'there is no option --lrr; `bevatron train mace --help-all` shows all'
     """
     # Where the terminal has nothing better, the frame is drawn in ASCII.
     lines = [re.sub(r"^[\s│╭╰|+]+|[\s│╮╯|+]+$", "", line) for line in box.splitlines()]
@@ -266,6 +266,8 @@ _TYPES = (
     (r"\[(?:INT|FLOAT) \[(?:INT|FLOAT) \.\.\.\]\]", "several"),
     (r"\{\[STR (\w+) \[STR \w+ \.\.\.\]\]\}", r"pairs of a name and \1"),
     (r"\{([^{}]*)\}", lambda choices: " or ".join(re.split(r",\s*", choices[1]))),
+    (r"\bINT(?: INT)+\b", lambda several: f"{several[0].count('INT')} whole numbers"),
+    (r"\bFLOAT(?: FLOAT)+\b", lambda several: f"{several[0].count('FLOAT')} numbers"),
     (r"\bINT\b", "a whole number"),
     (r"\bFLOAT\b", "a number"),
     (r"\bSTR\b", "text"),
@@ -281,12 +283,14 @@ def _unknown(names: str, text: str, command: str) -> str:
     options = [name for name in unknown if name.startswith("-")]
     if not options:
         given = ", ".join(map(repr, unknown))
-        return f"nothing was expected after the options but {given}; `{command} --help` shows all"
+        return (
+            f"nothing was expected after the options but {given}; `{command} --help-all` shows all"
+        )
     rest = text.partition(names)[2].partition("For full helptext")[0]
     close = re.findall(r"--[\w.-]+", rest)
     same = [each for each in close if each.endswith(f".{options[0].lstrip('-')}")]
     hint = f" (did you mean {(same or close)[0]}?)" if close else ""
-    return f"there is no option {options[0]}{hint}; `{command} --help` shows all"
+    return f"there is no option {options[0]}{hint}; `{command} --help-all` shows all"
 
 
 def _allow(options: str) -> Callable[[re.Match[str]], str]:

@@ -362,7 +362,9 @@ def test_coinciding_atoms_are_refused(frames, tmp_path, refused):
 
 
 def test_evaluate_without_files_asks_for_one(shelf, refused):
-    assert "expected at least one file" in refused("evaluate", shelf / "run")
+    assert "expected at least one file or store of labelled structures" in refused(
+        "evaluate", shelf / "run"
+    )
 
 
 def test_a_store_of_another_cutoff_is_refused(shelf, refused):
@@ -528,3 +530,33 @@ def test_two_processes_train_from_a_plain_file_with_one_log(structures, tmp_path
     assert log.count("frames; energy") == 1
     assert done.stdout.count("training ended") == 1
     assert sum(line["kind"] == "epoch" for line in metrics(tmp_path / "run")) == 1
+
+
+def test_ctrl_c_during_the_import_of_torch_ends_without_a_traceback():
+    program = """
+import sys, types
+import bevatron.cli as cli
+sys.modules["torch"] = None  # what is left of an interrupted import cannot be imported again
+sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+cli._dispatch = interrupted
+sys.argv = ["bevatron", "evaluate", "run", "file"]
+cli.run()
+"""
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
+def test_arguments_that_may_be_left_out_are_in_brackets(capsys):
+    assert main(["demo", "--help"]) == 0
+    assert "usage: bevatron demo [OUT]" in capsys.readouterr().out
+    assert main(["convert", "mace-torch", "--help"]) == 0
+    assert "SOURCE [OUT] [--OPTION" in capsys.readouterr().out
+
+
+def test_a_command_names_the_help_that_shows_all_options(refused):
+    assert "`bevatron train mace --help-all` shows all" in refused(
+        "train", "mace", "--optim.lrr", 1
+    )

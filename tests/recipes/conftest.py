@@ -5,7 +5,25 @@ from pathlib import Path
 
 import pytest
 
+from bevatron.data.proteins import conformers
+
 sys.path.insert(0, str(Path(__file__).parent))
+POSES = {}
+"""Of components by their keys and numbers of poses, on which alone they depend."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _poses_are_made_once():
+    embed = conformers._embed
+
+    def embedded(molecule, number, key):
+        if (key, number) not in POSES:
+            POSES[key, number] = embed(molecule, number, key)
+        return POSES[key, number]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conformers, "_embed", embedded)
+        yield
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import gzip
 import inspect
 import json
+import pydoc
 import shutil
 import subprocess
 import sys
@@ -223,3 +224,8 @@ def test_graphs_are_evaluated_and_predicted(communities, tmp_path):
     found = bv.predict(run, data)
     assert len(found.classes) == bv.predict(predictor, data, tmp_path / "out.csv") == 1500
     np.testing.assert_array_equal(predictor.predict(data).classes, found.classes)
+
+
+def test_help_and_completion_see_the_functions():
+    assert {"train", "load", "evaluate", "predict"} <= set(dir(bv))
+    assert "evaluate(model" in pydoc.render_doc(bv, renderer=pydoc.plaintext)

@@ -133,6 +133,8 @@ def test_batches_that_several_epochs_fill_better_are_enough_for_a_profile(run, t
 def test_a_folder_that_is_no_run_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no config\.yaml"):
         profile_folder(tmp_path)
+    with pytest.raises(ConfigError, match="gone: there is no such run or YAML file"):
+        profile_folder(tmp_path / "gone")
     with pytest.raises(ConfigError, match="steps"):
         profile_folder(tmp_path, steps=0)
 

@@ -39,7 +39,7 @@ COMMANDS = {
 """Commands that belong to no single system, and their functions in this package."""
 
 USAGE = (
-    ("train SYSTEM|FILE.yaml [--KEY VALUE]", "train; all keys: `bevatron train SYSTEM --help`"),
+    ("train SYSTEM|FILE.yaml [--KEY VALUE]", "train; keys: `bevatron train SYSTEM --help`"),
     ("init SYSTEM > FILE.yaml", "a commented configuration to start from"),
     ("prepare [SYSTEM] FILE... --out STORE", "features that do not change, computed once"),
     ("inspect STORE [--plan]", "what is in a store, how batches fill"),
@@ -189,11 +189,11 @@ def run() -> None:
     # Threads of OpenMP that wait sleep: spinning, they take the cores from processes beside them.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     code = main()
-    if "torch.distributed" in sys.modules:
-        from bevatron.parallel.mesh import ranks_from_environment
-
+    # Not imported here: Ctrl-C in the middle of an import leaves a torch that cannot be imported.
+    mesh = sys.modules.get("bevatron.parallel.mesh")
+    if mesh is not None:
         with suppress(ConfigError):  # of wrong variables, which the command has reported
-            if ranks_from_environment(os.environ)[1] > 1:
+            if mesh.ranks_from_environment(os.environ)[1] > 1:
                 # gloo's threads may outlive the process group, and one that drops a tensor while
                 # the interpreter is being taken down aborts the process (SIGABRT) after its work.
                 sys.stdout.flush()

@@ -172,7 +172,9 @@ def _described(name: str, hint: Any, default: Any, meaning: str) -> Iterator[tup
         return
     positional = tyro.conf.Positional in extras
     if positional:
-        yield Row(named.metavar if named is not None else name.upper(), meaning), True
+        typed = named.metavar if named is not None else name.upper()
+        left_out = default is not inspect.Parameter.empty and not typed.startswith("[")
+        yield Row(f"[{typed}]" if left_out else typed, meaning), True
         return
     option = f"--{name.replace('_', '-')}"
     choices = [str(each) for each in typing.get_args(bare)] if _is_literal(bare) else []

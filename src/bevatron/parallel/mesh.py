@@ -124,9 +124,14 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = local_rank if device.index is None else device.index
         if index >= count:
+            if not count:
+                raise ConfigError(
+                    f"train.device: '{wanted}' needs a GPU, torch finds none (`bevatron env` says "
+                    "why); set train.device to cpu or auto"
+                )
             raise ConfigError(
-                f"train.device: '{wanted}' needs GPU number {index} but this machine offers "
-                f"{count} to this process; start fewer processes or set train.device to cpu"
+                f"train.device: '{wanted}' needs GPU {index}, counting from 0, but this process "
+                f"has {count}; start fewer processes or choose another"
             )
         device = torch.device("cuda", index)
     return device

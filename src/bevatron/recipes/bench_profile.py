@@ -144,6 +144,8 @@ def profile(run: Run, steps: int = 50, warm: int = 10) -> dict[str, Any] | None:
 
 def _configuration(source: Path) -> tuple[Any, Path]:
     """Read the configuration of a run's folder or of a file; return it with the run's folder."""
+    if not source.exists():
+        raise ConfigError(f"{source}: there is no such run or YAML file")
     if not source.is_dir():
         config = configuration(str(source))
         return config, Path(config.output)

@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 
 from bevatron.errors import ConfigError
-from bevatron.output import number, print_table
+from bevatron.output import note, number, print_table
 from bevatron.train.logger import METRICS
 from bevatron.train.report.measures import measure_name
 from bevatron.train.report.training import History, duration, training_loss
@@ -109,11 +109,15 @@ class Comparison:
         }
 
     def show(self) -> None:
-        """Print both tables."""
+        """Print both tables, and name the runs that have no measures yet."""
         for title, table in self._tables().items():
             rows = [[name, *cells] for name, cells in table.items()]
             if rows:
                 print_table(["", *(run.name for run in self.runs)], rows, title)
+        for run in self.runs:
+            if not run.history.epochs:
+                done = "epoch is finished" if run.history.unit == "epoch" else "step is validated"
+                note(f"note: {run.folder}: no {done} yet")
 
     def write(self, out: Path) -> None:
         """Write a page with tables and curves, ``.html``, or the curves alone, ``.png``.
@@ -133,7 +137,8 @@ class Comparison:
         report = Report("Runs", ", ".join(str(run.folder) for run in self.runs))
         for title, table in self._tables().items():
             rows = [[name, *cells] for name, cells in table.items()]
-            report.section(title).table(["", *(run.name for run in self.runs)], rows)
+            if rows:
+                report.section(title).table(["", *(run.name for run in self.runs)], rows)
         report.section("Curves").figure(figure, f"By {unit}.")
         report.write(out)
 
@@ -163,9 +168,9 @@ class Comparison:
         from bevatron.train.logger import column
         from bevatron.train.report.plots import Curve, Panel
 
+        losses = [training_loss(run.history, run.name) for run in self.runs]
+        panels = [Panel(_written("loss")[0], "", [curve for curve in losses if np.size(curve.y)])]
         runs = [run for run in self.runs if run.history.epochs]
-        losses = [training_loss(run.history, run.name) for run in runs]
-        panels = [Panel(_written("loss")[0], "", losses)]
         for name in self._names():
             if not name.startswith(VALID) or sum(name in run.measures for run in runs) < 2:
                 continue

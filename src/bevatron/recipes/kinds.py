@@ -38,11 +38,7 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
             if _is_file(folder / MODEL_FILE):
                 return str(read_description(folder / MODEL_FILE)["kind"])
     if arguments and not arguments[0].startswith("-"):
-        if not Path(arguments[0]).exists():
-            raise CheckpointError(
-                f"{arguments[0]}: there is no such run or model folder, nor a model of that name "
-                f"in {models_folder()}"
-            )
+        _refuse_missing(Path(arguments[0]))
         if (Path(arguments[0]) / "config.yaml").is_file():
             raise CheckpointError(
                 f"{arguments[0]}: the run has no model yet, neither a final one nor a best one; "
@@ -55,6 +51,14 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
         if Path(arguments[0]).is_dir():
             raise CheckpointError(f"{arguments[0]}: is not a model folder, it has no {MODEL_FILE}")
     return None
+
+
+def _refuse_missing(path: Path) -> None:
+    if not path.exists():
+        raise CheckpointError(
+            f"{path}: there is no such run or model folder, nor a model of that name in "
+            f"{models_folder()}"
+        )
 
 
 def _is_file(path: Path) -> bool:
@@ -72,8 +76,8 @@ def holds_model(path: Path) -> bool:
 def newest_model(path: Path, of_a_file: str = "") -> Path:
     """Return the folder of a model; of an unfinished run, that of its best model.
 
-    Raises CheckpointError if it is a file, or the name of a published model that is not there.
-    Whether there is a model is checked when it is read.
+    Raises CheckpointError if it is a file, is not there, or is the name of a published model that
+    is not there. Whether a folder holds a model is checked when it is read.
 
     Parameters
     ----------
@@ -83,6 +87,7 @@ def newest_model(path: Path, of_a_file: str = "") -> Path:
     path = named_model(path)
     if path.is_file():
         raise CheckpointError(f"{path}: is a file, {EXPECTED}{of_a_file}")
+    _refuse_missing(path)
     best = path / "best"
     unfinished = not (path / MODEL_FILE).exists() and (best / MODEL_FILE).exists()
     return best if unfinished else path

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from xxhash import xxh3_128_hexdigest
 
-from bevatron.data.archives import state_of
+from bevatron.data.archives import size_of
 from bevatron.data.compressed import read_whole
 from bevatron.data.proteins.hit_files import NamedChain, entry_code
 from bevatron.data.readers.base import content_hash
@@ -16,13 +16,21 @@ from bevatron.errors import DataError
 
 
 def without_copies(found: ProteinFiles) -> ProteinFiles:
-    """Refuse a structure of the bytes of an earlier one, or of its name and content compressed."""
+    """Refuse structures of the bytes of another, or of its name and its content compressed.
+
+    The one of the shortest name is used, of equally long ones the first.
+    """
     # What has neither its size nor its name in common with another file is not read.
-    size = {path: state_of(path)[0] for path in found.structures}
+    size = {path: size_of(path) for path in found.structures}
     sizes = Counter(size.values())
     names = Counter(entry_code(path) for path in found.structures)
+    place = {path: (len(path.name), number) for number, path in enumerate(found.structures)}
     known: dict[str, Path] = {}
     copies: dict[Path, Path] = {}
+
+    def used(path: Path) -> Path:
+        return used(copies[path]) if path in copies else path
+
     for path in found.structures:
         code, contents = entry_code(path), []
         try:
@@ -32,10 +40,12 @@ def without_copies(found: ProteinFiles) -> ProteinFiles:
                 contents.append(f"{code} {xxh3_128_hexdigest(read_whole(path))}")
         except (DataError, OSError):
             continue  # whoever reads it says why
-        first = next((known[content] for content in contents if content in known), path)
+        # Its bytes may be those of one file, and its content that of another.
+        alike = {path, *(used(known[content]) for content in contents if content in known)}
+        first = min(alike, key=place.__getitem__)
+        copies |= dict.fromkeys(alike - {first}, first)
         known |= dict.fromkeys(contents, first)
-        if first != path:
-            copies[path] = first
+    copies = {path: used(path) for path in found.structures if path in copies}
     reasons = (
         (str(path), f"is a copy of {first}, which is used") for path, first in copies.items()
     )

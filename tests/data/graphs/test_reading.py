@@ -114,7 +114,7 @@ def test_ids_with_gaps_are_renumbered(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0 1\n1 2 3\n", "line 2: has 3 columns, expected 2 as in the lines before ('1 2 3')"),
+        ("0 1\n1 2 3\n", "line 2: expected 2 columns as in the lines before, has 3 ('1 2 3')"),
         ("0 1\n1 x\n", "line 2: '1 x' is not an edge; expected numbers of a source"),
         ("# a\n0 1 2 3\n", "line 2: has 4 columns, expected a source, a destination"),
         ("%%MatrixMarket matrix\n", "is a Matrix Market file; scipy.sparse.save_npz"),

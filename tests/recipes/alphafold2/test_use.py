@@ -39,6 +39,7 @@ def test_a_chain_is_written_with_all_its_atoms_and_confidences(model, tmp_path, 
     (file,) = (tmp_path / "out").glob("*.cif")
     found = read_structure(file)
     assert found.sequence(0) == CRAMBIN
+    assert f"polypeptide(L) A {CRAMBIN}" in " ".join(file.read_text().split())
     heavy = {"G": 4, "A": 5, "S": 6, "C": 6, "P": 7, "V": 7, "T": 7, "I": 8, "L": 8, "N": 8,
              "D": 8, "E": 9, "R": 11, "Y": 12, "F": 11}  # fmt: skip
     assert np.diff(found.residues.atom_ptr).tolist() == [heavy[letter] for letter in CRAMBIN]
@@ -98,6 +99,23 @@ def test_the_alignment_of_the_input_reaches_the_model(model, folder, tmp_path):
         predict_files(model, source, tmp_path / "no", device="cpu")
 
 
+def test_what_alphafold2_does_not_predict_is_said(model, tmp_path, capsys):
+    protein = {"id": "A", "sequence": "MKVU" + "X" * 6}
+    protein["modifications"] = [{"ptmType": "MSE", "ptmPosition": 1}]
+    bond = [["A", 1, "CG"], ["A", 3, "CB"]]
+    job = {"name": "x", "modelSeeds": [1], "dialect": "alphafold3", "version": 1}
+    job |= {"sequences": [{"protein": protein}], "bondedAtomPairs": [bond]}
+    source = tmp_path / "x.json"
+    source.write_text(json.dumps(job))
+    predict_files(model, source, tmp_path / "out", device="cpu")
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note")]
+    assert notes[0] == "note: x: bonds, modifications of chain A has no effect here"
+    assert notes[1].startswith(
+        "note: x, chain A: AlphaFold2 has no atoms of U4, X5, X6, X7, X8 and 2 more, only"
+    )
+    assert read_structure(tmp_path / "out/x_A.cif").sequence(0) == "MKVXXXXXXX"
+
+
 def test_an_alignment_in_a_folder_that_nearly_fits_is_named(model, tmp_path, capsys):
     source, near = tmp_path / "chains.fasta", tmp_path / "searches/near.a3m"
     source.write_text(f">A\n{CRAMBIN}\n")
@@ -108,6 +126,9 @@ def test_an_alignment_in_a_folder_that_nearly_fits_is_named(model, tmp_path, cap
     (note,) = (x for x in capsys.readouterr().err.splitlines() if x.startswith("note"))
     assert f"{near} is not used: its first sequence has 45 residues, that of chain A 46" in note
     assert note.endswith("residue 21 is the first to differ (P, not T)")
+    (near.parent / "own.a3m").write_text(f">q\n{CRAMBIN}\n")
+    predict_files(model, source, tmp_path / "both", device="cpu", searches=[near.parent])
+    assert "is not used" not in capsys.readouterr().err, "it may be that of a mutant"
 
 
 def test_a_chain_that_needs_more_memory_than_there_is_is_named(model, tmp_path, monkeypatch):

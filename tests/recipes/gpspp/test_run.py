@@ -159,6 +159,9 @@ def fake(labels, valid=None):
         def __init__(self, values):
             self.values = np.asarray(values, np.float32).reshape(len(values), -1)
 
+        def describe(self, index):
+            return f"a.csv, row {index}"
+
         def flat(self, field):
             assert field == "targets"
             yield self.values, np.arange(len(self.values) + 1)
@@ -175,7 +178,13 @@ def test_targets_are_described_by_the_training_labels_alone():
     assert (target.mean, target.std) == (0.0, 1.0)
     (target,), notes = targets_of(TargetConfig(), fake([5.0, 5.0]))
     assert target.std == 1.0
-    assert "all training labels are 5" in notes[0]
+    assert notes[0] == "warning: target 'y': all training labels are 5"
+    labels = [*np.linspace(4, 8, 60), 6000.0, np.nan]
+    _, notes = targets_of(TargetConfig(), fake(labels))
+    assert notes[0].startswith("warning: target 'y': a.csv, row 60 has the label 6000, the median ")
+    assert "makes up 98% of the variance" in notes[0]
+    for fine in (labels[:60], [1.0, 1.1, 6000.0]):  # three labels say little of their spread
+        assert not any("variance" in note for note in targets_of(TargetConfig(), fake(fine))[1])
     _, notes = targets_of(TargetConfig(), fake([0.0, 1.0, 1.0]))
     assert "targets.binary: [y]" in notes[0]
     (target,), _ = targets_of(TargetConfig(multiclass=("y",)), fake([0.0, 1.0], [4.0]))
@@ -309,9 +318,9 @@ def test_a_run_of_few_steps_has_one_warning_of_it(trained):
 def test_only_a_new_model_of_the_default_size_is_too_large_for_a_cpu(tmp_path, table, trained):
     new = size_only(tmp_path, table, model={})
     data = load_molecules(new.data, tmp_path)
-    assert any("takes hours on a CPU" in line for line in recipe._complete(new, data)[1])
+    assert any("is slow on a CPU" in line for line in recipe._complete(new, data)[1])
     started = replace(new, start_from=trained[0])
-    assert not any("takes hours on a CPU" in line for line in recipe._complete(started, data)[1])
+    assert not any("is slow on a CPU" in line for line in recipe._complete(started, data)[1])
 
 
 def test_positions_are_validated_in_both_modes_unless_nothing_reads_them(tmp_path):

@@ -1,6 +1,7 @@
 """Checkpoints of mace-torch into model folders and back, file to file, without mace-torch."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from bevatron.cli import main
 from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import unlabelled_structure
+from bevatron.models.mace import load_model
+from bevatron.recipes.mace import convert
 from bevatron.recipes.mace.potential import Potential
 
 
@@ -81,3 +84,17 @@ def test_a_model_file_needs_trust_and_mace_torch(shared, tmp_path, refused, monk
     file = shared / "data/mace/models/real_mace_tutorial_solvent_f32.model"
     assert "(`--trust`)" in refused("convert", "mace-torch", file, tmp_path / "out")
     assert "mace" in refused("convert", "mace-torch", file, tmp_path / "out", "--trust")
+
+
+def test_warnings_of_the_other_package_are_not_shown(tmp_path, monkeypatch, converted):
+    def warned(*_, **__):
+        warnings.warn("torch.jit is deprecated", FutureWarning, stacklevel=1)
+        return load_model(converted)
+
+    monkeypatch.setattr(convert, "load_mace_torch_file", warned)
+    monkeypatch.setattr(convert, "save_mace_torch_file", warned)
+    (tmp_path / "a.model").write_bytes(b"some pickle")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        convert.from_mace_torch_file(tmp_path / "a.model", tmp_path / "folder", trust=True)
+        convert.to_mace_torch_file(tmp_path / "folder", tmp_path / "b.model")

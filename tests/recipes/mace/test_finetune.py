@@ -10,7 +10,7 @@ from bevatron.errors import BevatronError, CheckpointError, ConfigError
 from bevatron.models.mace import load_model
 from bevatron.recipes.mace.evaluate import evaluate_dataset
 from bevatron.recipes.mace.potential import Potential
-from bevatron.recipes.mace.run import MaceRun, build
+from bevatron.recipes.mace.run import MaceRun, _slow_here, build
 from bevatron.train.loop import fit
 
 TRAIN = {"epochs": 1, "device": "cpu", "dtype": "float64"}
@@ -215,3 +215,10 @@ def test_a_fine_tuning_run_resumes_to_the_same_losses(run):
     fit(halves)
     assert len(losses(whole.folder)) > 4
     assert losses(halves.folder) == losses(whole.folder)
+
+
+def test_only_a_new_model_of_the_default_size_is_said_to_be_slow_on_a_cpu(converted):
+    new = {"output": "run", "data": {"train": ["a.xyz"]}, "train": TRAIN}
+    assert "preset small" in _slow_here(MaceRun.from_values(new))[0]
+    for change in ({"preset": "small"}, {"start_from": str(converted)}):
+        assert not _slow_here(MaceRun.from_values({**new, **change}))

@@ -71,3 +71,21 @@ def test_compared_runs_are_drawn_by_what_they_are_judged_by_and_not_by_terms_of_
     assert "loss pLDDT" not in titles  # 0 in both
     assert [len(curve.x) for curve in panels[0].curves] == [40, 40]
     assert [panel.logarithmic for panel in panels[:4]] == [True, True, False, False]
+
+
+def test_a_compared_run_that_was_not_validated_yet_is_drawn_and_named(tmp_path, capsys):
+    steps = [{"kind": "step", "epoch": 0, "step": i, "loss": 9.0 / i} for i in range(1, 6)]
+    history = History({"stages": {"initial": {}}}, steps, [])
+    compared = Comparison([ComparedRun(name, Path(name), history) for name in "ab"])
+    compared.show()
+    assert capsys.readouterr() == (
+        "",
+        "".join(f"note: {x}: no step is validated yet\n" for x in "ab"),
+    )
+    (panel,) = compared._panels()
+    assert [curve.label for curve in panel.curves] == ["a", "b"]
+    assert panel.curves[0].x == [1, 2, 3, 4, 5]
+    compared.write(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "Curves" in page
+    assert "Settings that differ" not in page

@@ -148,8 +148,8 @@ def _explain(lines: list[bytes], numbers: list[int] | range, columns: int, path:
         shown = line.decode(errors="replace").strip()[:60]
         if len(fields) != columns:
             raise DataError(
-                f"{path}, line {number}: has {len(fields)} columns, expected {columns} as in the "
-                f"lines before ('{shown}')"
+                f"{path}, line {number}: expected {columns} columns as in the lines before, has "
+                f"{len(fields)} ('{shown}')"
             )
         try:
             values = [int(field) for field in fields[:2]]

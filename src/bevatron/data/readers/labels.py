@@ -230,7 +230,7 @@ def _refuse_missing_energy(
         return
     there = sorted({name for s in survey.counts for name in s.info + s.arrays})
     if not there:
-        raise DataError(f"{file}: no frame has an energy or any other label to train on")
+        raise DataError(f"{file}: no frame has an energy or any other label")
     found = f"the names found are {', '.join(map(repr, there))}"
     wanted = f"no frame has the energy '{key}'" if key else "no frame has an energy"
     hint = _lookalike("energy", survey)

@@ -8,11 +8,12 @@ import numpy as np
 
 from bevatron.data.proteins.chain_index import UNKNOWN_DAY
 from bevatron.data.proteins.chains import residue_types
+from bevatron.data.proteins.constants import UNKNOWN
 from bevatron.data.proteins.mmcif import format_mmcif
 from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.proteins.templates import NUM_TEMPLATES
 from bevatron.data.readers.proteins import read_inputs
-from bevatron.data.readers.proteins.inputs import Entity
+from bevatron.data.readers.proteins.inputs import Complex, Entity
 from bevatron.errors import DataError
 from bevatron.files import atomic_write, make_writable, write_text_atomically
 from bevatron.models.alphafold2.predict import PredictedChain
@@ -71,9 +72,26 @@ def predict_files(
     for each, own in zip(given, proteins, strict=True):
         if others := [e.chains[0] for e in each.entities if e.kind != "protein"]:
             note(f"note: {each.name}: only proteins are predicted, not {', '.join(others)}")
+        _note_what_is_left_out(each, own)
         with known_of(each, searches) as known:
             rows += [_predict_chain(predictor, next(names), e, known, seed, out) for e in own]
     return {"chains": rows}
+
+
+def _note_what_is_left_out(given: Complex, proteins: Sequence[Entity]) -> None:
+    unused = [*given.ignored, *(["bonds"] if given.bonds else [])]
+    unused += [f"modifications of chain {e.chains[0]}" for e in proteins if e.modifications]
+    if unused:
+        note(f"note: {given.name}: {', '.join(unused)} has no effect here")
+    for entity in proteins:
+        unknown = np.flatnonzero(residue_types(entity.sequence) == UNKNOWN).tolist()
+        if unknown:
+            named = ", ".join(f"{entity.sequence[i]}{i + 1}" for i in unknown[:5])
+            more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+            note(
+                f"note: {given.name}, chain {entity.chains[0]}: AlphaFold2 has no atoms of "
+                f"{named}{more}, only the 20 amino acids"
+            )
 
 
 def _predict_chain(

@@ -8,6 +8,7 @@ import torch
 from bevatron.data.proteins.clusters_of_rows import AlignmentRows
 from bevatron.data.proteins.constants import ATOM37, ATOM37_MASK, RESIDUES
 from bevatron.data.readers.elements import ATOMIC_NUMBERS
+from bevatron.data.readers.proteins.alphabet import CLASSES
 from bevatron.data.readers.proteins.structure import Structure, structure_of_columns
 from bevatron.models.alphafold2 import load_model
 from bevatron.models.alphafold2.predict import PredictedChain, predict
@@ -65,6 +66,7 @@ def structure_of(name: str, chain: Arrays, label: str, found: PredictedChain) ->
         {
             "component": components,
             "parent": components,
+            "letter": [CLASSES[kind] for kind in types.tolist()],
             "chain": np.zeros(len(types)),
             "number": np.arange(1, len(types) + 1),
         },

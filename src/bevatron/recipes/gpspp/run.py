@@ -282,14 +282,15 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
         number = config.molecules or molecules_per_step(len(data.train))
         batch = dataclasses.replace(batch, capacity=capacities(data, number))
         listed = ", ".join(f"{n} {name}" for name, n in batch.capacities().items())
-        chosen = "" if config.molecules else f", chosen for {len(data.train)} training molecules"
+        chosen = f", chosen for {len(data.train)} training molecules (`molecules` sets another)"
+        chosen = "" if config.molecules else chosen
         notes.append(f"a batch holds at most {listed}: about {number} molecules{chosen}")
     ranks = ranks_from_environment(os.environ)[1]
     notes += _few_steps(data, batch, train.epochs, ranks * settings.optim.accumulate)
     plain = config.model == GPSPlusPlusConfig.preset(GpsppRun.preset)
     if plain and config.start_from is None and not on_gpu:
         notes.append(
-            f"{config.preset} takes hours on a CPU; preset gpspp-small trains on thousands of "
+            f"{config.preset} is slow on a CPU; preset gpspp-small trains on thousands of "
             "molecules in minutes"
         )
     longest = train.epochs / 10

@@ -10,6 +10,9 @@ from bevatron.models.gpspp import Target
 from bevatron.recipes.gpspp.data import MoleculeData
 from bevatron.typing import FloatArray
 
+FEWEST_LABELS = 20
+"""Labels from which on one that makes up most of their variance is suspicious."""
+
 
 @dataclass(frozen=True)
 class TargetConfig:
@@ -78,8 +81,9 @@ def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, 
             )
         mean, std = (float(known.mean()), float(known.std())) if config.normalise else (0.0, 1.0)
         if not std > 1e-12 * max(abs(mean), 1e-300):
-            notes.append(f"target '{name}': all training labels are {mean:g}")
+            notes.append(f"warning: target '{name}': all training labels are {mean:g}")
             std = 1.0
+        notes += _outlier(name, labels[:, place], data.train)
         found.append(Target(name, mean=mean, std=std, unit=unit))
         span = f"from {known.min():.5g} to {known.max():.5g} {unit}".rstrip()
         notes.append(f"target '{name}': labels of mean {mean:.5g} and spread {std:.5g}, {span}")
@@ -90,6 +94,20 @@ def labels_of(dataset: Dataset) -> FloatArray:
     """Return all labels of a data set, [n, T] float64, NaN where there is none."""
     labels: FloatArray = column(dataset, "targets").astype(np.float64)
     return labels
+
+
+def _outlier(name: str, labels: FloatArray, train: Dataset) -> list[str]:
+    """Warn of one label that decides the spread of all, by which labels are normalised."""
+    squares = np.nan_to_num((labels - np.nanmean(labels)) ** 2)
+    worst, total = int(squares.argmax()), float(squares.sum())
+    if np.isfinite(labels).sum() < FEWEST_LABELS or not squares[worst] > total / 2:
+        return []
+    warning = (
+        f"warning: target '{name}': {train.describe(worst)} has the label {labels[worst]:.5g}, the "
+        f"median is {np.nanmedian(labels):.5g}; this row makes up "
+        f"{squares[worst] / total:.0%} of the variance: is it right?"
+    )
+    return [warning]
 
 
 def _classes(name: str, kind: str, labels: FloatArray) -> int:

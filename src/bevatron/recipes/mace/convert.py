@@ -1,6 +1,7 @@
 """Conversion of checkpoints between mace-torch and model folders, file to file."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,9 @@ def from_mace_torch_file(
         )
     refuse_other_content(file)
     if config is None:
-        model = load_mace_torch_file(file, trust=trust)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of e3nn and mace-torch about functions of torch
+            model = load_mace_torch_file(file, trust=trust)
     else:
         given, state = _read_config(config), _read_state_dict(file)
         try:
@@ -75,7 +78,9 @@ def to_mace_torch_file(model: Path, out: Path) -> str:
     """
     found = trained_model(model)
     if out.suffix == ".model":
-        save_mace_torch_file(found, out)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of e3nn and mace-torch about functions of torch
+            save_mace_torch_file(found, out)
         return f"{out}: written for mace-torch"
     if out.suffix != ".pt":
         raise ConfigError(f"{out}: expected a name that ends with .model or .pt")

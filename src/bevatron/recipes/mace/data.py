@@ -59,8 +59,8 @@ class SourceConfig:
         shares = self.fractions.values()
         if any(not 0 <= share < 1 for share in shares) or sum(shares) >= 1:
             raise ConfigError(
-                "valid_fraction and test_fraction: expected shares that leave something to train "
-                f"on, got {self.valid_fraction} and {self.test_fraction}"
+                "data.valid_fraction and data.test_fraction: expected shares that leave something "
+                f"to train on, got {self.valid_fraction} and {self.test_fraction}"
             )
 
     @property

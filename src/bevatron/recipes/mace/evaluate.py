@@ -108,7 +108,7 @@ def evaluate_files(
     out : JSON file for the tables
     """
     if not paths:
-        raise ConfigError("evaluate: expected at least one file of labelled structures or store")
+        raise ConfigError("evaluate: expected at least one file or store of labelled structures")
     check_writable(out, DataError)
     module = model if isinstance(model, torch.nn.Module) else trained_model(model)
     config: Any = module.config

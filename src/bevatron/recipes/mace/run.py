@@ -24,6 +24,7 @@ from bevatron.models.mace import (
     Statistics,
     statistics,
 )
+from bevatron.parallel.mesh import parse_device
 from bevatron.recipes.frozen import freeze
 from bevatron.recipes.mace import SYSTEM
 from bevatron.recipes.mace.capacity import ON_CPU, capacity_of_run
@@ -102,7 +103,7 @@ class MaceRun(RunConfig):
         if two is not None and schedule is not None and two != schedule:
             raise ConfigError(
                 f"loss.stage_two.start_epoch is {two} but schedule.stage_two_start is {schedule}: "
-                "they are the same epoch; leave one of them out"
+                "both say when the second stage begins; leave one of them out"
             )
         if self.train.compile:
             raise ConfigError(
@@ -158,8 +159,16 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
     task = MaceTask(config.staged_loss, model.config.heads)
     config, chosen = _with_capacity(config, model, task, data.train)
     notes += [*chosen, *stage_two_notes(config.staged_loss, config.settings)]
-    notes += [_in_short(model, data)]
+    notes += [*_slow_here(config), _in_short(model, data)]
     return _run(config, data, model, task, notes, resume)
+
+
+def _slow_here(config: MaceRun) -> list[str]:
+    """Name the preset for a CPU where the default one would train for days."""
+    on_gpu = parse_device(config.train.device, "train.device").type == "cuda"
+    if on_gpu or config.start_from is not None or config.model != MaceConfig():
+        return []
+    return ["preset default is slow on a CPU; preset small trains ten times as fast"]
 
 
 def _load(config: MaceRun, source: MACE | None) -> StructureData:

@@ -53,7 +53,8 @@ class History:
     @property
     def unit(self) -> str:
         """Unit of the horizontal axes: steps for a run in stages."""
-        return "step" if any("stage" in record for record in self.epochs) else "epoch"
+        staged = any("stage" in record for record in self.epochs)
+        return "step" if staged or (not self.epochs and "stages" in self.config) else "epoch"
 
     def place(self, record: Record) -> int:
         """Return the position of a line of metrics.jsonl on the horizontal axes."""
