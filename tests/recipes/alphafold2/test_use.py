@@ -109,7 +109,7 @@ def test_what_alphafold2_does_not_predict_is_said(model, tmp_path, capsys):
     source.write_text(json.dumps(job))
     predict_files(model, source, tmp_path / "out", device="cpu")
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note")]
-    assert notes[0] == "note: x: bonds, modifications of chain A has no effect here"
+    assert notes[0] == "note: x: not used here: bonds, modifications of chain A"
     assert notes[1].startswith(
         "note: x, chain A: AlphaFold2 has no atoms of U4, X5, X6, X7, X8 and 2 more, only"
     )
