@@ -53,6 +53,7 @@ class KernelSources(PathFinder):
     def prepare_interpreter():
         if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
             importlib.import_module("fast_interpreter").install()
+            importlib.import_module("bounds").install()
 
 
 sys.meta_path.insert(0, KernelSources)

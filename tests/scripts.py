@@ -16,5 +16,6 @@ if __name__ == "__main__":
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
         importlib.import_module("fast_interpreter").install()
+        importlib.import_module("bounds").install()
     for script in sys.argv[1:]:
         runpy.run_path(script, run_name="__main__")

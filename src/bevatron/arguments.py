@@ -266,6 +266,8 @@ _TYPES = (
     (r"\[(?:INT|FLOAT) \[(?:INT|FLOAT) \.\.\.\]\]", "several"),
     (r"\{\[STR (\w+) \[STR \w+ \.\.\.\]\]\}", r"pairs of a name and \1"),
     (r"\{([^{}]*)\}", lambda choices: " or ".join(re.split(r",\s*", choices[1]))),
+    (r"\bINT(?: INT)+\b", lambda several: f"{several[0].count('INT')} whole numbers"),
+    (r"\bFLOAT(?: FLOAT)+\b", lambda several: f"{several[0].count('FLOAT')} numbers"),
     (r"\bINT\b", "a whole number"),
     (r"\bFLOAT\b", "a number"),
     (r"\bSTR\b", "text"),

@@ -290,6 +290,10 @@ MISTAKES = {
         ["train"],
         r"needs a recipe \(alphafold2, alphafold3, gpspp, graph, mace\) or a YAML file",
     ),
+    "two of three numbers": (
+        ["train", "graph", "--data.read.random-split", "0.6", "0.2"],
+        "--data.read.random-split: expected 3 numbers, got '0.6', '0.2'",
+    ),
     "nothing": (["predict"], "needs MODEL, SOURCE, OUT"),
     "yaml missing": (["train", "no.yaml"], "no.yaml: cannot be read"),
     "no model": (["predict", "no-model", "a.xyz", "b.xyz"], "no-model: there is no such run"),

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import tarfile
 from pathlib import Path
 
 import protein_texts as proteins
@@ -10,7 +11,7 @@ import pytest
 from bevatron.cli import main
 from bevatron.data.proteins.alignments import Alignments
 from bevatron.errors import ConfigError, DataError, StoreError
-from bevatron.recipes import protein_clusters
+from bevatron.recipes import protein_clusters, protein_copies
 from bevatron.recipes import proteins as common
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold2.stores import prepared as chain_stores
@@ -51,6 +52,19 @@ def test_copies_of_a_structure_are_left_out_and_named(folder, tmp_path):
         for name in ("ab/1ABC.cif.gz", "ab/copy of 1abc.cif", "ab/copy of 1abc.cif.gz")
     ]
     assert any(reason in line for line in lines)
+
+
+def test_structures_of_a_size_and_a_name_of_their_own_are_not_read_to_find_copies(
+    folder, tmp_path, monkeypatch
+):
+    with tarfile.open(folder / "more.tar", "w") as tar:
+        for name, text in (("2abc.cif", b""), ("3abc.cif", b"#"), ("4abc.cif", b"#")):
+            (tmp_path / name).write_bytes(proteins.cif() + b"# " + text)
+            tar.add(tmp_path / name, name)
+    hashed = []
+    monkeypatch.setattr(protein_copies, "content_hash", lambda p: hashed.append(p.name) or p.name)
+    assert len(common.find_structures([folder]).structures) == 4
+    assert hashed == ["3abc.cif", "4abc.cif"]
 
 
 def test_a_file_that_is_like_two_others_makes_them_copies_too(folder, tmp_path):

@@ -89,6 +89,15 @@ def state_of(path: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
+def size_of(path: Path) -> int:
+    """Return the size of a file as it is stored, also of one in an archive; -1 if it is gone."""
+    inside = archive_of(path)
+    if inside is None or not is_archive(inside[0]):
+        return state_of(path)[0]
+    member = open_archive(inside[0]).members.get(inside[1])
+    return -1 if member is None else member.size
+
+
 @lru_cache(maxsize=64)
 def _listed(path: Path, size: int, changed: int) -> Archive:
     if path.suffix == _DATABASE:

@@ -45,6 +45,9 @@ Dtype = Literal["float32", "float64"]
 SATURATED = 0.9
 """Fraction of the highest rate above which a device counts as saturated."""
 
+POOR_FIT = 0.2
+"""Relative error from which on fitted costs balance no batches."""
+
 
 def store_rates(path: Path, reads: int = 5000) -> Rows:
     """Time opening a store and reading random samples, checksum included."""
@@ -182,13 +185,15 @@ def cost_model(meter: StepMeter, most: int = 4096) -> tuple[Rows, list[str]]:
     lines = [
         "µs: " + ", ".join(f"{number(factors[key] * 1e6)} {one}" for key, one in per.items()),
         f"root mean square of the relative error: {error:.1%}",
-        "use it: --batch.cost "
-        + " ".join(
-            f"{name} {factors[key] * 1e6:.4g}"
-            for name, key in (("atoms", "atoms"), ("edges", "edges"), ("constant", "graphs"))
-        ),
     ]
-    return rows, lines
+    if error > POOR_FIT:
+        lines.append(
+            "too large to use: repeat on a machine with nothing else to do, or raise --most"
+        )
+        return rows, lines
+    named = (("atoms", "atoms"), ("edges", "edges"), ("constant", "graphs"))
+    values = " ".join(f"{name} {factors[key] * 1e6:.4g}" for name, key in named)
+    return rows, [*lines, f"use it: --batch.cost {values}"]
 
 
 def _measured(meter: StepMeter, most: int, *, seconds_at_most: float = 60.0) -> list[StepCost]:

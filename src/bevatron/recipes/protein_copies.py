@@ -7,7 +7,7 @@ from pathlib import Path
 
 from xxhash import xxh3_128_hexdigest
 
-from bevatron.data.archives import state_of
+from bevatron.data.archives import size_of
 from bevatron.data.compressed import read_whole
 from bevatron.data.proteins.hit_files import NamedChain, entry_code
 from bevatron.data.readers.base import content_hash
@@ -21,7 +21,7 @@ def without_copies(found: ProteinFiles) -> ProteinFiles:
     The one of the shortest name is used, of equally long ones the first.
     """
     # What has neither its size nor its name in common with another file is not read.
-    size = {path: state_of(path)[0] for path in found.structures}
+    size = {path: size_of(path) for path in found.structures}
     sizes = Counter(size.values())
     names = Counter(entry_code(path) for path in found.structures)
     place = {path: (len(path.name), number) for number, path in enumerate(found.structures)}

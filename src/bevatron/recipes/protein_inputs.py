@@ -132,7 +132,9 @@ def _reader(given: Complex, found: ProteinFiles | None, folder: Path) -> Alignme
         query, chain = reader.queries[path], _classes(entity)
         if query != chain:
             raise DataError(f"{path}: {difference(query, chain, f'chain {entity.chains[0]}')}")
-    for file, reason in reader.rejects:  # the entities' own have been refused
+    # Where all have an alignment, those that nearly fit may well be of other inputs: of mutants.
+    near = [] if reader.num_samples == len(wanted) else reader.rejects
+    for file, reason in near:  # the entities' own have been refused
         if reason != OF_NO_CHAIN:
             note(f"note: {given.name}: {file} is not used: {reason}")
     return reader

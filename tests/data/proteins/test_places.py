@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
-from bevatron.data.proteins.places import SHORTEST_PART, ChainSequences, Place
+from bevatron.data.proteins.places import SHORTEST_PART, ChainSequences, Place, difference
 from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.readers.proteins.alphabet import CLASSES
 
@@ -79,3 +79,8 @@ def test_a_query_that_is_nearly_a_chain_is_told_from_it(query, says, tmp_path):
     assert path == str(file)
     assert says in reason
     assert (reason == OF_NO_CHAIN) == (not says)
+
+
+def test_where_only_an_unknown_residue_differs_it_is_named():
+    says = difference(classes("MKXL"), classes("MKVL"), "chain A")
+    assert says.endswith("residue 3 is the first to differ (X, not V)")

@@ -182,6 +182,24 @@ def test_moving_keeps_everything():
     assert (moved.nnz, moved.shape) == (csr.nnz, csr.shape)
 
 
+def test_values_changed_in_place_are_seen_in_both_orders():
+    row, col = torch.tensor([0, 1]), torch.tensor([1, 0])
+    csr = Csr.from_coo(row, col, (2, 2), torch.tensor([1.0, 1.0]))
+    assert csr.is_symmetric
+    assert csr.values_by_column is csr.values_by_column
+    csr.values[0] = 5.0
+    assert csr.values_by_column.tolist() == [1.0, 5.0]
+    csr.values[1] = 7.0
+    assert not csr.is_symmetric
+    copy = csr.pin_memory() if torch.cuda.is_available() else csr._map(torch.Tensor.clone)
+    copy.values.fill_(3.0)
+    assert copy.values_by_column.tolist() == [3.0, 3.0]
+    assert copy.is_symmetric
+    with torch.inference_mode():
+        kept = Csr.from_coo(row, col, (2, 2), torch.tensor([1.0, 2.0]))
+        assert kept.values_by_column.tolist() == [2.0, 1.0]
+
+
 def test_mask_of_a_block_is_the_block_of_the_mask():
     row, col = random_entries(20, 20, 0.5)
     whole = Csr.from_coo(row, col, (20, 20))

@@ -109,7 +109,7 @@ def test_what_alphafold2_does_not_predict_is_said(model, tmp_path, capsys):
     source.write_text(json.dumps(job))
     predict_files(model, source, tmp_path / "out", device="cpu")
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note")]
-    assert notes[0] == "note: x: bonds, modifications of chain A has no effect here"
+    assert notes[0] == "note: x: not used here: bonds, modifications of chain A"
     assert notes[1].startswith(
         "note: x, chain A: AlphaFold2 has no atoms of U4, X5, X6, X7, X8 and 2 more, only"
     )
@@ -126,6 +126,9 @@ def test_an_alignment_in_a_folder_that_nearly_fits_is_named(model, tmp_path, cap
     (note,) = (x for x in capsys.readouterr().err.splitlines() if x.startswith("note"))
     assert f"{near} is not used: its first sequence has 45 residues, that of chain A 46" in note
     assert note.endswith("residue 21 is the first to differ (P, not T)")
+    (near.parent / "own.a3m").write_text(f">q\n{CRAMBIN}\n")
+    predict_files(model, source, tmp_path / "both", device="cpu", searches=[near.parent])
+    assert "is not used" not in capsys.readouterr().err, "it may be that of a mutant"
 
 
 def test_a_chain_that_needs_more_memory_than_there_is_is_named(model, tmp_path, monkeypatch):

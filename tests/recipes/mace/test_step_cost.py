@@ -8,6 +8,7 @@ from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import unlabelled_structure
 from bevatron.errors import ConfigError, OutOfMemoryError
 from bevatron.models.mace import MACE, MaceConfig, MaceTask
+from bevatron.recipes import bench
 from bevatron.recipes.bench import capacity_curves, cost_model
 from bevatron.recipes.mace import step_cost
 from bevatron.recipes.mace.capacity import planned_ceiling
@@ -76,6 +77,20 @@ def test_known_factors_are_found_again():
     found, error = fit_cost(costs)
     assert found == pytest.approx(factors, rel=1e-6)
     assert error < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("noise", "last"), [(0.0, "use it: --batch.cost atoms"), (0.9, "too large")]
+)
+def test_a_poor_fit_is_not_recommended(meter, monkeypatch, noise, last):
+    costs = [
+        StepCost({"atoms": n, "edges": (7 * n) % 11, "graphs": 1}, n * (1 + noise * (-1) ** n), 0)
+        for n in range(1, 13)
+    ]
+    monkeypatch.setattr(bench, "_measured", lambda *_, **__: costs)
+    monkeypatch.setattr(meter, "measure", lambda _: costs[0])
+    _, lines = cost_model(meter)
+    assert lines[-1].startswith(last)
 
 
 def test_no_factor_is_negative_where_sizes_say_nothing():

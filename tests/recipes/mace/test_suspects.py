@@ -53,6 +53,22 @@ def test_an_energy_far_from_the_others_is_named(frames, stored):
     assert re.search(r" 33\.\d eV/atom off", second)
 
 
+def test_positions_in_bohr_are_suspected(frames, stored):
+    for frame in frames:
+        frame.positions /= 0.529177
+    (line,) = suspects(stored())
+    assert "data.extxyz, frame " in line
+    assert re.search(r"at (1\.[89]|2)\d* times the length of a covalent bond; are positions", line)
+
+
+def test_a_noble_gas_has_no_bonds_to_compare_with(frames, stored):
+    x = [[0, 0, 0], [2.9, 0, 0]]
+    frames[:] = [ase.Atoms("Ne2", x, info={"REF_energy": -1.0 - i / 10}) for i in range(6)]
+    for frame in frames:
+        frame.arrays["REF_forces"] = np.ones((2, 3))
+    assert suspects(stored()) == []
+
+
 def test_atoms_too_close_are_named(frames, stored):
     x = frames[4].positions
     x[3] = x[1] + np.array([0.0, 0.02, 0.0])

@@ -266,3 +266,10 @@ def test_a_lone_point_has_one_tick():
     figure = plots.curves([plots.Panel("lDDT", "lDDT", [plots.Curve("", [10], [0.5])])], "step")
     low, high = figure.axes[0].get_xlim()
     assert [tick for tick in figure.axes[0].get_xticks() if low <= tick <= high] == [10]
+
+
+def test_times_of_seconds_are_written_out_beside_their_bars():
+    figure = plots.stacks(
+        [plots.Stacks("Step", "ms", ["now", "then"], {"ms": [1116.51, 85.71]})], 1
+    )
+    assert [text.get_text().strip() for text in figure.axes[0].texts] == ["1,117", "85.7"]

@@ -127,6 +127,10 @@ def difference(query: bytes, chain: bytes, name: str) -> str:
     its first sequence has 2 residues, that of 4hhb_A 3; residue 2 is the first to differ (N, not D)
     """
     shared = _shared(query, chain)
+    if shared == len(query) == len(chain) and query != chain:  # an unknown residue is what differs
+        shared = next(
+            i for i, pair in enumerate(zip(query, chain, strict=True)) if len({*pair}) > 1
+        )
     lengths = f"its first sequence has {len(query)} residues, that of {name} {len(chain)}"
     if shared == min(len(query), len(chain)):
         return f"{lengths}; up to residue {shared} they are equal"

@@ -243,7 +243,7 @@ def _labels(summary: Mapping[str, Any]) -> Table:
         if name == "energy" and "energy_per_atom" in whole:
             part = whole["energy_per_atom"]
             mean = part["sum"] / whole["labels"]["energy"]
-            text = f"{part['min']:.4g} to {part['max']:.4g}, mean {mean:.4g} eV/atom"
+            text = f"{part['min']:.6g} to {part['max']:.6g}, mean {mean:.6g} eV/atom"
         if name == "forces" and whole.get("forces", {}).get("components"):
             part = whole["forces"]
             rms = np.sqrt(part["sum_squares"] / part["components"])

@@ -82,7 +82,7 @@ def _note_what_is_left_out(given: Complex, proteins: Sequence[Entity]) -> None:
     unused = [*given.ignored, *(["bonds"] if given.bonds else [])]
     unused += [f"modifications of chain {e.chains[0]}" for e in proteins if e.modifications]
     if unused:
-        note(f"note: {given.name}: {', '.join(unused)} has no effect here")
+        note(f"note: {given.name}: not used here: {', '.join(unused)}")
     for entity in proteins:
         unknown = np.flatnonzero(residue_types(entity.sequence) == UNKNOWN).tolist()
         if unknown:

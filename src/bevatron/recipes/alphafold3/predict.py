@@ -69,7 +69,7 @@ def predict_files(
     rows = []
     for one, folder in zip(given, folders, strict=True):
         if one.ignored:
-            note(f"note: {one.name}: {', '.join(one.ignored)} has no effect here")
+            note(f"note: {one.name}: not used here: {', '.join(one.ignored)}")
         with prepared_input(one, dictionary, searches) as prepared:
             make_writable(folder, DataError)
             found = []

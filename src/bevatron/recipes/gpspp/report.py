@@ -266,7 +266,7 @@ def _data(
                 int((part.lengths("positions") > 0).sum()),
             ]
         )
-    headers = ["part", "molecules", "atoms each", "most atoms", "bonds each", "with 3D structure"]
+    headers = ["set", "molecules", "atoms each", "most atoms", "bonds each", "with 3D structure"]
     report.section("Data").table(headers, rows)
     report.figure(plots.histogram(sizes, "heavy atoms", "Sizes", "molecules"), "", "sizes")
     for t, target in enumerate(targets[:MOST_TARGETS_DRAWN]):

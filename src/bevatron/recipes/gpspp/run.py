@@ -282,7 +282,8 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
         number = config.molecules or molecules_per_step(len(data.train))
         batch = dataclasses.replace(batch, capacity=capacities(data, number))
         listed = ", ".join(f"{n} {name}" for name, n in batch.capacities().items())
-        chosen = "" if config.molecules else f", chosen for {len(data.train)} training molecules"
+        chosen = f", chosen for {len(data.train)} training molecules (`molecules` sets another)"
+        chosen = "" if config.molecules else chosen
         notes.append(f"a batch holds at most {listed}: about {number} molecules{chosen}")
     ranks = ranks_from_environment(os.environ)[1]
     notes += _few_steps(data, batch, train.epochs, ranks * settings.optim.accumulate)

@@ -118,7 +118,7 @@ def report_of_run(
     rows = [
         [ROLE_NAMES[role], *(each.get(name) for name in names)] for role, each in metrics.items()
     ]
-    report.table(["part", *map(measure_name, names)], rows)
+    report.table(["set", *map(measure_name, names)], rows)
     show_learning_curves(report, history, METRICS)
     if data.questions == "classes" and chosen in measured:
         _classes(report, measured[chosen].confused, chosen)

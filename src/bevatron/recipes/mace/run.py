@@ -103,7 +103,7 @@ class MaceRun(RunConfig):
         if two is not None and schedule is not None and two != schedule:
             raise ConfigError(
                 f"loss.stage_two.start_epoch is {two} but schedule.stage_two_start is {schedule}: "
-                "they are the same epoch; leave one of them out"
+                "both say when the second stage begins; leave one of them out"
             )
         if self.train.compile:
             raise ConfigError(

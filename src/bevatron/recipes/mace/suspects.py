@@ -1,9 +1,10 @@
-"""Suspicious structures: atoms too close, energies far from the others.
+"""Suspicious structures: atoms too close or all too far apart, energies far from the others.
 
 Such structures are not refused, because some data sets hold them on purpose; each is named.
 """
 
 import numpy as np
+from ase.data import covalent_radii
 
 from bevatron.data.store.store import Store
 from bevatron.data.summary.structures import edge_lengths
@@ -12,6 +13,14 @@ from bevatron.typing import Array, BoolArray, FloatArray, IntArray
 
 CLOSE = 0.5
 """Å; the shortest bond, that of H2, is 0.74."""
+
+STRETCHED = 1.4
+"""Nearest neighbours over covalent bonds; metals and salts reach 1.2, molecules in Bohr 1.9."""
+
+LOOKED_AT = 100
+"""Structures whose nearest neighbours are compared with covalent bonds."""
+
+NOBLE_GASES = (2, 10, 18, 36, 54, 86)
 
 FAR = 200.0
 """Robust standard deviations of the energy per atom; highly excited structures reach 160."""
@@ -27,13 +36,41 @@ NAMED = 3
 
 
 def suspects(store: Store) -> list[str]:
-    """Warn of structures in a store whose atoms are too close or whose energy is out of line.
+    """Warn of structures in a store whose distances or energies are out of line.
 
     Returns
     -------
     Lines that name file and frame.
     """
-    return [*_close_atoms(store), *_far_energies(store)]
+    return [*_close_atoms(store), *_stretched(store), *_far_energies(store)]
+
+
+def _stretched(store: Store) -> list[str]:
+    """Warn of distances that look like those of Bohr read as Å, in most structures."""
+    chosen = np.unique(np.linspace(0, len(store) - 1, LOOKED_AT).astype(int)).tolist()
+    ratios = {index: ratio for index in chosen if (ratio := _nearest(store, index)) is not None}
+    usual = float(np.median(list(ratios.values()))) if ratios else 0.0
+    if usual <= STRETCHED:
+        return []
+    index = min(ratios, key=lambda i: abs(ratios[i] - usual))
+    warning = (
+        f"warning: atoms are far apart in most structures, such as {store.describe(index)}, whose "
+        f"nearest neighbours are at {ratios[index]:.2g} times the length of a covalent bond; are "
+        "positions and cell in Å? (1 Å is 1.89 Bohr)"
+    )
+    return [warning]
+
+
+def _nearest(store: Store, index: int) -> float | None:
+    """Return the median distance of nearest neighbours over that of covalent bonds, if any."""
+    sample = store[index]
+    numbers = sample["atomic_numbers"]
+    senders, receivers = sample["edges"].T
+    bonds = covalent_radii[numbers[senders]] + covalent_radii[numbers[receivers]]
+    nearest = np.full(len(numbers), np.inf)
+    np.minimum.at(nearest, receivers, edge_lengths(sample) / bonds)
+    known = np.isfinite(nearest) & ~np.isin(numbers, NOBLE_GASES)
+    return float(np.median(nearest[known])) if known.any() else None
 
 
 def _close_atoms(store: Store) -> list[str]:

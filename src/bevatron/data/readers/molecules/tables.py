@@ -307,8 +307,6 @@ def _read_table(path: Path, columns: list[str], text: Any = pa.string()) -> Any:
             strings_can_be_null=False,
         )
         return pa.csv.read_csv(path, parse_options=_parsing(path), convert_options=convert)
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path}: {_why_unreadable(path, _in_order(path, error))}") from None
     except (OSError, EOFError, UnicodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: {_why_unreadable(path, error)}") from None
 
@@ -335,6 +333,7 @@ def _list_of_smiles(path: Path) -> list[str]:
 
 def _why_unreadable(path: Path, error: Exception) -> str:
     """Explain why a table cannot be read, from its first line if possible."""
+    error = _in_order(path, error) if isinstance(error, pa.ArrowInvalid) else error
     reason = (str(error).splitlines() or [type(error).__name__])[0].replace("Row #", "line ")
     opener: Any = gzip.open if path.suffix.lower() == ".gz" else Path.open
     try:

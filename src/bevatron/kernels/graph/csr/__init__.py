@@ -181,6 +181,7 @@ class Csr:
             return None
         if self.values.requires_grad and torch.is_grad_enabled():
             return self.values[self.position]
+        self._forget_stale()
         if "values_by_column" not in self._made:
             self._made["values_by_column"] = self.values.detach()[self.position]
         found: Tensor = self._made["values_by_column"]
@@ -191,9 +192,18 @@ class Csr:
         """Whether entries (i, j) and (j, i) are equal; values that train are taken to differ."""
         if self.values is not None and self.values.requires_grad:
             return False
+        self._forget_stale()
         if "symmetric" not in self._made:
             self._made["symmetric"] = self._compare_orders()
         return bool(self._made["symmetric"])
+
+    def _forget_stale(self) -> None:
+        """Forget what was made from values that were changed in place since."""
+        version = _version(self.values)
+        if self._made.setdefault("version", version) != version:
+            self._made["version"] = version
+            for name in ("values_by_column", "symmetric"):
+                self._made.pop(name, None)
 
     def _compare_orders(self) -> bool:
         same = self.shape[0] == self.shape[1] and torch.equal(self.row_ptr, self.col_ptr)
@@ -247,8 +257,15 @@ class Csr:
 
         parts = {each.name: getattr(self, each.name) for each in fields(self)}
         parts = {name: moved(value) for name, value in parts.items()}
-        parts["_made"] = {name: moved(value) for name, value in self._made.items()}
+        self._forget_stale()
+        made = {name: moved(value) for name, value in self._made.items()}
+        parts["_made"] = {**made, "version": _version(parts["values"])}
         return Csr(**parts)
+
+
+def _version(values: Tensor | None) -> int:
+    """Count how often values were changed in place; 0 if torch does not."""
+    return 0 if values is None or values.is_inference() else values._version  # noqa: SLF001
 
 
 def _check_lengths(

@@ -36,7 +36,7 @@ def smooth_lddt(
     Returns
     -------
     Tensor
-        In the type of ``predicted``, at least float32.
+        In the type of ``truth``, at least float32.
 
     Examples
     --------

@@ -17,6 +17,7 @@ from bevatron.train.report.plots.style import (
     Values,
     colours,
     new_axes,
+    short,
     write_centred,
 )
 
@@ -106,7 +107,7 @@ def _error_histogram(ax: Axes, errors: npt.NDArray[Any], unit: str) -> None:
     ax.axvline(0, color=INK, linewidth=0.8)
     mae, rmse = np.mean(np.abs(errors)), np.sqrt(np.mean(errors**2))
     rows = {"MAE": mae, "RMSE": rmse, "max": np.abs(errors).max()}
-    text = "\n".join(f"{name:<5}{value:>9.3g}" for name, value in rows.items())
+    text = "\n".join(f"{name:<5}{short(value):>9}" for name, value in rows.items())
     ax.annotate(
         f"{text}\n{'n':<5}{len(errors):>9,}",
         (0.99, 0.98),
@@ -147,13 +148,7 @@ def bars(
             ax.barh(offset, shown, height * 0.92, color=colour, label=name)
             largest = max(largest, shown.max(initial=0.0))
             for place, value in zip(offset, values, strict=True):
-                text = (
-                    " -"
-                    if np.isnan(value)
-                    else f" {value:,.0f}"
-                    if value >= 1000
-                    else f" {value:.3g}"
-                )
+                text = " -" if np.isnan(value) else f" {short(value)}"
                 ax.text(0 if np.isnan(value) else value, place, text, va="center", fontsize=8.5)
         if reference is not None:
             ax.axvline(reference[0], color=INK, linewidth=1, linestyle="--", label=reference[1])

@@ -13,6 +13,7 @@ from bevatron.train.report.plots.style import (
     colours,
     legend_below,
     new_axes,
+    short,
     write_centred,
 )
 
@@ -79,7 +80,7 @@ def _draw(ax: Axes, panel: Stacks) -> None:
     alone = len(panel.parts) == 1
     if alone:
         for place, value in zip(places.tolist(), reached.tolist(), strict=True):
-            ax.text(value, place, f" {value:.3g}", va="center", fontsize=8.5, color=INK)
+            ax.text(value, place, f" {short(value)}", va="center", fontsize=8.5, color=INK)
     else:
         legend_below(ax)
     ax.set_yticks(places, panel.rows)

@@ -112,6 +112,17 @@ def legend_below(ax: Axes, columns: int = 2) -> None:
     )
 
 
+def short(value: float) -> str:
+    """Write a number beside a bar: three significant digits, whole from a thousand on.
+
+    Examples
+    --------
+    >>> short(1116.51), short(85.71), short(0.0002)
+    ('1,117', '85.7', '0.0002')
+    """
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
 def write_centred(ax: Axes, text: str) -> None:
     """Write a text in the middle of empty axes."""
     ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color=FAINT)
