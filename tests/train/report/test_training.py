@@ -30,6 +30,8 @@ def test_a_run_of_stages_goes_by_steps_and_marks_where_a_stage_begins(tmp_path):
     result = FitResult(tmp_path, "steps", None, 3, 1300, {}, 0.5, 1, 60.0)
     shown = summary(history, result, torch.nn.Linear(2, 1))
     assert (shown["steps"], shown["best step"]) == (1300, 800)
+    unvalidated = summary(_history([_validated(0, 500)]), result, torch.nn.Linear(2, 1))
+    assert not any("best" in name for name in unvalidated)
 
 
 def test_other_runs_go_by_epochs(tmp_path):

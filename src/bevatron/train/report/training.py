@@ -95,7 +95,7 @@ def summary(history: History, result: FitResult, model: torch.nn.Module) -> dict
     best = [history.place(record) for record in history.epochs if record.get("best")]
     return {
         f"{history.unit}s": result.steps if history.unit == "step" else result.epochs,
-        f"best {history.unit}": best[-1] if best else None,
+        **({f"best {history.unit}": best[-1]} if best else {}),
         "parameters": sum(p.numel() for p in model.parameters()),
         "training time": duration(result.seconds),
     }

@@ -10,7 +10,11 @@ from importlib.resources import files
 
 _START = """
 (function(){
-const view=$3Dmol.createViewer(document.getElementById("structure-view"),{backgroundColor:"white"});
+const place=document.getElementById("structure-view");
+let view=null;
+try{view=$3Dmol.createViewer(place,{backgroundColor:"white"});}catch(error){}
+if(!view){place.textContent="WebGL is off in this browser, so nothing is drawn here; "
+  +"any viewer opens the mmCIF file.";return;}
 const data=JSON.parse(document.getElementById("structure-data").textContent);
 view.addModel(data.text,"cif");
 const bands=[[90,"#0053d6"],[70,"#65cbf3"],[50,"#ffdb13"],[-1,"#ff7d45"]];
