@@ -413,6 +413,6 @@ def qkvg_cases(setup: Setup) -> list[Case]:
     rows, heads = (TINY["rows"], 2) if setup.tiny else (384**2, 4)
     shapes = shapes | {"x": (rows, C), "bias_weight": (heads, C)}
     work = Work(26 * rows * C, 24 * rows * C * C + 6 * rows * C * heads)
-    functions = (qkvg_with_bias, peers.qkvg_with_bias)
+    functions = (qkvg_with_bias, peers.qkvg)
     found.append(case_of(setup, "qkvg", f"{rows} x {C}, with a bias", shapes, functions, work))
     return found

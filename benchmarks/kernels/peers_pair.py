@@ -212,25 +212,14 @@ def qkvg(
     gate_weight: Tensor,
     norm_weight: Tensor,
     norm_bias: Tensor,
+    bias_weight: Tensor | None = None,
 ) -> Tensor:
+    """Concatenate the products of the normed rows; with a bias its own too, and the rows."""
     n = layer_norm(x, norm_weight, norm_bias)
-    weights = (q_weight, k_weight, v_weight, gate_weight)
-    return torch.cat([F.linear(n, weight) for weight in weights], -1)
-
-
-def qkvg_with_bias(
-    x: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    v_weight: Tensor,
-    gate_weight: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    bias_weight: Tensor,
-) -> Tensor:
-    n = layer_norm(x, norm_weight, norm_bias)
-    weights = (q_weight, k_weight, v_weight, gate_weight, bias_weight)
-    return torch.cat([*(F.linear(n, weight) for weight in weights), x], -1)
+    products = [F.linear(n, weight) for weight in (q_weight, k_weight, v_weight, gate_weight)]
+    if bias_weight is not None:
+        products += [F.linear(n, bias_weight), x]
+    return torch.cat(products, -1)
 
 
 def invariant_point_attention(

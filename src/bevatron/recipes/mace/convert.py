@@ -47,8 +47,7 @@ def from_mace_torch_file(
         )
     refuse_other_content(file)
     if config is None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of e3nn and mace-torch about functions of torch
+        with warnings.catch_warnings(action="ignore"):  # of e3nn and mace-torch
             model = load_mace_torch_file(file, trust=trust)
     else:
         given, state = _read_config(config), _read_state_dict(file)
@@ -78,8 +77,7 @@ def to_mace_torch_file(model: Path, out: Path) -> str:
     """
     found = trained_model(model)
     if out.suffix == ".model":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of e3nn and mace-torch about functions of torch
+        with warnings.catch_warnings(action="ignore"):  # of e3nn and mace-torch
             save_mace_torch_file(found, out)
         return f"{out}: written for mace-torch"
     if out.suffix != ".pt":
