@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 import yaml
 
+from bevatron.config import RENAMED
 from bevatron.errors import ConfigError
 from bevatron.output import note, number, print_table
 from bevatron.train.logger import METRICS
@@ -236,7 +237,7 @@ def _flat(values: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
             found += _flat(value, f"{path}{key}.")
         else:
             text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
-            found.append((f"{path}{key}", text.removesuffix("\n").removesuffix("\n...")))
+            found.append((f"{path}{RENAMED.get(key, key)}", text.removesuffix("\n").removesuffix("\n...")))
     return found
 
 

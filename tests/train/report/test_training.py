@@ -68,7 +68,7 @@ def test_compared_runs_are_drawn_by_what_they_are_judged_by_and_not_by_terms_of_
     assert names.index("TM-score") < names.index("loss pLDDT")
     panels = compared._panels()
     titles = [panel.title.removeprefix("validation ") for panel in panels]
-    assert titles[:4] == ["training loss", "loss", "lDDT CA", "TM-score"]
+    assert titles[:4] == ["training loss", "loss", "lDDT of CA atoms", "TM-score"]
     assert len(titles) == 9
     assert "loss pLDDT" not in titles  # 0 in both
     assert [len(curve.x) for curve in panels[0].curves] == [40, 40]

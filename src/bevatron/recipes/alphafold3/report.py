@@ -8,15 +8,8 @@ from torch import nn
 from bevatron.recipes.structure_report import write_report
 from bevatron.train.run import FitResult
 
-MEASURES = {
-    "lddt": "lDDT",
-    "lddt_interface": "lDDT of interfaces",
-    "lddt_protein": "lDDT of proteins",
-    "contact_precision": "precision of contacts",
-    "distogram": "cross entropy of the distogram",
-    "plddt": "expected lDDT (pLDDT)",
-}
-"""Validation metric -> its name on the page."""
+MEASURES = ("lddt", "lddt_interface", "lddt_protein", "contact_precision", "distogram", "plddt")
+"""Validation metrics at the head of the page, each with a panel of its own."""
 
 
 def report_of_run(folder: Path, model: nn.Module, found: Sequence[str], result: FitResult) -> Path:

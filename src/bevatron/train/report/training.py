@@ -16,7 +16,7 @@ from bevatron.output import Cell, counted, span
 from bevatron.train.epochs import pack_samples
 from bevatron.train.logger import column, epochs_of, read_journal
 from bevatron.train.report import plots
-from bevatron.train.report.measures import measure_name
+from bevatron.train.report.measures import term_name
 from bevatron.train.report.page import Report
 from bevatron.train.report.plots import Curve, Panel
 from bevatron.train.run import FitResult
@@ -130,7 +130,7 @@ def show_learning_curves(
             panels.append(Panel(metric.title, metric.ylabel, found, metric.logarithmic))
     terms = sorted({name for record in epochs for name in record.get("terms", {})})
     if len(terms) > 1:
-        curves = [curve(measure_name(name), "terms", name) for name in terms]
+        curves = [curve(term_name(name), "terms", name) for name in terms]
         panels.append(Panel("Terms of the loss", "training loss", curves))
     panels.append(Panel("Learning rate", "learning rate", [curve("", "lr")]))
     if len(panels) < 6:
