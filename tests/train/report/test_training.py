@@ -4,10 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from bevatron.recipes.compare import ComparedRun, Comparison
-from bevatron.train.report.training import History, _events, summary, training_loss
+from bevatron.train.report.page import Report
+from bevatron.train.report.training import (
+    History,
+    _events,
+    show_timing,
+    summary,
+    training_loss,
+)
 from bevatron.train.run import FitResult
 
 
@@ -52,6 +60,19 @@ def test_the_loss_of_logged_steps_is_averaged_in_at_most_200_intervals():
     assert curve.x[-1] == 10_000
     np.testing.assert_allclose(curve.y[0], losses[:6].mean())
     np.testing.assert_allclose(curve.y[-1], losses[-5:].mean())
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_run_whose_numbers_are_all_unknown_is_reported_without_a_warning(tmp_path):
+    steps = [{"kind": "step", "epoch": 0, "step": i, "loss": None} for i in range(1, 9)]
+    time = {"seconds": 1.0, "wait_share": 0.0, "validation_seconds": 1.0, "entries_per_s": None}
+    history = _history([*steps, _validated(0, 8, stage="initial", loss=None, lr=0.1, time=time)])
+    assert np.isnan(training_loss(history, "training").y).all()
+    report = Report("Run", "", tmp_path)
+    show_timing(report, history)
+    page = report.write(tmp_path / "page.html").read_text()
+    assert "8 steps" in page
+    assert "median" not in page
 
 
 def test_compared_runs_are_drawn_by_what_they_are_judged_by_and_not_by_terms_of_the_loss():
