@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bevatron.data.dataset import Concatenated, InMemory, Subset, check_sizes, set_aside, sizes, split
+from bevatron.data.dataset import (
+    Concatenated,
+    InMemory,
+    Subset,
+    check_sizes,
+    set_aside,
+    sizes,
+    split,
+)
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import write_store
 from bevatron.data.store.shards import concatenate

@@ -258,7 +258,9 @@ def check_sizes(**sizes: float) -> None:
     """
     names = " and ".join(f"data.{name}" for name in sizes)
     given = " and ".join(f"{size:g}" for size in sizes.values())
-    if not all(0 <= size < 1 or (size >= 1 and float(size).is_integer()) for size in sizes.values()):
+    if not all(
+        0 <= size < 1 or (size >= 1 and float(size).is_integer()) for size in sizes.values()
+    ):
         raise ConfigError(f"{names}: expected fractions below 1 or whole numbers, got {given}")
     if sum(size for size in sizes.values() if size < 1) >= 1:
         raise ConfigError(f"{names}: leave nothing to train on, got {given}")

@@ -96,6 +96,33 @@ def test_compared_runs_are_drawn_by_what_they_are_judged_by_and_not_by_terms_of_
     assert [panel.logarithmic for panel in panels[:4]] == [True, True, False, False]
 
 
+def test_of_runs_of_different_systems_only_what_several_have_is_shown(tmp_path, capsys):
+    def run(name: str, system: str, valid: dict[str, float], **settings: int) -> ComparedRun:
+        time = {"seconds": 1.0, "validation_seconds": 0.0}
+        end = _validated(0, 4, stage="initial", best=True, loss=0.4, valid=valid, time=time)
+        config = {"recipe": system, "stages": {"initial": settings}}
+        return ComparedRun(name, Path(name), History(config, [end], [end]))
+
+    first = run("a", "alphafold2", {"lddt": 0.2, "tm_score": 0.1}, steps=4, cycles=3)
+    other = run("b", "alphafold3", {"lddt": 0.3, "dockq": 0.1}, steps=5, atoms=7)
+    mixed = Comparison([first, other])
+    mixed.show()
+    mixed.write(tmp_path / "page.html")
+    said, page = capsys.readouterr(), (tmp_path / "page.html").read_text()
+    for text in (said.out, page):
+        assert "stages.initial.steps" in text
+        assert "lDDT" in text
+        assert not any(own in text for own in ("cycles", "atoms", "TM-score", "DockQ"))
+    assert "runs of alphafold2 and alphafold3: --json has the settings" in said.err
+    assert mixed.values()["a"]["settings"]["stages.initial.cycles"] == "3"
+    third = run("c", "alphafold2", {"lddt": 0.2, "tm_score": 0.2}, steps=4, cycles=1)
+    Comparison([first, other, third]).show()
+    said = capsys.readouterr().out
+    assert "cycles" in said
+    assert "TM-score" in said
+    assert "atoms" not in said
+
+
 def test_a_compared_run_that_was_not_validated_yet_is_drawn_and_named(tmp_path, capsys):
     steps = [{"kind": "step", "epoch": 0, "step": i, "loss": 9.0 / i} for i in range(1, 6)]
     history = History({"stages": {"initial": {}}}, steps, [])
