@@ -12,14 +12,8 @@ from bevatron.train.report.measures import measure_name
 from bevatron.train.report.training import Metric
 from bevatron.train.run import FitResult
 
-MEASURES = {
-    "lddt": "lDDT",
-    "lddt_interface": "lDDT of interfaces",
-    "contact_precision": "precision of contacts",
-    "distogram": "cross entropy of the distogram",
-    "plddt": "expected lDDT (pLDDT)",
-}
-"""Validation metric -> its name on the page."""
+MEASURES = ("lddt", "lddt_interface", "contact_precision", "distogram", "plddt")
+"""Validation metrics at the head of the page, each with a panel of its own."""
 
 BY_KIND = [
     Metric(title, "lDDT", {measure_name(key): f"lddt_{key}" for key in keys}, logarithmic=False)
