@@ -154,7 +154,12 @@ def test_what_is_wrong_with_a_file_is_said_without_torch(tmp_path):
     code += f"print([m for m in {HEAVY} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[2, 2, 2, 2]", "[]"]
-    for said in ("line 1: not valid YAML", "there is no 'alphafold4'", "cannot be read", "'nothing'"):
+    for said in (
+        "line 1: not valid YAML",
+        "there is no 'alphafold4'",
+        "cannot be read",
+        "'nothing'",
+    ):
         assert said in done.stderr
 
 
