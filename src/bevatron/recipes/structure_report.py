@@ -25,6 +25,7 @@ def write_report(
     model: nn.Module,
     found: Sequence[str],
     result: FitResult,
+    more: Sequence[Metric] = (),
 ) -> Path:
     """Write report.html and ``plots/`` of a finished run.
 
@@ -33,6 +34,7 @@ def write_report(
     title : name of the model
     measures : validation metrics at the head of the page, each with a panel of its own
     found : lines about its data
+    more : panels of learning curves for other validation metrics
     """
     history = History.of_run(folder)
     report = Report(f"{title}: {folder.resolve().name}", str(folder), folder / "plots")
@@ -54,7 +56,7 @@ def write_report(
                {"validation": name}, logarithmic=False)
         for name, text in ((name, measure_name(name)) for name in measures)
     ]  # fmt: skip
-    show_learning_curves(report, history, panels)
+    show_learning_curves(report, history, [*panels, *more])
     report.section("Data").details("What was found in the stores", "\n".join(found))
     show_timing(report, history)
     report.section("Settings").config(history.config).versions(("bevatron", "torch", "numpy"))

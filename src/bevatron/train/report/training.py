@@ -127,7 +127,10 @@ def show_learning_curves(
             curve(label, "valid", key, factor=metric.factor) for label, key in metric.keys.items()
         )
         if found:
-            panels.append(Panel(metric.title, metric.ylabel, found, metric.logarithmic))
+            # A legend names the curves only where there are several.
+            alone = len(found) == 1 < len(metric.keys)
+            title = f"{metric.title}: {found[0].label}" if alone else metric.title
+            panels.append(Panel(title, metric.ylabel, found, metric.logarithmic))
     terms = sorted({name for record in epochs for name in record.get("terms", {})})
     if len(terms) > 1:
         curves = [curve(term_name(name), "terms", name) for name in terms]
