@@ -30,7 +30,10 @@ def check(module, file, shared, run, **options):
 
 @pytest.mark.parametrize(
     ("file", "sizes"),
-    [("attention_pair_bias_single", (24, 16, 4, 6)), ("pair/attention_pair_bias", (128, 64, 8, 16))],
+    [
+        ("attention_pair_bias_single", (24, 16, 4, 6)),
+        ("pair/attention_pair_bias", (128, 64, 8, 16)),
+    ],
 )
 def test_attention_pair_bias(shared, file, sizes):
     module = AttentionPairBias(*sizes)
