@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.common.report import AREAS, PICTURE, write_result
+from benchmarks.common.report import AREAS, PICTURE, page_of, write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -62,7 +62,7 @@ def test_dated_results_are_named_by_their_path_in_the_history(page):
 
 
 def test_results_are_pages_next_to_their_numbers():
-    """Also that the newest of each have names without date and hardware, older ones with both."""
+    """And show them; the newest of each have names without date and hardware, older ones both."""
     files = [path for path in RESULTS.rglob("*") if path.is_file()]
     pages = {path.with_suffix("") for path in files if path.suffix == ".md"}
     numbers = {path.with_suffix("") for path in files if path.suffix == ".json"}
@@ -78,6 +78,7 @@ def test_results_are_pages_next_to_their_numbers():
             assert not re.search(r"_20\d\d-\d\d-\d\d|_nvidia|_cpu-", stem.name), stem
         assert area.name in AREAS
         text = Path(f"{stem}.md").read_text()
+        assert "rows" not in result or text.startswith(page_of(result)), stem
         shown |= {stem.parent / picture for picture in PICTURE.findall(text)}
     assert shown == {path for path in files if path.suffix == ".png"}
     assert all(path.suffix in {".md", ".json", ".png"} for path in files)

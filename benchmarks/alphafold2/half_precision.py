@@ -80,9 +80,9 @@ class Watch:
                 self.outputs.append((f"{name} {part}" if is_block else name, largest(x)))
                 if is_block and x.requires_grad:
                     x.register_hook(self._gradient(f"{name} {part}"))
-            if parts and parts[0].dtype == torch.float32 and module_kind(module):
+            kind = module_kind(module)
+            if kind and parts and parts[0].dtype == torch.float32:
                 with torch.no_grad():
-                    kind = module_kind(module)
                     self.inside.append((kind, largest(INSIDE[kind](module, given[0]))))
 
         return look

@@ -167,7 +167,7 @@ def tested(predictor: ChainPredictor, path: Path, longest: int, most: int | None
     first[np.unique(keys, return_index=True)[1]] = True
     table = table.take(first & table.usable & (table.length <= longest))
     if most is not None:
-        table = table.take(np.linspace(0, len(table.length) - 1, most).astype(int))
+        table = table.take(np.unique(np.linspace(0, len(table.length) - 1, most).astype(int)))
     sizes = ChainSizes(longest, SHOWN_ROWS, SHOWN_EXTRA, best_templates=True)
     found = []
     for kind, dataset in (("alignment", ChainDataset), ("sequence alone", Alone)):

@@ -31,6 +31,7 @@ from benchmarks.common import trace
 from benchmarks.common.arguments import add_out, script_parser
 from benchmarks.common.arms import (
     GIB,
+    OUT_OF_MEMORY,
     Arm,
     Steps,
     Training,
@@ -215,7 +216,7 @@ def measured(
     with compiled_blocks(blocks) if arm.compiled else nullcontext():
         try:
             steps = or_out_of_memory(measure)
-            row |= {} if steps else {"s/step": "out of memory"}
+            row |= {} if steps else {"s/step": OUT_OF_MEMORY}
         except DivergenceError:
             steps, row["s/step"] = None, "not finite"
     for training in trained:

@@ -24,7 +24,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
-from benchmarks.alphafold3.arms import TRIED, Crops
+from benchmarks.alphafold3.arms import ATOMS_PER_TOKEN, TRIED, Crops
 from benchmarks.common.arguments import add_rows, read_all, script_parser
 from benchmarks.common.arms import Arm, Training
 from benchmarks.common.report import add_picture, hardware, versions, write_result
@@ -135,40 +135,37 @@ def published() -> AlphaFold3Config:
 SIZES = {"reduced": reduced, "small": small, "published": published}
 
 
+def sizes_of(tokens: int, rows: int) -> SampleSizes:
+    """Return the most that a crop holds."""
+    return SampleSizes(CropSizes(tokens=tokens, atoms=ATOMS_PER_TOKEN * tokens), rows)
+
+
 def entries_of(store: Path, *, alignments: bool, tokens: int, rows: int) -> ComplexDataset:
     """Return the largest crop of every entry of a store, always the same."""
     entries = np.flatnonzero(open_complexes(store).lengths("restype"))
-    sizes = sizes_for_validation(SampleSizes(CropSizes(tokens=tokens, atoms=24 * tokens), rows))
+    sizes = sizes_for_validation(sizes_of(tokens, rows))
     units = np.stack([entries, 0 * entries, 0 * entries], axis=1)
     return (ComplexDataset if alignments else WithoutAlignments)(store, units, sizes)
 
 
-def drawn_crops(given: argparse.Namespace) -> ComplexDataset | Crops:
-    """Return what is trained on: the whole first complex, or crops of chains and interfaces.
+def drawn_crops(given: argparse.Namespace) -> Source:
+    """Return what is trained on: the whole complex, or crops of chains and interfaces.
 
     Published sizes are trained on crops of one padded shape, which is captured once.
     """
     if given.sizes == "published":
-        return Crops(given.store, given.tokens, rows=given.rows, different=TRIED)
+        return Source("crops", Crops(given.store, given.tokens, rows=given.rows, different=TRIED))
     if given.by_heart:
         whole = entries_of(given.store, alignments=True, tokens=given.tokens, rows=given.rows)
         if given.crop is None:
-            return whole
+            return Source("crops", whole)
         still = Still(whole.path, whole.units, whole.sizes)
         still.drawn_by = given.crop
-        return still
+        return Source("crops", still)
     store = open_complexes(given.store)
-    units, _ = units_of(store, np.flatnonzero(store.lengths("restype")))
-    sizes = SampleSizes(CropSizes(tokens=given.tokens, atoms=24 * given.tokens), given.rows)
-    return (WithoutAlignments if given.without else ComplexDataset)(given.store, units, sizes)
-
-
-def weights_of(given: argparse.Namespace) -> Any:
-    """Return how often each crop is drawn."""
-    if given.by_heart or given.sizes == "published":
-        return None
-    store = open_complexes(given.store)
-    return units_of(store, np.flatnonzero(store.lengths("restype")))[1]
+    units, weights = units_of(store, np.flatnonzero(store.lengths("restype")))
+    crops = WithoutAlignments if given.without else ComplexDataset
+    return Source("crops", crops(given.store, units, sizes_of(given.tokens, given.rows)), weights)
 
 
 def training_of(given: argparse.Namespace) -> Training:
@@ -184,8 +181,7 @@ def training_of(given: argparse.Namespace) -> Training:
         "train": {"device": given.device, "seed": given.seed},
         "optim": {"ema": given.ema, "lr": given.lr},
     }
-    crops = drawn_crops(given)
-    draws = Draws([Source("crops", crops, weights_of(given))], given.seed)
+    draws = Draws([drawn_crops(given)], given.seed)
     sizes = {"tokens": draws.lengths("tokens")}
     stage = Stage("initial", ComplexStage(steps=1, samples_per_step=1, step=options), draws, sizes)
     settings = AlphaFold3Run.from_values(values).settings
@@ -227,34 +223,32 @@ def trained(
         yield
 
 
-@torch.no_grad()
 def by_heart(training: Training, given: argparse.Namespace) -> dict[str, float]:
     """Sample structures of the one complex; RMSD is over all its resolved atoms, Å."""
     found: dict[str, list[float]] = {"rmsd": []}
     crops = training.run.train.sources[0].dataset
     for seed in range(given.samples):
-        sample = crops.sample(0, seed)
-        outputs, metrics = judged(training, sample)
+        judged = training.run.task.metrics()
+        outputs = predicted(training, crops.sample(0, seed), judged)
         x, truth = outputs["rollout"][0], outputs["position"]
         resolved = outputs["truth_resolved"]
         fitted = superposed(truth[None], x[None], resolved[None].float())[0]
         square = (x - fitted)[resolved].square().sum(-1).mean()
         found["rmsd"].append(float(square.sqrt()))
-        for name, value in metrics.items():
+        for name, value in judged.compute().items():
             found.setdefault(name, []).append(value)
     return {name: float(np.mean(values)) for name, values in found.items()} | {
         "rmsd, worst": max(found["rmsd"])
     }
 
 
-def judged(training: Training, sample: Mapping[str, Any]) -> tuple[Any, dict[str, float]]:
-    """Predict a sample and measure what came of it."""
-    task, model = training.run.task, training.run.model
-    batch = collate_complex([sample], np.zeros(1, np.int64), [1.0]).to(training.device)
-    outputs = task.predict(model, batch)
-    metrics = task.metrics()
-    metrics.update(batch, outputs)
-    return outputs, metrics.compute()
+@torch.no_grad()
+def predicted(training: Training, sample: Mapping[str, Any], judged: Any, index: int = 0) -> Any:
+    """Predict a sample and add what came of it to the metrics."""
+    batch = collate_complex([sample], np.array([index]), [1.0]).to(training.device)
+    outputs = training.run.task.predict(training.run.model, batch)
+    judged.update(batch, outputs)
+    return outputs
 
 
 def held_out(
@@ -265,14 +259,10 @@ def held_out(
         if given.held is None or (alignments and given.without):
             continue
         crops = entries_of(given.held, alignments=alignments, tokens=given.tokens, rows=given.rows)
-        task = training.run.task
-        metrics = task.metrics()
+        judged = training.run.task.metrics()
         for index in range(len(crops))[: given.most]:
-            sample = crops.sample(index, 0)
-            batch = collate_complex([sample], np.array([index]), [1.0]).to(training.device)
-            with torch.no_grad():
-                metrics.update(batch, task.predict(training.run.model, batch))
-        yield name, metrics.compute()
+            predicted(training, crops.sample(index, 0), judged, index)
+        yield name, judged.compute()
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
@@ -317,8 +307,8 @@ def collect(folder: Path, results: Path, page: str, note: str) -> None:
     """Join the runs: what was found after training, and on a page of their own curves."""
     runs = read_all(folder, "learning-*.json")
     judged_runs = [run for run in runs if run["found"]]
-    compared = [run for run in runs if run["curve"] and not set(run["found"]) & {"by heart"}]
-    curves = [run for run in compared if not run["options"]["without"]]
+    curves = [run for run in runs if run["curve"] and "by heart" not in run["found"]]
+    curves = [run for run in curves if not run["options"]["without"]]
     common = min((len(run["curve"]) for run in curves), default=0)
     curves = [{**run, "curve": run["curve"][:common]} for run in curves]
     text = curve_notes(curves[0]["options"]) if curves else ""

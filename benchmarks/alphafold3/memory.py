@@ -26,7 +26,7 @@ import torch
 from benchmarks.alphafold3.arms import Crops, built, peak_gib, training_of
 from benchmarks.alphafold3.train_step import RUNGS
 from benchmarks.common.arguments import add_crops, add_out, read_all, script_parser
-from benchmarks.common.arms import GIB, Arm, or_out_of_memory
+from benchmarks.common.arms import GIB, OUT_OF_MEMORY, Arm, or_out_of_memory
 from benchmarks.common.report import write_result
 
 from bevatron.data.padding import BatchShape
@@ -53,7 +53,6 @@ LITTLE = 0.003
 """Share of what is kept below which a module is one of the others."""
 GRANULE = 32
 """Tokens; crops are padded to multiples."""
-OUT_OF_MEMORY = "out of memory"
 SMALL, ATOMS = 128, 7
 """Tokens of the crop that plans are made of, and atoms of a token, of haemoglobin."""
 

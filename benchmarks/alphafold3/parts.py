@@ -32,7 +32,7 @@ from benchmarks.common.arguments import (
     script_parser,
     wait_for,
 )
-from benchmarks.common.arms import drawn, free, or_out_of_memory
+from benchmarks.common.arms import OUT_OF_MEMORY, drawn, free, or_out_of_memory
 from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.common.timing import captured, median_ms, peak_mib
 from torch import Tensor, nn
@@ -50,7 +50,6 @@ OURS, COMPILED, BOLTZ = "bevatron", "torch.compile", "Boltz-2"
 ARMS = {OURS: "auto", "eager": "reference", COMPILED: "reference"}
 PEERS = (BOLTZ, f"{BOLTZ}, {COMPILED}")
 BLOCK = "Pairformer block, forward and backward"
-OUT_OF_MEMORY = "out of memory"
 ZERO = 1e-5
 """Of the largest gradient."""
 Gradients = Sequence[Tensor]

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from benchmarks.alphafold3.train_step import OUT_OF_MEMORY, PROTENIX
+from benchmarks.alphafold3.train_step import PROTENIX
 from benchmarks.common.arguments import add_after, add_rows, script_parser, wait_for
-from benchmarks.common.arms import GIB, free, or_out_of_memory
+from benchmarks.common.arms import GIB, OUT_OF_MEMORY, free, or_out_of_memory
 from benchmarks.common.report import hardware, versions
 from torch import Tensor
 

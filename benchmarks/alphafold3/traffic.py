@@ -40,7 +40,7 @@ TRAFFIC = {
     "add_dropped": "N 384",
     "conditioned_transition": "18432 x 768, condition 384",
 }
-"""Operator -> its case: a pair of 384 tokens or 48 noisy copies of them."""
+"""Operator -> its case: a pair or an alignment of 384 tokens, or 48 noisy copies of them."""
 ROWS, WIDTH, OUTPUTS = 384**2, 128, 512
 NUMBERS = {
     ("layer_norm", "plain PyTorch"): ROWS * (5 * WIDTH + 8) + 2 * WIDTH,
@@ -166,9 +166,9 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 NOTES = (
     "bfloat16, forward and backward pass with all gradients, as Nsight Compute counts the bytes of "
     "each kernel in device memory, the L2 cache full of other numbers before; kept: between the "
-    "passes, beyond inputs and result. A pair of 384 tokens (147,456 rows), 48 noisy copies of as "
-    "many (18,432 rows). paper's count: the formulas of MegaFold's Table II with 2 bytes a number, "
-    "for its own kernels."
+    "passes, beyond inputs and result. A pair of 384 tokens (147,456 rows), 512 rows of an "
+    "alignment of as many, 48 noisy copies (18,432 rows). paper's count: the formulas of "
+    "MegaFold's Table II with 2 bytes a number, for its own kernels."
 )
 
 

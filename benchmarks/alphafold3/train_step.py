@@ -39,7 +39,7 @@ from benchmarks.common.arguments import (
     script_parser,
     wait_for,
 )
-from benchmarks.common.arms import GIB, Arm, Training, free, or_out_of_memory
+from benchmarks.common.arms import GIB, OUT_OF_MEMORY, Arm, Training, free, or_out_of_memory
 from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.common.timing import memory_with_graphs
 from benchmarks.common.trace import profiled
@@ -113,7 +113,6 @@ PROTENIX = {
     ),
 }
 """What multiplies and attends in its triangles, and its layer norm: `alphafold3.protenix`."""
-OUT_OF_MEMORY = "out of memory"
 
 
 def measured(

@@ -40,6 +40,8 @@ RECOMPILED = 256
 STARTED = 0.02
 """Standard deviation of the weights that would start from zero."""
 
+OUT_OF_MEMORY = "out of memory"
+"""In place of a time."""
 Precision = Literal["bfloat16", "float16", "tf32", "float32"]
 
 

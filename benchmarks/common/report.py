@@ -98,13 +98,19 @@ def write_result(
         "rows": [dict(row) for row in rows],
         **({"extra": dict(extra)} if extra else {}),
     }
-    write_text_atomically(path, json.dumps(result, indent=1, default=_plain) + "\n")
-    text = markdown(rows)
-    listed = ", ".join(f"{package} {number}" for package, number in ran_on["versions"].items())
-    page = f"# {name}\n\n{machine}, {now:%Y-%m-%d}, {listed}\n\n{text}\n\n{notes}".rstrip() + "\n"
-    write_text_atomically(path.with_suffix(".md"), page)
-    print(f"{text}\n\n{path}")
+    written = json.dumps(result, indent=1, default=_plain)
+    write_text_atomically(path, written + "\n")
+    write_text_atomically(path.with_suffix(".md"), page_of(json.loads(written)))
+    print(f"{markdown(rows)}\n\n{path}")
     return path
+
+
+def page_of(result: Mapping[str, Any]) -> str:
+    """Return the page of a result as its JSON has it; pictures follow."""
+    listed = ", ".join(f"{package} {number}" for package, number in result["versions"].items())
+    where = ", ".join(filter(None, (result.get("hardware"), result["date"], listed)))
+    parts = (f"# {result['name']}", where, markdown(result["rows"]), result["notes"])
+    return "\n\n".join(filter(None, parts)).rstrip() + "\n"
 
 
 def make_room(name: str, machine: str | None, date: str, folder: Path = RESULTS) -> Path:

@@ -42,9 +42,11 @@ SPECIAL = 3
 
 @cases("window_attention", PAIR)
 def window_cases(setup: Setup) -> list[Case]:
+    """Return windows of all copies; the fewest are soaked."""
     found, (H, D) = [], (2, 8) if setup.tiny else (4, 32)
-    copies, (queries, keys) = (3, (16, 32)) if setup.tiny else (COPIES, (QUERIES, KEYS))
-    for atoms in (35,) if setup.tiny else (4600, 9000):
+    queries, keys = (16, 32) if setup.tiny else (QUERIES, KEYS)
+    sizes = [(3, 35)] if setup.tiny else [(4, 1000), (COPIES, 4600), (COPIES, 9000)]
+    for copies, atoms in sizes:
         windows, values = -(-atoms // queries), copies * atoms * H * D
         shapes: dict[str, Shape] = dict.fromkeys(
             ("q", "k", "v", "gate"), (1, copies, atoms, H, D)
@@ -58,6 +60,7 @@ def window_cases(setup: Setup) -> list[Case]:
                 *(setup, "window_attention", f"{copies} x {atoms} atoms", shapes, functions, least),
                 mask=(1, atoms),
                 few=(1, 8),
+                usual=atoms != 1000,
                 peers={
                     "pair_attention": peers.pair_attention_of_windows,
                     "flex_attention": peers.flex_of_windows,
@@ -87,17 +90,20 @@ def averaged(
 
 @cases("pair_weighted_averaging", PAIR)
 def averaging_cases(setup: Setup) -> list[Case]:
-    """Return the layer from normalisation to output, of logits that a pair gives."""
+    """Return the layer from normalisation to output, of logits that a pair gives.
+
+    The smallest is soaked.
+    """
     found, (C, H, D) = [], (8, 2, 8) if setup.tiny else (64, 8, 8)
-    for S, N in ((3, 5),) if setup.tiny else ((1024, 384), (1024, 768)):
+    for S, N in ((3, 5),) if setup.tiny else ((128, 64), (1024, 384), (1024, 768)):
         shapes: dict[str, Shape] = {"m": (S, N, C), "logits": (H, N, N)}
         shapes |= {"norm_weight": (C,), "norm_bias": (C,), "out_weight": (C, H * D)}
         shapes |= dict.fromkeys(("v_weight", "gate_weight"), (H * D, C))
         operations = 18 * S * N * C * H * D + 6 * S * N * N * H * D
         work = Work(10 * S * N * C + 6 * H * N * N, operations)
         functions = (averaged, peers.pair_weighted_averaging)
-        name = f"{S} x {N} x {C}"
-        found.append(case_of(setup, "pair_weighted_averaging", name, shapes, functions, work))
+        given = setup, "pair_weighted_averaging", f"{S} x {N} x {C}", shapes, functions, work
+        found.append(case_of(*given, usual=N != 64))
     return found
 
 
@@ -145,7 +151,7 @@ def with_truth(operator: Operator, predicted: Tensor, mask: Tensor) -> Tensor:
 
 @cases("smooth_lddt", STRUCTURE)
 def lddt_cases(setup: Setup) -> list[Case]:
-    copies = 2 if setup.tiny else COPIES
+    """Return whole structures; the smallest is soaked, and the next one is what fits eagerly."""
     return [
         Case(
             *("smooth_lddt", f"{copies} x {atoms} atoms"),
@@ -157,9 +163,11 @@ def lddt_cases(setup: Setup) -> list[Case]:
             check=no_worse_than_plain,
             peers={"plain, in tiles": partial(with_truth, peers.smooth_lddt_in_tiles)},
             few=(1, 4),
-            usual=atoms != SMALL,
+            usual=setup.tiny or atoms > SMALL,
         )
-        for atoms in ((40,) if setup.tiny else (SMALL, 4600, 7000))
+        for copies, atoms in (
+            [(2, 40)] if setup.tiny else [(8, 500), *((COPIES, A) for A in (SMALL, 4600, 7000))]
+        )
     ]
 
 

@@ -189,14 +189,17 @@ def add_turned(x: Tensor, update: Tensor, mask: Tensor) -> Tensor:
 
 @cases("add_dropped", PAIR)
 def dropped_cases(setup: Setup) -> list[Case]:
-    """Return updates of a pair, in its layout, transposed or in front of their last layer."""
+    """Return updates of a pair, in its layout, transposed or in front of their last layer.
+
+    Those of N 64 are soaked.
+    """
     ways = {
         "": (add_dropped, peers.add_dropped),
         ", transposed": (add_turned, peers.add_turned),
         ", with its layer": (add_layer, peers.add_layer),
     }
     found = []
-    for N, C in [(5, 8)] if setup.tiny else [(384, 128), (768, 128)]:
+    for N, C in [(5, 8)] if setup.tiny else [(64, 128), (384, 128), (768, 128)]:
         for way, functions in ways.items():
             shapes: dict[str, Shape] = dict.fromkeys(("x", "update"), (N, N, C))
             name, work = f"N {N}{way}", Work(10 * N * N * C)
@@ -204,7 +207,8 @@ def dropped_cases(setup: Setup) -> list[Case]:
                 shapes |= {"weight": (C, C), "bias": (C,)}
                 work = Work(12 * N * N * C, 6 * N * N * C * C)
             case = case_of(setup, "add_dropped", name, shapes, functions, work, (N, C))
-            found.append(replace(case, draw=partial(with_typed_mask, case.draw)))
+            draw = partial(with_typed_mask, case.draw)
+            found.append(replace(case, draw=draw, usual=N != 64))
     return found
 
 

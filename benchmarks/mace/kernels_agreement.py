@@ -43,7 +43,7 @@ def losses(implementation: str, seed: int, folder: Path, arguments: argparse.Nam
         "data": {
             "train": [str(path) for path in arguments.data],
             "prepared": str(arguments.prepared or folder / "prepared"),
-            "valid_fraction": 0.0,
+            "valid_size": 0.0,
         },
         "loss": {"kind": arguments.loss},
         "optim": {"lr": arguments.lr, "ema": None, "clip": 100.0},

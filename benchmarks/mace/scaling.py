@@ -67,7 +67,7 @@ STEPS = {
 
 def prepared_data(files: Sequence[Path], cutoff: float, folder: Path) -> tuple[Dataset, Any]:
     """Prepare the structures, or open a prepared store, with the statistics that a model needs."""
-    config = DataConfig(train=tuple(files), valid_fraction=0.0)
+    config = DataConfig(train=tuple(files), valid_size=0.0)
     train = load_structures(config, cutoff, folder).train
     return train, statistics(train)
 

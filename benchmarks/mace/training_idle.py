@@ -87,7 +87,7 @@ def crystals(preset: str) -> tuple[Dataset, MaceConfig]:
 def from_files(preset: str, files: Sequence[Path], folder: Path) -> tuple[Dataset, MaceConfig]:
     """Return the structures of some files and a model for them."""
     plain = MaceConfig.preset(preset)
-    config = DataConfig(train=tuple(files), valid_fraction=0.0)
+    config = DataConfig(train=tuple(files), valid_size=0.0)
     data = load_structures(config, plain.r_max, folder).train
     found = statistics(data)
     return data, plain.with_data(

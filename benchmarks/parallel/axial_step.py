@@ -29,7 +29,14 @@ from benchmarks.alphafold2 import train_step as alphafold2
 from benchmarks.alphafold3 import arms as alphafold3
 from benchmarks.common import trace
 from benchmarks.common.arguments import add_rows, read_all, script_parser
-from benchmarks.common.arms import GIB, Arm, Training, difference, or_out_of_memory
+from benchmarks.common.arms import (
+    GIB,
+    OUT_OF_MEMORY,
+    Arm,
+    Training,
+    difference,
+    or_out_of_memory,
+)
 from benchmarks.common.report import hardware, versions, write_result
 from benchmarks.parallel.links import carrier, nccl_settings
 
@@ -47,7 +54,6 @@ from bevatron.train.run import SamplesApart, SamplesInGroups, Sharing
 
 MIB = 2**20
 Case = dict[str, Any]
-OUT_OF_MEMORY = "out of memory"
 NOTES = (
     "Captured steps (CUDA graphs) in bfloat16, launched ones where graphs are off, one sample for "
     "every 'GPUs a sample' GPUs, loader, clipping, Adam and averaged weights included: mean of "

@@ -57,7 +57,7 @@ def repeated(run: Run, count: int) -> Any:
 
 def mace(folder: Path) -> Built:
     """Build a batch of small molecules for the default model."""
-    data = {"train": [str(folder / "structures")], "valid_fraction": 0.2}
+    data = {"train": [str(folder / "structures")], "valid_size": 0.2}
     run = built("mace", {"data": data, "batch": {"capacity": 100}}, folder)
     return covered(run, repeated(run, 400))
 

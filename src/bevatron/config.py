@@ -7,6 +7,7 @@ An unknown key or a wrong type is one sentence with the path of the key and what
 import dataclasses
 import hashlib
 import json
+import logging
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,11 @@ import yaml
 from bevatron.errors import ConfigError
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+RENAMED = {"valid_fraction": "valid_size", "test_fraction": "test_size"}
+"""Old name of a key -> its name; configurations and checkpoints of 0.1.0 have the old ones."""
 
 
 def from_dict(cls: type[T], values: Any, path: str = "") -> T:
@@ -93,6 +99,14 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
         nested = isinstance(old, Mapping) and isinstance(value, Mapping)
         changed[key] = merged(old, value) if nested else value  # type: ignore[arg-type]
     return changed
+
+
+def take_renamed(config: Any, path: str, **old: Any) -> None:
+    """Set the keys of a frozen dataclass whose old names, each an ``InitVar``, were given."""
+    for name, value in old.items():
+        if value is not None:
+            object.__setattr__(config, RENAMED[name], value)
+            log.warning("%s.%s is now %s.%s: %s", path, name, path, RENAMED[name], value)
 
 
 def load_yaml(path: Path) -> dict[str, Any]:

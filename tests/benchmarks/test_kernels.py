@@ -246,6 +246,20 @@ def test_every_kind_of_input_is_admitted_by_the_reference(op):
     assert all(row is None or math.isfinite(row["plain's"]) for row in rows)
 
 
+def test_the_last_case_of_an_operator_is_soaked(monkeypatch):
+    soaked = []
+    monkeypatch.setattr(admission, "accuracy", lambda case, kind: None)
+    monkeypatch.setattr(admission, "speed", lambda case: {"admitted": True})
+    monkeypatch.setattr(
+        admission, "soak", lambda case, _: soaked.append(case.name) or {"admitted": True}
+    )
+    monkeypatch.setattr(admission, "write_result", lambda *_, **__: None)
+    ops = ["window_attention", "layer_norm_linear", "add_dropped"]
+    monkeypatch.setattr(sys, "argv", ["admission.py", "--op", *ops])
+    admission.main()
+    assert soaked == ["4 x 1000 atoms", "147456 x 128 to 4", "N 64, with its layer"]
+
+
 def test_a_call_that_gives_other_bits_is_counted(monkeypatch):
     monkeypatch.setattr(admission.timing, "captured", lambda call: call)
     case, calls = small("layer_norm")[0], iter(range(100))

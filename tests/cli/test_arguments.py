@@ -145,6 +145,24 @@ def test_help_imports_nothing_heavy():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_what_is_wrong_with_a_file_is_said_without_torch(tmp_path):
+    (tmp_path / "broken.yaml").write_text("data: {train: [a}\n")
+    (tmp_path / "other.yaml").write_text("recipe: alphafold4\n")
+    files = [str(tmp_path / f"{name}.yaml") for name in ("broken", "other", "missing")]
+    code = "import sys; from bevatron.cli import main\n"
+    code += f"print([main(['train', name]) for name in {[*files, 'nothing']}])\n"
+    code += f"print([m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[2, 2, 2, 2]", "[]"]
+    for said in (
+        "line 1: not valid YAML",
+        "there is no 'alphafold4'",
+        "cannot be read",
+        "'nothing'",
+    ):
+        assert said in done.stderr
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_short_help_has_examples_and_explains_every_option(command, capsys):
     assert main([*command.split(), "--help"]) == 0

@@ -56,7 +56,7 @@ def test_yaml_is_read_and_changed_by_options(structures, tmp_path):
         "recipe": "mace",
         "output": str(tmp_path / "run"),
         "preset": "small",
-        "data": {"train": [str(structures)], "valid_fraction": 0.25, "prepare_workers": 1},
+        "data": {"train": [str(structures)], "valid_size": 0.25, "prepare_workers": 1},
         "model": {"num_channels": 4, "l_max": 1, "max_L": 0, "r_max": 3.0, "correlation": 1},
         "loss": {"stage_two": {"start_epoch": 1}},
         "optim": {"lr": "3e-4"},
@@ -338,8 +338,8 @@ def test_one_structure_is_too_few_to_set_one_aside(frames, tmp_path, refused, ca
     path, run = tmp_path / "one.xyz", ["--output", str(tmp_path / "run"), *TINY]
     path.write_text(frames[0])
     said = refused("train", "mace", "--data", path, *run)
-    assert "too few to set some aside; give --data.valid, or --data.valid-fraction 0" in said
-    assert main(["train", "mace", "--data", str(path), *run, "--data.valid-fraction", "0"]) == 0
+    assert "too few to set some aside; give --data.valid, or --data.valid-size 0" in said
+    assert main(["train", "mace", "--data", str(path), *run, "--data.valid-size", "0"]) == 0
     assert f"bevatron predict {tmp_path / 'run'} FILE OUT" in capsys.readouterr().out
 
 

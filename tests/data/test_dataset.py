@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bevatron.data.dataset import Concatenated, InMemory, Subset, sizes, split
+from bevatron.data.dataset import (
+    Concatenated,
+    InMemory,
+    Subset,
+    check_sizes,
+    set_aside,
+    sizes,
+    split,
+)
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import write_store
 from bevatron.data.store.shards import concatenate
@@ -163,3 +171,31 @@ def test_split_is_even_over_the_samples_and_independent_of_neighbours():
 def test_senseless_fractions_are_refused(wrong):
     with pytest.raises(ConfigError, match="fractions"):
         split(10, wrong, 0)
+
+
+def test_parts_are_fractions_or_numbers_of_samples():
+    for fraction in (0.1, 0.25):
+        parts = set_aside(12, [fraction], seed=3)
+        expected = split(12, (1 - fraction, fraction), seed=3)
+        assert [part.tolist() for part in parts] == [part.tolist() for part in expected]
+    for number in (1, 7, 49, 333):
+        rest, half, part = set_aside(1000, (0.5, number), seed=0)
+        assert (len(rest), len(half), len(part)) == (500 - number, 500, number)
+    with pytest.raises(ConfigError, match="500 of 500 would leave nothing to train on"):
+        set_aside(500, [500], seed=0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"valid_size": -0.1}, "data.valid_size: expected fractions below 1 or whole numbers"),
+        ({"valid_size": 2.5}, "got 2.5"),
+        ({"valid_size": float("nan")}, "got nan"),
+        ({"valid_size": float("inf")}, "got inf"),
+        ({"valid_size": 0.5, "test_size": 0.5}, "valid_size and data.test_size: leave nothing"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(wrong, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        check_sizes(**wrong)
+    check_sizes(valid_size=0.0, test_size=300)

@@ -190,10 +190,10 @@ def test_the_tables_of_an_evaluation_are_written_where_a_text_says(communities, 
 def test_a_yaml_file_is_trained_with_changes(water, tmp_path):
     data, _ = water
     path = tmp_path / "run.yaml"
-    path.write_text(f"recipe: mace\ndata: {{train: ['{data}'], valid_fraction: 0.3}}\n")
+    path.write_text(f"recipe: mace\ndata: {{train: ['{data}'], valid_size: 0.3}}\n")
     done = bv.train(path, output=tmp_path / "run", **SHORT, **MACE)
     assert done.folder == tmp_path / "run"
-    assert "valid_fraction: 0.3" in (tmp_path / "run" / "config.yaml").read_text()
+    assert "valid_size: 0.3" in (tmp_path / "run" / "config.yaml").read_text()
     assert bv.train(path, output=tmp_path / "run", resume="must", **SHORT, **MACE).epochs == 1
 
 

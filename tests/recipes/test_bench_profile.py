@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +101,22 @@ def test_the_command_prints_tables_and_writes_pictures_and_leaves_the_run_alone(
     assert "interactions.0" in modules
     assert memory["activations"] == sum(sum(saved.values()) for saved in modules.values())
     assert any(saved["gradient"] for saved in modules.values())
+
+
+def test_one_that_is_stopped_says_so_and_promises_no_checkpoint(run, monkeypatch, capsys):
+    launch = ProfiledTrainer._launch
+
+    def stopped(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return launch(*arguments)
+
+    monkeypatch.setattr(ProfiledTrainer, "_launch", stopped)
+    before = contents(run)
+    assert cli.main(["bench", "profile", str(run), "--steps", "3", "--warm", "1"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err == "error: stopped by SIGINT before enough steps were profiled\n"
+    assert "resumed" not in printed.out
+    assert contents(run) == before
 
 
 def test_a_yaml_file_without_a_run_leaves_only_the_profile(run, tmp_path):

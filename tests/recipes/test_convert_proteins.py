@@ -49,6 +49,20 @@ def test_a_model_goes_there_and_back_but_not_over_another(tmp_path, capsys, comm
     assert f"{tmp_path / 'ours'}: is a folder, not a file of weights; runs and model" in said
 
 
+@pytest.mark.parametrize("command", MODELS)
+def test_weights_of_other_sizes_name_the_option_that_chooses_them(tmp_path, capsys, command):
+    system, name = MODELS[command]
+    torch.manual_seed(4)
+    msa = replace(small(alphafold3).config.msa, width=16)
+    narrow = {"c_z": 16} if system is alphafold2 else {"msa": msa}
+    system.save_model(system.build("small", **narrow), tmp_path / "narrow")
+    assert converted(command, tmp_path / "narrow", tmp_path / name) == 0
+    assert converted(system.KIND, tmp_path / name, tmp_path / "back", "--preset", "small") == 2
+    said = capsys.readouterr().err
+    assert " asks for " in said
+    assert "(preset small); weights of other sizes need `--preset alphafold" in said
+
+
 def test_the_files_are_as_others_read_them(tmp_path):
     chains, complexes = small(alphafold2), small(alphafold3)
     alphafold2.save_model(chains, tmp_path / "chains")

@@ -130,7 +130,7 @@ def test_long_lines_are_broken_between_words_only_where_no_terminal_does_it():
 def test_settings_are_a_valid_configuration_of_bundled_data(tmp_path):
     config = demo.configuration(tmp_path)
     assert config.data.train[0].is_file()
-    assert config.data.test_fraction > 0
+    assert config.data.test_size > 0
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

@@ -105,7 +105,7 @@ def stores(predicted, tmp_path):
 def mixtures(stores, **options):
     def config(of, kind):
         train = (stores / kind / "known/s", stores / kind / "predicted/s")
-        return of(train=train, valid_fraction=0.0, **options)
+        return of(train=train, valid_size=0.0, **options)
 
     sizes = ChainSizes(8, 2, 2)
     yield load_chains(config(ChainDataConfig, "chains"), sizes, 1).draws(sizes, 0)
@@ -126,7 +126,7 @@ def test_a_part_of_one_store_among_others_is_validated_on_with_a_warning(stores)
         said = of(train=(first, second)).warnings()
         part = f"a part of {first} is held out for validation"
         assert said == [f"warning: {part}, but other stores may hold its like; give data.valid"]
-        assert not of(train=(first, second), valid_fraction=0.0).warnings()
+        assert not of(train=(first, second), valid_size=0.0).warnings()
         assert not of(train=(first,), valid=(second,)).warnings()
         assert not of(train=(first,)).warnings()
 

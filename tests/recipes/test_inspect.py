@@ -69,6 +69,10 @@ def test_overview_counts_everything(store, tables):
     assert rows["cutoff (Å)"] == 1.5
 
 
+def test_every_column_has_a_name_for_programs(tables):
+    assert all(header for table in tables.values() for header in table.headers)
+
+
 def test_each_file_has_its_sizes_neighbours_and_label_coverage(tables):
     chains, single = tables["Files"].rows
     assert chains == (

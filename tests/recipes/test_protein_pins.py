@@ -104,7 +104,7 @@ def test_a_seed_gives_the_same_sample_on_another_machine(files, components, tmp_
     sizes = SampleSizes(CropSizes(tokens=14, atoms=90), rows=8)
     of_complex = sample(entry, 7, Sources(poses, alignments), sizes, [1])
     chains.prepare_chains([files / "a.cif", files / "rows.a3m"], tmp_path / "s", workers=0)
-    config = ChainDataConfig(train=(tmp_path / "s",), valid_fraction=0.0)
+    config = ChainDataConfig(train=(tmp_path / "s",), valid_size=0.0)
     limits = ChainSizes(residues=8, msa_rows=4, extra_rows=6, deleted_blocks=2)
     of_chain = load_chains(config, limits, 2).draws(limits, 0).sources[0].dataset.sample(0, 7)
     assert {"alphafold3": digest(of_complex), "alphafold2": digest(of_chain)} == SAMPLES

@@ -24,9 +24,9 @@ SHORT = {
     "--data.prepare-workers 1",
     "graph": "--data.read.features rows",
     "alphafold2": "--preset small --stages.initial.steps 1 --stages.initial.samples-per-step 1 "
-    "--stages.initial.crop 8 --data.valid-fraction 0",
+    "--stages.initial.crop 8 --data.valid-size 0",
     "alphafold3": "--preset small --stages.initial.steps 1 --stages.initial.samples-per-step 1 "
-    "--stages.initial.crop 8 --data.valid-fraction 0",
+    "--stages.initial.crop 8 --data.valid-size 0",
 }
 COMPLEXES = Path(__file__).resolve().parents[3] / "shared/data/complexes"
 

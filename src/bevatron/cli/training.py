@@ -2,18 +2,17 @@
 
 import gc
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from bevatron.arguments import parse, value_of
 from bevatron.cli.help import asks_for_help, train_help
-from bevatron.config import load_yaml
 from bevatron.errors import ConfigError
 from bevatron.garbage import no_garbage_collection
 from bevatron.output import say
 from bevatron.recipes import system
+from bevatron.recipes.dispatch import system_and_values
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,10 @@ def train(arguments: list[str]) -> int:
         say(f"systems: {recipes}; `bevatron train SYSTEM --help` shows the keys that matter")
         return 0
     if asks_for_help(arguments[1:]):
-        found = system(_system_of(arguments[0]))
+        found = system(system_and_values(arguments[0])[0])
         say(train_help(found, f"bevatron train {arguments[0]}", TrainOptions))
         return 0
+    system_and_values(arguments[0])  # what is wrong with a file is said before torch is imported
     with no_garbage_collection():  # a sixth of the time of imports, of which all stays
         if arguments[0] in SYSTEMS and "--dry-run" not in arguments:
             from bevatron.parallel.mesh import start_gpu
@@ -69,15 +69,6 @@ def train(arguments: list[str]) -> int:
     if not gc.get_freeze_count():
         gc.freeze()  # collections skip what was imported
     return start(parsed.run, resume=parsed.options.resume, dry_run=parsed.options.dry_run)
-
-
-def _system_of(name: str) -> str:
-    """Return the system that a name or a YAML file means."""
-    from bevatron.recipes import DEFAULT, SYSTEMS
-
-    if name in SYSTEMS or not Path(name).is_file():
-        return name
-    return str(load_yaml(Path(name)).get("recipe", DEFAULT))
 
 
 def _written_out(argument: str) -> str:

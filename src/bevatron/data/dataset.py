@@ -225,6 +225,47 @@ def split(num_samples: int, fractions: Sequence[float], seed: int) -> list[IntAr
     return [np.sort(order[end - count : end]) for count, end in zip(counts, ends, strict=True)]
 
 
+def set_aside(num_samples: int, sizes: Sequence[float], seed: int) -> list[IntArray]:
+    """Take parts out of samples at random; see `split`.
+
+    Raises ConfigError if nothing would be left.
+
+    Parameters
+    ----------
+    sizes : of each part, a fraction below 1 or a number of samples
+
+    Returns
+    -------
+    list of int64 arrays
+        What is left, then each part.
+
+    Examples
+    --------
+    >>> [len(part) for part in set_aside(100, (0.1, 20), seed=0)]
+    [70, 10, 20]
+    """
+    shares = [size if size < 1 else size / num_samples for size in sizes]
+    if sum(shares) >= 1:
+        asked = " and ".join(f"{size:g}" for size in sizes)
+        raise ConfigError(f"{asked} of {num_samples} would leave nothing to train on")
+    return split(num_samples, (1 - sum(shares), *shares), seed)
+
+
+def check_sizes(**sizes: float) -> None:
+    """Refuse sizes of parts that are neither fractions below 1 nor whole numbers.
+
+    Raises ConfigError that names them, also of fractions that leave nothing.
+    """
+    names = " and ".join(f"data.{name}" for name in sizes)
+    given = " and ".join(f"{size:g}" for size in sizes.values())
+    if not all(
+        0 <= size < 1 or (size >= 1 and float(size).is_integer()) for size in sizes.values()
+    ):
+        raise ConfigError(f"{names}: expected fractions below 1 or whole numbers, got {given}")
+    if sum(size for size in sizes.values() if size < 1) >= 1:
+        raise ConfigError(f"{names}: leave nothing to train on, got {given}")
+
+
 def _shares_to_counts(num_samples: int, shares: FloatArray) -> list[int]:
     """Round shares to counts with the right total; a share above 0 gets at least 1."""
     exact = shares * num_samples

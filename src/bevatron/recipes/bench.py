@@ -250,14 +250,19 @@ def saturated_from(costs: Sequence[StepCost]) -> int:
 
 
 def capacity_picture(measured: Mapping[str, Sequence[StepCost]]) -> Any:
-    """Draw atoms per second and time of a step by the atoms of a batch, a curve per precision."""
+    """Draw atoms per second and time of a step by the atoms of a batch, a curve per precision.
+
+    Batches of equally many atoms are one point, of their median time.
+    """
     rates, times = [], []
-    for name, unsorted in measured.items():
-        costs = sorted(unsorted, key=lambda cost: cost.sizes["atoms"])
-        atoms = [cost.sizes["atoms"] for cost in costs]
-        rate = [cost.sizes["atoms"] / cost.seconds for cost in costs]
-        rates.append(plots.Curve(name, atoms, rate))
-        times.append(plots.Curve(name, atoms, [cost.seconds * 1e3 for cost in costs]))
+    for name, costs in measured.items():
+        seconds: dict[int, list[float]] = {}
+        for cost in costs:
+            seconds.setdefault(cost.sizes["atoms"], []).append(cost.seconds)
+        points = [(atoms, median(seconds[atoms])) for atoms in sorted(seconds)]
+        sizes = [atoms for atoms, _ in points]
+        rates.append(plots.Curve(name, sizes, [atoms / each for atoms, each in points]))
+        times.append(plots.Curve(name, sizes, [each * 1e3 for _, each in points]))
     panels = [
         plots.Panel("Rate", "atoms per second", rates, logarithmic=False, from_zero=True),
         plots.Panel("Time", "ms per step", times),

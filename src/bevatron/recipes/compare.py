@@ -8,8 +8,10 @@ from typing import Any, Self
 import numpy as np
 import yaml
 
+from bevatron.config import RENAMED
 from bevatron.errors import ConfigError
 from bevatron.output import note, number, print_table
+from bevatron.recipes import DEFAULT
 from bevatron.train.logger import METRICS
 from bevatron.train.report.measures import measure_name
 from bevatron.train.report.training import History, duration, training_loss
@@ -114,6 +116,8 @@ class Comparison:
             rows = [[name, *cells] for name, cells in table.items()]
             if rows:
                 print_table(["", *(run.name for run in self.runs)], rows, title)
+        for line in self._left_out():
+            note(f"note: {line}")
         for run in self.runs:
             if not run.history.epochs:
                 done = "epoch is finished" if run.history.unit == "epoch" else "step is validated"
@@ -135,6 +139,7 @@ class Comparison:
             plots.save(figure, out)
             return
         report = Report("Runs", ", ".join(str(run.folder) for run in self.runs))
+        report.notes(self._left_out())
         for title, table in self._tables().items():
             rows = [[name, *cells] for name, cells in table.items()]
             if rows:
@@ -143,10 +148,30 @@ class Comparison:
         report.write(out)
 
     def _tables(self) -> dict[str, dict[str, list[str]]]:
-        return {
-            "Settings that differ": self.settings(),
-            "Measures at the best validation": self.measures(),
-        }
+        """Return the tables to show; of different systems only what several runs have."""
+        settings, measures = self.settings(), self.measures()
+        if len(self._systems) > 1:
+            settings = {key: row for key, row in settings.items() if len({*row} - {ABSENT}) > 1}
+            measures = {
+                name: row
+                for name, row in measures.items()
+                if sum(cell != ABSENT for cell in row) > 1
+            }
+        return {"Settings that differ": settings, "Measures at the best validation": measures}
+
+    @property
+    def _systems(self) -> list[str]:
+        recipes = (str(run.history.config.get("recipe", DEFAULT)) for run in self.runs)
+        return [*dict.fromkeys(recipes)]
+
+    def _left_out(self) -> list[str]:
+        """Say what the tables lack."""
+        if len(self._systems) < 2:
+            return []
+        systems = " and ".join(self._systems)
+        return [
+            f"runs of {systems}: --json has the settings and measures that only one of them has"
+        ]
 
     def _names(self) -> list[str]:
         """Return the measures of all runs, terms of the loss last.
@@ -236,7 +261,9 @@ def _flat(values: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
             found += _flat(value, f"{path}{key}.")
         else:
             text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
-            found.append((f"{path}{key}", text.removesuffix("\n").removesuffix("\n...")))
+            found.append(
+                (f"{path}{RENAMED.get(key, key)}", text.removesuffix("\n").removesuffix("\n..."))
+            )
     return found
 
 

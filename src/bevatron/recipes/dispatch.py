@@ -7,10 +7,12 @@ argument takes precedence: ``bevatron evaluate gpspp --help``.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from bevatron.config import load_yaml
 from bevatron.errors import ConfigError
 from bevatron.output import Outcome, say
-from bevatron.recipes import SYSTEMS, system, systems
+from bevatron.recipes import DEFAULT, SYSTEMS, system, systems
 from bevatron.recipes.kinds import holds_model, kind_of_model
 from bevatron.recipes.system import System
 
@@ -43,6 +45,28 @@ def system_command(command: str, arguments: Sequence[str]) -> Call:
         _explain(command, providers, chosen)
     typed = command if len(providers) == 1 else f"{command} {chosen.name}"
     return chosen.command(command), rest, f"bevatron {typed}"
+
+
+def system_and_values(name: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of the system that a configuration is for, and its other values.
+
+    Raises ConfigError if a file cannot be read, or there is no such recipe. What the values may be
+    is checked later: only the classes of a system know it, and they import torch.
+
+    Parameters
+    ----------
+    name : a recipe, or a YAML file whose key ``recipe`` names one
+    """
+    known = ", ".join(sorted(SYSTEMS))
+    if name in SYSTEMS:
+        return name, {}
+    if Path(name).suffix not in {".yaml", ".yml"} and not Path(name).is_file():
+        raise ConfigError(f"there is no recipe '{name}' (known: {known}) and no such YAML file")
+    values = load_yaml(Path(name))
+    chosen = str(values.pop("recipe", None) or DEFAULT)
+    if chosen not in SYSTEMS:
+        raise ConfigError(f"{name}: recipe: there is no '{chosen}' (known: {known})")
+    return chosen, values
 
 
 def having(command: str) -> list[System]:

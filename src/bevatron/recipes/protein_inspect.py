@@ -78,7 +78,7 @@ def searches(store: Store, chains: Sequence[NamedChain]) -> list[Table]:
             missing = [*missing[:MOST_LISTED], (more, None, None)]
     if templates is not None:
         rows.append(("templates", *_marks(templates.counts(), keys, templates.keys())))
-    headers = ("", "sequences with", "without", "fewest", "median", "most")
+    headers = ("found", "sequences with", "without", "fewest", "median", "most")
     return [
         Table("Alignments and templates", headers, rows),
         Table("Sequences without alignment", ("first chain", "chains", "residues"), missing),

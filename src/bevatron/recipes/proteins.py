@@ -4,13 +4,15 @@ import datetime as dt
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import InitVar, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from bevatron.config import take_renamed
 from bevatron.data.archives import archive_of
+from bevatron.data.dataset import check_sizes, set_aside
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
 from bevatron.data.proteins.alignments import Alignments, prepare_alignments
@@ -43,7 +45,7 @@ from bevatron.output import counted, say
 from bevatron.recipes.protein_clusters import CLUSTERS, write_clusters
 from bevatron.recipes.protein_copies import names_of_copies, without_copies
 from bevatron.recipes.protein_dates import OtherDateError, Released
-from bevatron.typing import Array, Arrays
+from bevatron.typing import Array, Arrays, IntArray
 
 Chains = tuple[Sequence[NamedChain], Sequence[bytes]]
 """The proteins of a store, and the classes of its RNA."""
@@ -71,26 +73,37 @@ class ProteinDataConfig:
         How often each store is drawn from, relative to the others, such as 1 3 for a set of
         predicted structures beside the known ones; by default by how much each holds.
     valid : one more of them, for validation; by default a part of the first of ``train``
-    valid_fraction
-        That part, drawn at random: of chains a fraction of the clusters of similar sequences, of
-        complexes one of the entries.
+    valid_size
+        That part, drawn at random: a fraction below 1, or a number, of chains of the clusters of
+        similar sequences, of complexes of the entries.
     valid_most : maximum number of chains or complexes for validation
     split_seed : seed of the random split
+    valid_fraction : old name of ``valid_size``
     """
 
     train: tuple[Path, ...] = ()
     shares: tuple[float, ...] = ()
     valid: tuple[Path, ...] = ()
-    valid_fraction: float = 0.05
+    valid_size: float = 0.05
     valid_most: int = 64
     split_seed: int = 0
+    valid_fraction: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if not 0 <= self.valid_fraction < 1:
-            raise ConfigError(
-                f"data.valid_fraction: expected a number from 0 to 1, got {self.valid_fraction}"
-            )
+    def __post_init__(self, valid_fraction: float | None) -> None:
+        """Convert an old key; refuse values out of range."""
+        take_renamed(self, "data", valid_fraction=valid_fraction)
+        check_sizes(valid_size=self.valid_size)
+
+    def divided(self, number: int) -> tuple[IntArray, IntArray]:
+        """Divide what is trained on from what validates, both of the first store.
+
+        Raises ConfigError if nothing would be left to train on.
+        """
+        try:
+            kept, taken = set_aside(number, [self.valid_size], self.split_seed)
+        except ConfigError as error:
+            raise ConfigError(f"data.valid_size: {error}") from None
+        return kept, taken
 
     def check_given(self, what: str) -> None:
         """Refuse nothing or twice the same to train on, other shares, several validation stores."""
@@ -113,7 +126,7 @@ class ProteinDataConfig:
 
     def warnings(self) -> list[str]:
         """Name stores that are, or may hold what is, both trained on and validated on."""
-        if len(self.train) > 1 and not self.valid and self.valid_fraction:
+        if len(self.train) > 1 and not self.valid and self.valid_size:
             part = f"a part of {self.train[0]} is held out for validation"
             return [f"warning: {part}, but other stores may hold its like; give data.valid"]
         train = [path.resolve() for path in self.train]

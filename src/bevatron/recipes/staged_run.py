@@ -130,6 +130,16 @@ class StagedRun(RunConfig):
         return torch.bfloat16 if chosen == "bfloat16" else None
 
 
+def changes_of(preset: str | None, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a preset changes, stages as plain values; ConfigError if there is no such one."""
+    if preset not in known:
+        raise ConfigError(f"preset: there is no '{preset}' (known: {', '.join(known)})")
+    changes = dict(known[str(preset)])
+    if "stages" in changes:
+        changes["stages"] = {name: to_dict(stage) for name, stage in changes["stages"].items()}
+    return changes
+
+
 LARGEST_BATCH = 256
 """Samples of a step in the published training of AlphaFold3; above it AlphaFold2 fails to converge
 (ScaleFold, section 4.2)."""

@@ -1,7 +1,7 @@
 """Weights to start from: of a run or a model folder, or in files of other packages."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +30,18 @@ def named(where: str) -> Iterator[None]:
         yield
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from None
+
+
+@contextmanager
+def of_preset(preset: str, presets: Iterable[str]) -> Iterator[None]:
+    """Say of weights that do not fit which preset they were compared with, and name the others."""
+    try:
+        yield
+    except CheckpointError as error:
+        others = " or ".join(name for name in presets if name != preset)
+        raise CheckpointError(
+            f'{error} (preset {preset}); weights of other sizes need `preset="{others}"`'
+        ) from None
 
 
 def with_weights_of(path: Path, model: Model, system: System) -> Model:

@@ -1,6 +1,6 @@
 """The report of a run on structures: measures of the validation, learning curves, timing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
@@ -21,18 +21,20 @@ from bevatron.train.run import FitResult
 def write_report(
     folder: Path,
     title: str,
-    measures: Mapping[str, str],
+    measures: Sequence[str],
     model: nn.Module,
     found: Sequence[str],
     result: FitResult,
+    more: Sequence[Metric] = (),
 ) -> Path:
     """Write report.html and ``plots/`` of a finished run.
 
     Parameters
     ----------
     title : name of the model
-    measures : validation metrics of the curves and the head of the page, and their names there
+    measures : validation metrics at the head of the page, each with a panel of its own
     found : lines about its data
+    more : panels of learning curves for other validation metrics
     """
     history = History.of_run(folder)
     report = Report(f"{title}: {folder.resolve().name}", str(folder), folder / "plots")
@@ -40,7 +42,7 @@ def write_report(
     # A run that was over when it was resumed has validated nothing since.
     validated = [epoch["valid"] for epoch in history.epochs if epoch.get("valid")]
     rest = dict(result.metrics or (validated[-1] if validated else {}))
-    known = {text: rest.pop(name, None) for name, text in measures.items()}
+    known = {measure_name(name): rest.pop(name, None) for name in measures}
     report.section("Result").highlights({
         **{text: value for text, value in known.items() if value is not None},
         **summary(history, result, model),
@@ -52,9 +54,9 @@ def write_report(
         # lDDT and RMSD are written as they are.
         Metric(text if text[1].isupper() else text[0].upper() + text[1:], text,
                {"validation": name}, logarithmic=False)
-        for name, text in measures.items()
+        for name, text in ((name, measure_name(name)) for name in measures)
     ]  # fmt: skip
-    show_learning_curves(report, history, panels)
+    show_learning_curves(report, history, [*panels, *more])
     report.section("Data").details("What was found in the stores", "\n".join(found))
     show_timing(report, history)
     report.section("Settings").config(history.config).versions(("bevatron", "torch", "numpy"))

@@ -12,14 +12,15 @@ from typing import Any, Literal, get_args
 import torch
 
 from bevatron.arguments import value_of
-from bevatron.config import load_yaml, merged, to_dict
+from bevatron.config import merged, to_dict
 from bevatron.data.processes import own_cpus, start_fork_server
 from bevatron.errors import CheckpointError, ConfigError, DamagedError
 from bevatron.files import SCRATCH
 from bevatron.output import note, say
 from bevatron.parallel.collectives import barrier
 from bevatron.parallel.mesh import open_mesh, parse_device, ranks_from_environment, start_gpu
-from bevatron.recipes import DEFAULT, SYSTEMS, recipe
+from bevatron.recipes import SYSTEMS, recipe
+from bevatron.recipes.dispatch import system_and_values
 from bevatron.recipes.run_config import LARGE_MODEL
 from bevatron.recipes.starter import check_filled
 from bevatron.train.checkpoint import list_checkpoints, read_intact
@@ -49,17 +50,7 @@ def configuration(
     arguments : only ``--preset`` is read: it sets defaults
     changes : values over those of the file
     """
-    if name in SYSTEMS:
-        values: dict[str, Any] = {"recipe": name}
-    elif Path(name).suffix in {".yaml", ".yml"} or Path(name).is_file():
-        values = load_yaml(Path(name))
-    else:
-        known = ", ".join(sorted(SYSTEMS))
-        raise ConfigError(f"there is no recipe '{name}' (known: {known}) and no such YAML file")
-    chosen = str(values.pop("recipe", None) or DEFAULT)
-    if chosen not in SYSTEMS:
-        known = ", ".join(sorted(SYSTEMS))
-        raise ConfigError(f"{name}: recipe: there is no '{chosen}' (known: {known})")
+    chosen, values = system_and_values(name)
     cls, _ = recipe(chosen)
     preset = value_of("--preset", arguments)
     values = merged(values, changes or {})

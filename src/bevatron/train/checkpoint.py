@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from bevatron.config import RENAMED
 from bevatron.errors import CheckpointError, DamagedError
 from bevatron.files import atomic_folder, checksum, explained, remove_folder, step, write_all
 from bevatron.models.common.model_folder import misfit
@@ -158,7 +159,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
                 f"{path}: a checkpoint of format {values['format']}, this version of bevatron "
                 f"reads format {FORMAT}"
             )
-        values["settings"] = _with_named_costs(values["settings"])
+        values["settings"] = _with_todays_keys(values["settings"])
         record = RunRecord(
             **{
                 name: values[name]
@@ -220,11 +221,15 @@ def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: 
         seed_everything(seed, mesh.rank, checkpoint.progress.step)
 
 
-def _with_named_costs(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _with_todays_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Convert old keys of flat settings."""
+    settings = {
+        f"{group}{dot}{RENAMED.get(key, key)}": value
+        for (group, dot, key), value in ((path.rpartition("."), v) for path, v in settings.items())
+    }
     own = {key.removeprefix("batch."): v for key, v in settings.items() if key.startswith("batch.")}
     if not any(key.startswith("cost_") for key in own):
-        return dict(settings)
+        return settings
     rest = {key: value for key, value in settings.items() if not key.startswith("batch.")}
     return {**rest, **flatten({"batch": with_named_costs(own)})}
 

@@ -40,8 +40,9 @@ class OptimConfig:
     accumulate : batches per rank and optimiser step (gradient accumulation)
     ema
         Decay of the exponential moving average of the weights, which is what is validated and
-        kept; None = the weights themselves. Of several decays the first is validated; the other
-        averages become models of their own at the end, in folders such as ``ema-0.9999``.
+        kept, in step n at most (1 + n) / (10 + n); None = the weights themselves. Of several decays
+        the first is validated; the other averages become models of their own at the end, in folders
+        such as ``ema-0.9999``.
     fused
         Clip, step and average in a few kernels of our own instead of torch's; the default on a GPU.
     """

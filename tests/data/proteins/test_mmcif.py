@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bevatron.data.proteins.mmcif import format_mmcif
+from bevatron.data.proteins.mmcif import format_mmcif, format_pdb
 from bevatron.data.readers.proteins import parse_structure, read_structure
 
 pytest.importorskip("gemmi")
@@ -34,3 +34,14 @@ def test_text_of_any_kind_is_quoted(shared):
     odd = dataclasses.replace(structure, atoms=dataclasses.replace(structure.atoms, name=names))
     again = parse_structure(format_mmcif(odd, {"said": "it's a 'test' # 1"}).encode(), "odd")
     assert again.atoms.name[0] == 'O5\' "x"'
+
+
+@pytest.mark.parametrize(("label", "written"), [("B", "B"), ("AB12", "A")])
+def test_a_chain_as_pdb_has_a_label_of_one_letter(shared, label, written):
+    structure = read_structure(next((shared / "data").glob("*/mmcif/1crn.cif.gz")))
+    labels = np.array([label])
+    chains = dataclasses.replace(structure.chains, label=labels, author=labels)
+    text = format_pdb(format_mmcif(dataclasses.replace(structure, chains=chains)))
+    atoms = [line for line in text.splitlines() if line.startswith("ATOM")]
+    assert len(atoms) == len(structure.atoms.name)
+    assert {line[20:22] for line in atoms} == {f" {written}"}

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
-from bevatron.data.proteins.places import SHORTEST_PART, ChainSequences, Place, difference
+from bevatron.data.proteins.places import (
+    SHORTEST_PART,
+    ChainSequences,
+    Place,
+    _shared,
+    difference,
+)
 from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.readers.proteins.alphabet import CLASSES
 
@@ -84,3 +90,17 @@ def test_a_query_that_is_nearly_a_chain_is_told_from_it(query, says, tmp_path):
 def test_where_only_an_unknown_residue_differs_it_is_named():
     says = difference(classes("MKXL"), classes("MKVL"), "chain A")
     assert says.endswith("residue 3 is the first to differ (X, not V)")
+
+
+def test_residues_before_the_first_that_differs_are_counted():
+    random, unknown = np.random.default_rng(0), classes("X")[0]
+    for _ in range(300):
+        a = random.integers(0, 2, random.integers(0, 40), dtype=np.int8) * unknown
+        b = a[: random.integers(0, 41)].copy()
+        b[random.random(len(b)) < 0.1] += 1
+        unlike = [
+            place
+            for place, pair in enumerate(zip(a.tolist(), b.tolist(), strict=False))
+            if pair[0] != pair[1] and unknown not in pair
+        ]
+        assert _shared(a.tobytes(), b.tobytes()) == (unlike or [min(len(a), len(b))])[0]

@@ -102,6 +102,18 @@ def test_weights_that_autocast_keeps_wider_are_rounded_to_the_type_of_the_rows()
         assert_close(one, other, 0.03)
 
 
+@pytest.mark.parametrize("kind", ["reference", "triton"])
+@pytest.mark.parametrize("of_rows", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("of_gate", [torch.float32, torch.bfloat16])
+def test_under_autocast_the_result_has_the_type_of_the_rows(kind, of_rows, of_gate):
+    if kind == "triton":
+        pytest.importorskip("triton", reason="the kernels need the package triton")
+    v, gate, weights = (each.to(DEVICE, torch.float32) for each in draw((), 3, 5, 2, 8))
+    with kernels.use(kind), torch.autocast(DEVICE, torch.bfloat16):
+        found = pair_weighted_averaging(v.to(of_rows), gate.to(of_gate), weights)
+    assert found.dtype == of_rows
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="the bytes of a CPU's tensors are counted")
 def test_the_backward_pass_holds_half_a_tensor_beside_its_gradients(monkeypatch):
     pytest.importorskip("triton", reason="the kernels need the package triton")

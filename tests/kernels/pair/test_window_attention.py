@@ -166,6 +166,8 @@ def test_what_does_not_fit_is_refused():
         unchecked(q, k[:, :, :19], v, gate, bias, mask)
     with pytest.raises(ValueError, match="bias has shape"):
         unchecked(q, k, v, gate, bias[:, :1], mask)
+    with pytest.raises(ValueError, match=r"bias has shape .*, expected \[B, W, H, Q, K\]"):
+        unchecked(q, k, v, gate, bias[0], mask)
     with pytest.raises(ValueError, match="mask has shape"):
         unchecked(q, k, v, gate, bias, mask[:, :19])
     with pytest.raises(ValueError, match="16 queries and 31 keys"):

@@ -12,6 +12,7 @@ from bevatron.kernels import (
     silu_linear,
     symmetric_contraction,
 )
+from bevatron.kernels.shared.checks import check_float64, check_index
 
 ONES = torch.ones
 EDGES, ELEMENTS = torch.tensor([[0], [1]]), torch.tensor([0, 0])
@@ -70,3 +71,17 @@ def test_features_and_weights_of_several_types_are_refused(operator, arguments, 
 def test_autocast_may_mix_types():
     with torch.autocast("cpu", torch.bfloat16):
         assert silu_linear(ONES(2, 3).bfloat16(), ONES(3, 1)).dtype == torch.bfloat16
+
+
+def test_float64_is_blamed_and_not_a_16_bit_type_that_may_be_there():
+    tensors = {"x": ONES(1), "query": ONES(1).bfloat16(), "weight": None}
+    check_float64("product", **tensors)
+    with pytest.raises(ValueError, match="x is float32, but value is float64; make them one"):
+        check_float64("product", **tensors, value=one(1))
+
+
+def test_the_types_of_an_index_are_named():
+    for taken in (torch.int64, torch.int32):
+        check_index("sums", "index", torch.zeros(3, dtype=taken), (3,))
+    with pytest.raises(ValueError, match="index is int16, expected int64 or int32"):
+        check_index("sums", "index", torch.zeros(3, dtype=torch.int16), (3,))

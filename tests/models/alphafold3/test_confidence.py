@@ -86,6 +86,16 @@ def test_the_trunk_learns_nothing_from_it(head, batch):
     assert all(weight.grad is not None for weight in head.parameters())
 
 
+def test_entries_of_the_single_representation_count_up_to_512(head, batch):
+    s_inputs, s, z = random_complex.trunk(5, WIDTHS)
+    s = s * 1000
+    largest = s.clamp(-512, 512)
+    assert not torch.equal(s, largest)
+    found, expected = (head(batch, s_inputs, x, z, coordinates()) for x in (s, largest))
+    for value, wanted in zip(found, expected, strict=True):
+        assert_close(value, wanted, TOLERANCE)
+
+
 def test_errors_of_distances_are_symmetric_and_blind_to_motions(head, batch):
     trunk, x = random_complex.trunk(5, WIDTHS), coordinates()
     logits = head(batch, *trunk, x)

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from bevatron.maths.superposition import superposed
-from bevatron.models.alphafold3.permutation import exchange_atoms, exchange_copies, permute_truth
+from bevatron.models.alphafold3.permutation import (
+    _anchor,
+    _members,
+    exchange_atoms,
+    exchange_copies,
+    permute_truth,
+)
 from bevatron.testing import assert_close
 
 complexes = importlib.import_module("complexes")
@@ -206,6 +212,22 @@ def test_chains_and_ions_of_a_tetramer_find_their_places(order, ions):
     rollout = sample["position"][taken] + 0.3 * noise - 20
     position, _ = permute_truth(rollout, sample)
     assert torch.equal(position, sample["position"][taken])
+
+
+@pytest.mark.parametrize(
+    ("copies", "seen", "expected"),
+    [
+        ([4, 4, 2, 4], [14, 14, 14, 14], 2),  # the fewest copies
+        ([4, 4, 4, 4], [9, 14, 12, 14], 1),  # of as many the most seen, then the first
+        ([4, 4, 1, 4], [9, 14, 3, 14], 1),  # too few seen to be superposed
+    ],
+)
+def test_the_anchor_has_few_copies_and_is_well_resolved(copies, seen, expected):
+    """Ions with the fewest copies of all are no anchors while there is a chain."""
+    sample = four_copies()
+    sample["molecule_copies"] = torch.tensor([*copies, 1, 1, 1, 1])
+    counts = torch.tensor([*seen, 1, 1, 1, 1]).expand(4, 8)
+    assert _anchor(sample, _members(sample), counts).tolist() == [expected]
 
 
 def test_copies_that_are_not_resolved_are_taken_last():

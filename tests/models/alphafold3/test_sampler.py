@@ -145,8 +145,9 @@ def test_noisy_copies_are_moved_structures_with_noise_of_their_level():
     draw = noising.draw_copies((6, 500), normal)
     copies = noising.noisy_copies(position, resolved, draw)
     assert not copies.target[:, ~resolved].any()
-    found, known = distances(copies.target[:, resolved]), distances(position[resolved])
-    assert_close(found, known.expand_as(found), TOLERANCE)
+    known = position[resolved] - position[resolved].mean(0)
+    turned = known @ draw.move.rotation.transpose(-1, -2) + draw.move.translation
+    assert_close(copies.target[:, resolved], turned, TOLERANCE)
     spread = (copies.x - copies.target).std(dim=(-2, -1))
     assert_close(spread / copies.sigma, torch.ones(6).double(), 0.1)
     assert len(set(copies.sigma.tolist())) == 6

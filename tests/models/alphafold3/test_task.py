@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bevatron.data.padding import pad
 from bevatron.models.alphafold3.model import AlphaFold3
+from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
 from bevatron.models.common.folding import Checkpointing
 from bevatron.models.common.folding.checkpointing import automatic
 from bevatron.models.common.folding.normal import SeededNormal
@@ -57,6 +58,41 @@ def test_a_step_is_a_function_of_its_numbers(batch):
     loss_of(task, model, batch)
     task.begin_step(StepNumbers(0, 77))  # the seed is filled in place
     assert torch.equal(loss_of(task, model, batch).total, first)
+
+
+def test_steps_have_one_to_the_most_passes_through_the_trunk(batch, monkeypatch):
+    task, model, found = AlphaFold3Task(4, [StepOptions(copies=1)]), model_of(), []
+    drawn = [task.begin_step(StepNumbers(step, 77 + step))["cycles"] for step in range(40)]
+    assert set(drawn) == {1, 2, 3, 4}
+    run = model.trunk.forward
+
+    def trunk(batch, s_inputs, cycles, seed):
+        found.append(cycles)
+        return run(batch, s_inputs, cycles, seed)
+
+    monkeypatch.setattr(model.trunk, "forward", trunk)
+    loss_of(task, model, batch)
+    task.predict(model, batch)
+    assert found == [drawn[-1], 4]
+
+
+def test_losses_compare_with_the_truth_whose_copies_and_atoms_were_exchanged(batch, monkeypatch):
+    model, (task, _) = model_of(), task_of()
+
+    def terms(batch, order):
+        def exchanged(structure, given):
+            return given["position"][order], given["resolved"][order]
+
+        monkeypatch.setattr("bevatron.models.alphafold3.task.permute_truth", exchanged)
+        return loss_of(task, model, batch).terms
+
+    atoms = torch.arange(len(batch.atom_mask))
+    found = terms(batch, atoms.flip(0))
+    turned = replace(batch, position=batch.position.flip(0), resolved=batch.resolved.flip(0))
+    expected, others = terms(turned, atoms), terms(batch, atoms)
+    for name, term in expected.items():
+        assert torch.equal(found[name], term), name
+        assert name == "resolved" or not torch.equal(found[name], others[name]), name
 
 
 def test_blocks_that_are_computed_again_give_the_same_bits(batch):

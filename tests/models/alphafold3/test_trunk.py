@@ -28,7 +28,7 @@ from bevatron.models.alphafold3.msa import msa_features
 from bevatron.models.alphafold3.pair import PairBlock
 from bevatron.models.alphafold3.templates import template_pairs
 from bevatron.models.alphafold3.trunk import Trunk, bonded
-from bevatron.models.common.folding import Checkpointing
+from bevatron.models.common.folding import Checkpointing, keep_masks
 from bevatron.testing import assert_close
 
 PAIR = PairConfig(hidden=6, num_heads=2, head_width=4, transition=2, dropout=0.25)
@@ -124,6 +124,19 @@ def test_dropout_depends_on_the_seed_and_each_stack_has_it():
             assert torch.equal(one, same)
             assert not torch.allclose(one, plain)
             assert not torch.allclose(one, other)
+
+
+def test_every_cycle_has_dropout_of_its_own():
+    module, seeds = trunk(), []
+    module.pairformer.register_forward_pre_hook(
+        lambda _, args, given: seeds.append(given["seed"]), with_kwargs=True
+    )
+    module(token_fields(), inputs(7, WIDTHS.inputs), cycles=3, seed=torch.tensor(2**62 + 3))
+    z = torch.zeros(7, 7, 8)
+    one, two, three = (keep_masks(seed, 0, z, 1, 0.5) for seed in seeds)
+    assert not torch.equal(one, two)
+    assert not torch.equal(two, three)
+    assert not torch.equal(one, three)
 
 
 def test_the_ending_node_drops_along_columns_and_the_others_along_rows():
@@ -233,12 +246,21 @@ def test_sizes_are_those_of_the_published_models():
 
     with torch.device("meta"):
         published = Trunk(AlphaFold3Config())
-        megafold = Trunk(AlphaFold3Config.preset("megafold"))
+        megafold = AlphaFold3(AlphaFold3Config.preset("megafold"))
         small = Trunk(AlphaFold3Config.preset("small"))
     assert millions(published.pairformer) == 147.4
-    assert millions(megafold.pairformer) == 159.2
+    assert millions(megafold.trunk.pairformer) == 159.2
+    assert millions(megafold.trunk.msa) == 2.6
+    assert millions(megafold.confidence.pairformer) == 13.3
     assert sum(p.numel() for p in published.parameters()) == 151_275_456
     assert millions(small) < 0.5
+
+
+def test_rates_of_dropout_are_the_published_ones():
+    config = AlphaFold3Config()
+    assert config.msa.dropout == 0.15
+    stacks = (config.templates, config.msa, config.pairformer, config.confidence.pairformer)
+    assert [stack.pair.dropout for stack in stacks] == [0.25, 0.25, 0.25, 0.0]
 
 
 def test_the_whole_model_has_the_weights_that_protenix_states():

@@ -17,7 +17,7 @@ SIZES = ChainSizes(residues=24, msa_rows=6, extra_rows=9)
 
 @pytest.fixture
 def loaded(store):
-    return load_chains(ChainDataConfig(train=(store,), valid_fraction=0.34), SIZES, 2)
+    return load_chains(ChainDataConfig(train=(store,), valid_size=0.34), SIZES, 2)
 
 
 def test_clusters_are_held_out_whole(loaded):
@@ -32,6 +32,17 @@ def test_clusters_are_held_out_whole(loaded):
         if tuple(u) in held_units
     }
     assert not of_held & set(table.cluster.tolist())
+
+
+def test_a_number_of_clusters_is_held_out(store):
+    config = ChainDataConfig(train=(store,), valid_size=2)
+    data = load_chains(config, SIZES, 2)
+    ((_, table),) = data.train
+    clusters = np.unique(chain_table(open_chains(store)).cluster)
+    assert len(np.unique(table.cluster)) == len(clusters) - 2
+    config = dataclasses.replace(config, valid_size=len(clusters))
+    with pytest.raises(ConfigError, match=rf"data\.valid_size: {len(clusters)} of {len(clusters)}"):
+        load_chains(config, SIZES, 2)
 
 
 def test_a_sample_is_a_function_of_its_chain_and_seed(loaded):
@@ -52,7 +63,7 @@ def test_validation_has_whole_chains(loaded):
 
 def test_no_row_is_deleted_in_validation(store):
     sizes = dataclasses.replace(SIZES, deleted_blocks=5)
-    data = load_chains(ChainDataConfig(train=(store,), valid_fraction=0.34), sizes, 1)
+    data = load_chains(ChainDataConfig(train=(store,), valid_size=0.34), sizes, 1)
     assert data.valid.sizes.deleted_blocks == 0
     assert data.draws(sizes, 0).sources[0].dataset.sizes.deleted_blocks == 5
 
@@ -74,7 +85,7 @@ def test_chains_above_a_limit_are_not_trained_on(store, monkeypatch, name, limit
 
 
 def test_a_run_says_from_how_many_chains_confidence_does_not_learn(store, monkeypatch):
-    config = ChainDataConfig(train=(store,), valid_fraction=0.0)
+    config = ChainDataConfig(train=(store,), valid_size=0.0)
     assert not any("pLDDT" in line for line in load_chains(config, SIZES, 1).report)
     monkeypatch.setattr(chains, "WORST_RESOLUTION", 1.6)
     unsure = int((~chain_table(open_chains(store)).sure).sum())
@@ -84,7 +95,7 @@ def test_a_run_says_from_how_many_chains_confidence_does_not_learn(store, monkey
 
 
 def test_a_sequence_without_alignment_is_its_only_row(store, tmp_path):
-    config = ChainDataConfig(train=(store,), valid_fraction=0.0)
+    config = ChainDataConfig(train=(store,), valid_size=0.0)
     data = load_chains(config, SIZES, 1)
     dataset = data.draws(dataclasses.replace(SIZES, residues=100), 0).sources[0].dataset
     dataset._opened = (open_chains(store), None, None)

@@ -54,4 +54,6 @@ def test_pictures_are_drawn_and_the_command_gives_json(prepared, tmp_path, capsy
     names = {path.stem for path in (tmp_path / "out").glob("*.png")}
     expected = {"lengths", "resolved", "resolution", "depths", "templates", "clusters"}
     assert names == expected
-    assert "Filters" in json.dumps(json.loads(capsys.readouterr().out))
+    found = json.loads(capsys.readouterr().out)["tables"]
+    assert "Filters" in found
+    assert all(name for rows in found.values() for row in rows for name in row)

@@ -37,7 +37,7 @@ def values_of(store, tiny_model, folder):
         "output": str(folder / "run"),
         "preset": "small",
         "model": tiny_model,
-        "data": {"train": [str(store)], "valid_fraction": 0.34, "valid_longest": 80},
+        "data": {"train": [str(store)], "valid_size": 0.34, "valid_longest": 80},
         "stages": {
             "initial": {
                 "steps": 4, "samples_per_step": 2, "evaluate_every": 2, "crop": 15, "rows": 4,
@@ -68,7 +68,7 @@ def config(values):
 def alone(store, tiny_model, tmp_path_factory):
     """A run of one process without validation, which a test of its own compares."""
     config = config_of(values_of(store, tiny_model, tmp_path_factory.mktemp("alone")))
-    config = replace(config, data=replace(config.data, valid_fraction=0.0))
+    config = replace(config, data=replace(config.data, valid_size=0.0))
     fit(build(config))
     return config
 

@@ -38,7 +38,7 @@ def config(store, tiny_model, tmp_path):
         "output": str(tmp_path / "run"),
         "preset": "small",
         "model": tiny_model,
-        "data": {"train": [str(store)], "valid_fraction": 0.34},
+        "data": {"train": [str(store)], "valid_size": 0.34},
         "stages": {
             "initial": {
                 "steps": 4, "samples_per_step": 2, "evaluate_every": 2, "crop": 16, "rows": 4,

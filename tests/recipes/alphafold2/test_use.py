@@ -44,6 +44,11 @@ def test_a_chain_is_written_with_all_its_atoms_and_confidences(model, tmp_path, 
              "D": 8, "E": 9, "R": 11, "Y": 12, "F": 11}  # fmt: skip
     assert np.diff(found.residues.atom_ptr).tolist() == [heavy[letter] for letter in CRAMBIN]
     assert ((found.atoms.b_factor > 0) & (found.atoms.b_factor < 100)).all()
+    as_pdb = read_structure(file.with_suffix(".pdb"))
+    assert as_pdb.sequence(0) == CRAMBIN
+    assert as_pdb.atoms.name.tolist() == found.atoms.name.tolist()
+    assert np.array_equal(as_pdb.atoms.position, found.atoms.position)
+    assert np.array_equal(as_pdb.atoms.b_factor, found.atoms.b_factor)
     assert "createViewer" in file.with_suffix(".html").read_text()
 
 

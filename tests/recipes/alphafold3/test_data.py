@@ -27,7 +27,7 @@ def test_complexes_from_which_confidences_do_not_learn_are_counted(shared, compo
     prepare_complexes(
         [tmp_path], tmp_path / "store", components=components, workers=0, progress=False
     )
-    said = report_of(tmp_path / "store", valid_fraction=0.0)
+    said = report_of(tmp_path / "store", valid_size=0.0)
     assert any("not trained on 1 of them" in line for line in said)
 
 
@@ -39,6 +39,12 @@ def test_complexes_held_out_are_not_counted_as_trained_on(complexes):
     training, validation = report_of(complexes)
     assert training.startswith("complexes for training: 2 of")
     assert validation.startswith("complexes for validation: 1 of")
+
+
+def test_a_number_of_complexes_is_held_out(complexes):
+    training, validation = report_of(complexes, valid_size=2)
+    assert training.startswith("complexes for training: 1 of")
+    assert validation.startswith("complexes for validation: 2 of")
 
 
 def test_a_store_is_trained_on_once_and_validated_on_with_a_warning(complexes):

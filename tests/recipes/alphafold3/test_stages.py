@@ -11,13 +11,16 @@ import torch
 from bevatron.data.packing.costs import CostModel
 from bevatron.errors import ConfigError
 from bevatron.models.alphafold3 import AlphaFold3Config, load_model
+from bevatron.models.alphafold3.losses import LossWeights
+from bevatron.models.alphafold3.task import ROLLOUT_STEPS, StepOptions
 from bevatron.models.common.folding import Checkpointing
 from bevatron.models.common.folding.checkpointing import Recomputation, automatic
-from bevatron.recipes.alphafold3.run import AlphaFold3Run, build, published_stages
-from bevatron.recipes.staged_run import token_sizes
+from bevatron.recipes.alphafold3.run import AlphaFold3Run, ComplexStage, build
+from bevatron.recipes.staged_run import LARGEST_BATCH, token_sizes
 from bevatron.train.capture import step as captured_step
 from bevatron.train.loop import fit
 from bevatron.train.run import BesideGraphs
+from bevatron.train.settings import OptimConfig, ScheduleConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -27,10 +30,47 @@ def names_and_crops(**values):
     return {name: (stage.crop, stage.step.copies) for name, stage in stages.items()}
 
 
-def test_the_published_stages_are_the_default():
-    assert AlphaFold3Run().stages == published_stages()
-    crops = {"initial": (384, 48), "fine_tuning_1": (640, 32)}
-    assert crops.items() <= names_and_crops().items()
+def published(steps, crop, copies, **weights):
+    """Of table 6 of the supplement; lengths and rows as Protenix has them."""
+    loss = LossWeights(confidence=1e-4, diffusion=4.0, distogram=0.03, **weights)
+    step = StepOptions(copies=copies, confidence_every=1, loss=loss)
+    return ComplexStage(steps, 256, crop=crop, atoms=24 * crop, rows=1024, step=step)
+
+
+STAGES = {
+    "initial": published(75_000, 384, 48, pae=0.0, bond=0.0, smooth_lddt=1.0),
+    "fine_tuning_1": published(15_000, 640, 32, pae=0.0, bond=1.0, smooth_lddt=0.0),
+    "fine_tuning_2": published(5_000, 768, 32, pae=0.0, bond=1.0, smooth_lddt=0.0),
+    "fine_tuning_3": published(4_000, 768, 32, pae=1.0, bond=0.0, smooth_lddt=0.0),
+}
+
+
+PUBLISHED = OptimConfig(
+    algorithm="adam", lr=1.8e-3, weight_decay=0.0, betas=(0.9, 0.95), eps=1e-8, clip=10.0,
+    clip_norm="global", ema=0.999,
+)  # fmt: skip
+
+
+def test_the_default_has_the_published_settings():
+    config = AlphaFold3Run.from_values({})
+    assert config == AlphaFold3Run()
+    assert config.optim == PUBLISHED
+    assert config.schedule == ScheduleConfig(
+        kind="exponential", gamma=0.95, gamma_steps=50_000, warmup_steps=1000
+    )
+    assert config.stages == STAGES
+    assert list(config.stages) == list(STAGES)
+    assert config.model == AlphaFold3Config()
+    assert (config.model.cycles, ROLLOUT_STEPS, LARGEST_BATCH) == (4, 20, 256)
+
+
+def test_megafold_has_the_crops_and_the_rate_of_its_configuration():
+    config = AlphaFold3Run.from_values({"preset": "megafold"})
+    assert config.optim == replace(PUBLISHED, lr=1e-4)
+    initial = STAGES["initial"]
+    step = replace(initial.step, confidence_every=10)
+    assert config.stages == {"initial": replace(initial, atoms=7000, rows=16_384, step=step)}
+    assert config.model == AlphaFold3Config.preset("megafold") != AlphaFold3Config()
 
 
 def test_the_small_preset_is_the_one_whose_time_the_guide_states():

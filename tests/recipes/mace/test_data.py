@@ -1,11 +1,14 @@
 """Data of a run: where it is read from."""
 
+import dataclasses
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bevatron.config import from_dict, to_dict
+from bevatron.errors import ConfigError
 from bevatron.models.mace import LossConfig, MaceConfig
 from bevatron.recipes.mace.data import DataConfig, load_structures
 from bevatron.recipes.mace.run import MaceRun, build
@@ -58,8 +61,8 @@ def test_what_has_an_element_of_its_own_is_trained_on_whatever_the_seed(water, t
         config = DataConfig(
             train=(water,),
             prepare_workers=1,
-            valid_fraction=0.3,
-            test_fraction=0.3,
+            valid_size=0.3,
+            test_size=0.3,
             split_seed=seed,
         )
         data = load_structures(config, 3.0, tmp_path / "prepared")
@@ -68,6 +71,23 @@ def test_what_has_an_element_of_its_own_is_trained_on_whatever_the_seed(water, t
         for name, part in parts.items():
             elements = {z for i in range(len(part)) for z in part[i]["atomic_numbers"].tolist()}
             assert (7 in elements) == (name == "train")
+
+
+def test_a_number_of_structures_is_set_aside(water, tmp_path):
+    config = DataConfig(train=(water,), prepare_workers=1, valid_size=2, test_size=3)
+    data = load_structures(config, 3.0, tmp_path / "prepared")
+    assert [len(part) for part in (data.train, data.valid, data.test)] == [5, 2, 3]
+    config = dataclasses.replace(config, valid_size=7)
+    with pytest.raises(ConfigError, match=r"data\.valid_size and data\.test_size: 7 and 3 of 10"):
+        load_structures(config, 3.0, tmp_path / "prepared")
+
+
+def test_old_names_of_sizes_are_taken_with_a_warning(caplog):
+    values = {"train": ["a"], "valid_fraction": 0.3, "heads": {"b": {"test_fraction": 0.2}}}
+    config = from_dict(DataConfig, values, "data")
+    assert (config.valid_size, config.heads["b"].test_size) == (0.3, 0.2)
+    assert "data.valid_fraction is now data.valid_size: 0.3" in caplog.messages
+    assert from_dict(DataConfig, to_dict(config)) == config
 
 
 def test_isolated_atoms_give_e0_and_are_in_no_batch_and_no_report(water, tmp_path):

@@ -119,7 +119,7 @@ def test_an_element_is_refitted_however_rare_it_is(run, relabel, acac, tmp_path,
         atoms.arrays["forces"] = atoms.get_forces()
         atoms.calc = None
     ase.io.write(path, [*frames, ammonia], columns=["symbols", "positions", "forces"])
-    made = run(data={"train": [str(path)], "valid_fraction": 0.0})
+    made = run(data={"train": [str(path)], "valid_size": 0.0})
     ammonia.calc = BevatronCalculator(made.model, device="cpu")
     assert ammonia.get_potential_energy() == pytest.approx(-1500.0, abs=1e-6)
 

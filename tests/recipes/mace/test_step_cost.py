@@ -118,6 +118,15 @@ def test_a_curve_of_batches_too_small_names_the_option():
         capacity_curves({"float32": make_meter}, most=9)
 
 
+def test_batches_of_as_many_atoms_are_one_point_of_the_curves():
+    costs = [
+        StepCost({"atoms": atoms}, time, 0) for atoms, time in ((100, 1.0), (50, 0.2), (100, 3.0))
+    ]
+    rates, times = (ax.lines[0] for ax in bench.capacity_picture({"float32": costs}).axes)
+    assert rates.get_xydata().tolist() == [[50, 250], [100, 50]]
+    assert times.get_xydata().tolist() == [[50, 200], [100, 2000]]
+
+
 @pytest.mark.parametrize("capacity", [27, 30, 100])
 def test_batches_keep_to_the_capacity(meter, capacity):
     for indices in (meter.densest_batch(capacity), meter.random_batch(capacity, seed=1)):

@@ -4,10 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from bevatron.recipes.compare import ComparedRun, Comparison
-from bevatron.train.report.training import History, _events, summary, training_loss
+from bevatron.train.report.page import Report
+from bevatron.train.report.training import (
+    History,
+    _events,
+    show_timing,
+    summary,
+    training_loss,
+)
 from bevatron.train.run import FitResult
 
 
@@ -54,6 +62,19 @@ def test_the_loss_of_logged_steps_is_averaged_in_at_most_200_intervals():
     np.testing.assert_allclose(curve.y[-1], losses[-5:].mean())
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_run_whose_numbers_are_all_unknown_is_reported_without_a_warning(tmp_path):
+    steps = [{"kind": "step", "epoch": 0, "step": i, "loss": None} for i in range(1, 9)]
+    time = {"seconds": 1.0, "wait_share": 0.0, "validation_seconds": 1.0, "entries_per_s": None}
+    history = _history([*steps, _validated(0, 8, stage="initial", loss=None, lr=0.1, time=time)])
+    assert np.isnan(training_loss(history, "training").y).all()
+    report = Report("Run", "", tmp_path)
+    show_timing(report, history)
+    page = report.write(tmp_path / "page.html").read_text()
+    assert "8 steps" in page
+    assert "median" not in page
+
+
 def test_compared_runs_are_drawn_by_what_they_are_judged_by_and_not_by_terms_of_the_loss():
     def run(name: str, lddt: float) -> ComparedRun:
         steps = [{"kind": "step", "epoch": 0, "step": i, "loss": 9.0 / i} for i in range(1, 41)]
@@ -68,11 +89,38 @@ def test_compared_runs_are_drawn_by_what_they_are_judged_by_and_not_by_terms_of_
     assert names.index("TM-score") < names.index("loss pLDDT")
     panels = compared._panels()
     titles = [panel.title.removeprefix("validation ") for panel in panels]
-    assert titles[:4] == ["training loss", "loss", "lDDT CA", "TM-score"]
+    assert titles[:4] == ["training loss", "loss", "lDDT of CA atoms", "TM-score"]
     assert len(titles) == 9
     assert "loss pLDDT" not in titles  # 0 in both
     assert [len(curve.x) for curve in panels[0].curves] == [40, 40]
     assert [panel.logarithmic for panel in panels[:4]] == [True, True, False, False]
+
+
+def test_of_runs_of_different_systems_only_what_several_have_is_shown(tmp_path, capsys):
+    def run(name: str, system: str, valid: dict[str, float], **settings: int) -> ComparedRun:
+        time = {"seconds": 1.0, "validation_seconds": 0.0}
+        end = _validated(0, 4, stage="initial", best=True, loss=0.4, valid=valid, time=time)
+        config = {"recipe": system, "stages": {"initial": settings}}
+        return ComparedRun(name, Path(name), History(config, [end], [end]))
+
+    first = run("a", "alphafold2", {"lddt": 0.2, "tm_score": 0.1}, steps=4, cycles=3)
+    other = run("b", "alphafold3", {"lddt": 0.3, "dockq": 0.1}, steps=5, atoms=7)
+    mixed = Comparison([first, other])
+    mixed.show()
+    mixed.write(tmp_path / "page.html")
+    said, page = capsys.readouterr(), (tmp_path / "page.html").read_text()
+    for text in (said.out, page):
+        assert "stages.initial.steps" in text
+        assert "lDDT" in text
+        assert not any(own in text for own in ("cycles", "atoms", "TM-score", "DockQ"))
+    assert "runs of alphafold2 and alphafold3: --json has the settings" in said.err
+    assert mixed.values()["a"]["settings"]["stages.initial.cycles"] == "3"
+    third = run("c", "alphafold2", {"lddt": 0.2, "tm_score": 0.2}, steps=4, cycles=1)
+    Comparison([first, other, third]).show()
+    said = capsys.readouterr().out
+    assert "cycles" in said
+    assert "TM-score" in said
+    assert "atoms" not in said
 
 
 def test_a_compared_run_that_was_not_validated_yet_is_drawn_and_named(tmp_path, capsys):

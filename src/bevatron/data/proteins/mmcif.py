@@ -1,4 +1,4 @@
-"""Structures written as mmCIF, the format of predictions."""
+"""Structures written as mmCIF, the format of predictions, and as PDB."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -39,6 +39,20 @@ def format_mmcif(structure: Structure, notes: Mapping[str, str] = {}) -> str:
     _add_links(block, structure)
     _add_atoms(block, structure)
     text: str = document.as_string()
+    return text
+
+
+def format_pdb(mmcif: str) -> str:
+    """Format what `format_mmcif` wrote of one chain as PDB.
+
+    A chain whose label has several letters, which PDB has no room for, becomes A.
+    """
+    structure = gemmi().make_structure_from_block(gemmi().cif.read_string(mmcif)[0])
+    structure.setup_entities()
+    (chain,) = structure[0]
+    if len(chain.name) > 1:
+        chain.name = "A"
+    text: str = structure.make_pdb_string()
     return text
 
 

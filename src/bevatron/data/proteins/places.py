@@ -89,7 +89,7 @@ class ChainSequences:
         ended = self._endings.get(query[-SHORTEST_PART:], ())
         likeness = {
             chain: (_shared(chain, query) + _shared(chain[::-1], query[::-1])) / max(lengths)
-            for chain in (*begun, *ended)
+            for chain in dict.fromkeys((*begun, *ended))
             if min(lengths := (len(chain), len(query))) >= _NEAR * max(lengths)
         }
         nearest = max(likeness, key=likeness.__getitem__, default=b"")
@@ -140,9 +140,17 @@ def difference(query: bytes, chain: bytes, name: str) -> str:
 
 def _shared(a: bytes, b: bytes) -> int:
     """Count the residues before the first that differ; an unknown one is any."""
-    pairs = enumerate(zip(a, b, strict=False))
-    unlike = (i for i, pair in pairs if pair[0] != pair[1] and not _UNKNOWN & set(pair))
-    return next(unlike, min(len(a), len(b)))
+    most, place = min(len(a), len(b)), 0
+    while place < most:
+        # As numbers, whose highest bit that differs tells the place, they are compared at once.
+        unlike = int.from_bytes(a[place:most]) ^ int.from_bytes(b[place:most])
+        if not unlike:
+            return most
+        place = most - (unlike.bit_length() + 7) // 8
+        if not _UNKNOWN & {a[place], b[place]}:
+            return place
+        place += 1
+    return most
 
 
 def _alike(chain: bytes, query: bytes) -> bool:

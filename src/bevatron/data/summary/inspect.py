@@ -165,7 +165,7 @@ def overview(store: Store, rows: Sequence[Row], more: Sequence[Row] = ()) -> Tab
         *more,
         ("fingerprint", str(store.manifest["fingerprint"])[:16]),
     ]
-    return Table(str(store.path), ("", "value"), every)
+    return Table(str(store.path), ("property", "value"), every)
 
 
 def sizes_table(of: str, sizes: Mapping[str, IntArray]) -> Table:

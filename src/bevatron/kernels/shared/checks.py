@@ -62,14 +62,14 @@ def check_float64(operator: str, **tensors: Tensor | None) -> None:
 
     Raises ValueError naming both.
     """
-    wide: bool | None = None
-    for tensor in tensors.values():
-        if tensor is None:
-            continue
-        if wide is None:
-            wide = tensor.dtype is torch.float64
-        elif wide != (tensor.dtype is torch.float64):
-            check_alike(operator, tensors)
+    first_name, first = "", None
+    for name, tensor in tensors.items():
+        if first is None:
+            first_name, first = name, tensor
+        elif tensor is not None and (first.dtype is torch.float64) != (
+            tensor.dtype is torch.float64
+        ):
+            check_alike(operator, {first_name: first, name: tensor})
 
 
 def check_devices(operator: str, **tensors: Tensor | None) -> None:
@@ -176,7 +176,7 @@ def check_index(
             f"{operator}: {name} has shape {tuple(index.shape)}, expected {tuple(shape)}"
         )
     if index.dtype not in INDEX_TYPES:
-        raise ValueError(f"{operator}: {name} is {_type(index)}, expected int64")
+        raise ValueError(f"{operator}: {name} is {_type(index)}, expected int64 or int32")
     for first_name, first in like.items():
         if index.device != first.device:
             raise _elsewhere(operator, first_name, first, name, index)

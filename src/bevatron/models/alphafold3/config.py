@@ -104,12 +104,16 @@ _SMALL_PAIR = PairConfig(hidden=32, num_heads=4, head_width=8, transition=2)
 _SMALL_UNDROPPED = replace(_SMALL_PAIR, dropout=0.0)
 _SMALL_ATOMS = AtomConfig(width=32, pair_width=8, num_heads=4, num_blocks=1)
 _HALF_PAIR = PairConfig(transition=2)
+_MEGAFOLD = PairformerConfig(head_width=64, transition=2, pair=_HALF_PAIR)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "alphafold3": {},
     "megafold": {
         "msa": MsaConfig(head_width=32, transition=2, pair=_HALF_PAIR),
-        "pairformer": PairformerConfig(head_width=64, transition=2, pair=_HALF_PAIR),
+        "pairformer": _MEGAFOLD,
+        "confidence": ConfidenceConfig(
+            replace(_MEGAFOLD, num_blocks=4, pair=replace(_HALF_PAIR, dropout=0.0))
+        ),
     },
     "small": {
         "widths": TrunkWidths(inputs=TOKEN_FEATURES + 64, single=64, pair=32),
@@ -128,5 +132,5 @@ PRESETS: dict[str, dict[str, Any]] = {
         "checkpointing": Checkpointing(),
     },
 }
-"""AlphaFold3; the numbers in which the model that MegaFold trains differs (its code's other
-deviations are not followed); and a model that a CPU trains."""
+"""AlphaFold3; with the trunk and the confidence head of the model that MegaFold trains (not its
+diffusion, whose windows, heads and noise levels differ); and a model that a CPU trains."""

@@ -96,8 +96,8 @@ def predict(
         FASTA of chains, or a JSON or YAML of AlphaFold3, Protenix or Boltz, which may name
         alignments and templates.
     out
-        Folder for NAME.cif, with pLDDT as B-factors, and a page for each chain; of a model with a
-        head for the aligned error also NAME-pae.npz.
+        Folder for NAME.cif and NAME.pdb, with pLDDT as B-factors, and a page for each chain; of a
+        model with a head for the aligned error also NAME-pae.npz.
     seed : random seed of the rows drawn from the alignment
 
     Examples

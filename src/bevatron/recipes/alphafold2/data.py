@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from bevatron.data.dataset import column, split
+from bevatron.data.dataset import column
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignments import Alignments, sequence_key
 from bevatron.data.proteins.chain_index import clusters_of_keys
@@ -257,10 +257,9 @@ def _divided(
 ) -> tuple[tuple[Path, ChainTable], tuple[Path, ChainTable] | None]:
     """Set aside the chains of some clusters, so that none resembles a training chain."""
     clusters = np.unique(table.cluster)
-    if len(clusters) < 2 or not config.valid_fraction:
+    if len(clusters) < 2 or not config.valid_size:
         return (path, table), None
-    shares = (1 - config.valid_fraction, config.valid_fraction)
-    _, taken = split(len(clusters), shares, config.split_seed)
+    _, taken = config.divided(len(clusters))
     out = np.isin(table.cluster, clusters[taken])
     return (path, table.take(~out)), (path, table.take(out)) if out.any() else None
 

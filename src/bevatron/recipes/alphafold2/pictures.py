@@ -29,7 +29,7 @@ def picture_of(name: str, batch: ChainBatch, outputs: Mapping[str, Tensor]) -> F
     moved = superposed(found, true, known.to(true.dtype))
     with new_axes(9.2, 3.6, 1, 2) as (figure, ((left, right),)):
         number = given["residue_index"][known].cpu() + 1
-        left.plot(number, kept[known].cpu(), color=PALETTE[0], label="lDDT of CA")
+        left.plot(number, kept[known].cpu(), color=PALETTE[0], label="lDDT of CA atoms")
         left.plot(number, expected[known].cpu(), "--", color=PALETTE[1], label="expected (pLDDT)")
         left.set(xlabel="residue", ylabel="lDDT", ylim=(0, 100), title=name)
         # Where the known chain is widest: its two longest principal axes.

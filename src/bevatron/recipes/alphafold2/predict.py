@@ -1,4 +1,4 @@
-"""Structures of chains in files: mmCIF with pLDDT and a page of each."""
+"""Structures of chains in files: mmCIF and PDB with pLDDT and a page of each."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 from bevatron.data.proteins.chain_index import UNKNOWN_DAY
 from bevatron.data.proteins.chains import residue_types
 from bevatron.data.proteins.constants import UNKNOWN
-from bevatron.data.proteins.mmcif import format_mmcif
+from bevatron.data.proteins.mmcif import format_mmcif, format_pdb
 from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.proteins.templates import NUM_TEMPLATES
 from bevatron.data.readers.proteins import read_inputs
@@ -38,11 +38,11 @@ def predict_files(
     device: str = "auto",
     searches: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Predict the protein chains of a file; each gets ``NAME.cif`` and ``NAME.html`` in a folder.
+    """Predict the protein chains of a file; each gets files of its name in a folder.
 
-    A model with a head for the aligned error also gives ``NAME-pae.npz``, errors in Å. Raises
-    DataError, CheckpointError or ConfigError if the file holds no protein, or an input cannot be
-    used.
+    ``NAME.cif`` and ``NAME.pdb`` are the structure, ``NAME.html`` shows it. A model with a head for
+    the aligned error also gives ``NAME-pae.npz``, errors in Å. Raises DataError, CheckpointError or
+    ConfigError if the file holds no protein, or an input cannot be used.
 
     Parameters
     ----------
@@ -105,6 +105,7 @@ def _predict_chain(
         found = predictor.predict({**chain, **templates}, alignment, seed)
     mmcif = format_mmcif(structure_of(name, chain, entity.chains[0], found))
     write_text_atomically(out / f"{name}.cif", mmcif, DataError)
+    write_text_atomically(out / f"{name}.pdb", format_pdb(mmcif), DataError)
     if found.pae is not None:
         with atomic_write(out / f"{name}-pae.npz", DataError) as stream:
             np.savez_compressed(stream, pae=found.pae)

@@ -8,16 +8,8 @@ from torch import nn
 from bevatron.recipes.structure_report import write_report
 from bevatron.train.run import FitResult
 
-MEASURES = {
-    "lddt_ca": "lDDT of CA atoms",
-    "tm_score": "TM-score",
-    "rmsd": "RMSD of CA atoms (Å)",
-    "loss_fape": "frame-aligned point error",
-    "distogram": "cross entropy of the distogram",
-    "contact_precision": "precision of contacts",
-    "plddt": "expected lDDT (pLDDT)",
-}
-"""Validation metric -> its name on the page."""
+MEASURES = ("lddt_ca", "tm_score", "rmsd", "loss_fape", "distogram", "contact_precision", "plddt")
+"""Validation metrics at the head of the page, each with a panel of its own."""
 
 
 def report_of_run(folder: Path, model: nn.Module, found: Sequence[str], result: FitResult) -> Path:

@@ -11,7 +11,6 @@ import torch
 
 from bevatron.config import to_dict
 from bevatron.data.proteins.chain_samples import ChainSizes
-from bevatron.errors import ConfigError
 from bevatron.kernels import use
 from bevatron.models.alphafold2.config import FINE_TUNING_SIZES, AlphaFold2Config
 from bevatron.models.alphafold2.losses import FINE_TUNING_WEIGHTS, LossWeights
@@ -22,7 +21,7 @@ from bevatron.recipes.alphafold2 import SYSTEM
 from bevatron.recipes.alphafold2.data import ChainDataConfig, load_chains
 from bevatron.recipes.alphafold2.start import Started, started_from
 from bevatron.recipes.alphafold2.stores import prepared
-from bevatron.recipes.staged_run import StagedRun, staged_run
+from bevatron.recipes.staged_run import StagedRun, changes_of, staged_run
 from bevatron.train.run import Run
 from bevatron.train.settings import BatchConfig, OptimConfig, ScheduleConfig, StageConfig
 
@@ -179,11 +178,7 @@ class AlphaFold2Run(StagedRun):
     @classmethod
     def preset_values(cls, name: str | None) -> dict[str, Any]:
         """Return the sizes of a preset and what else it changes."""
-        if name not in CHANGES:
-            raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(CHANGES)})")
-        changes = dict(CHANGES[str(name)])
-        if "stages" in changes:
-            changes["stages"] = {key: to_dict(stage) for key, stage in changes["stages"].items()}
+        changes = changes_of(name, CHANGES)
         model = AlphaFold2Config.preset(MODELS.get(str(name), str(name)))
         return {"model": to_dict(model), **changes}
 

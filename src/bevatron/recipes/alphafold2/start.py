@@ -11,7 +11,7 @@ from torch import Tensor
 from bevatron.errors import CheckpointError
 from bevatron.files import atomic_write
 from bevatron.models.alphafold2 import load_model, save_model
-from bevatron.models.alphafold2.config import AlphaFold2Config
+from bevatron.models.alphafold2.config import PRESETS, AlphaFold2Config
 from bevatron.models.alphafold2.convert import (
     from_deepmind,
     from_mlperf,
@@ -28,6 +28,7 @@ from bevatron.recipes.start_from import (
     NO_WEIGHTS,
     contents,
     named,
+    of_preset,
     refuse_existing,
     said_of,
     tensors,
@@ -91,7 +92,8 @@ def to_folder(file: Path, out: Path, preset: str | None) -> str:
         config = AlphaFold2Config.preset(preset)
         if "template" not in names:
             config = replace(config, templates=replace(config.templates, num_blocks=0))
-        model = _built(found, config).model
+        with of_preset(preset, PRESETS):
+            model = _built(found, config).model
     save_model(model, out)
     without = "" if config.templates.num_blocks else " without templates"
     return said_of(model, preset + without, out)

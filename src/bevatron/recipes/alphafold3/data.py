@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from bevatron.data.dataset import column, split
+from bevatron.data.dataset import column
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.chain_index import Choices
 from bevatron.data.proteins.clusters import read_clusters
@@ -144,7 +144,7 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
                 raise DataError(f"{path}: holds no entry that can be used")
             divided.append((Path(path), entries))
     report += config.warnings()
-    if not valid and config.valid_fraction:
+    if not valid and config.valid_size:
         train, valid = _divide(train, config)
     for path, entries in train:
         report.append(f"complexes for training: {len(entries):,} of {path}")
@@ -176,8 +176,7 @@ def _divide(
     (path, entries), *others = train
     if len(entries) < 2:
         return train, []
-    shares = (1 - config.valid_fraction, config.valid_fraction)
-    kept, taken = (entries[part] for part in split(len(entries), shares, config.split_seed))
+    kept, taken = (entries[part] for part in config.divided(len(entries)))
     return [(path, kept), *others], [(path, taken)]
 
 

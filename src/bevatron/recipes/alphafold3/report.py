@@ -5,20 +5,23 @@ from pathlib import Path
 
 from torch import nn
 
+from bevatron.models.alphafold3.metrics import PAIRS
+from bevatron.models.common.folding.metrics.lddt import KINDS
 from bevatron.recipes.structure_report import write_report
+from bevatron.train.report.measures import measure_name
+from bevatron.train.report.training import Metric
 from bevatron.train.run import FitResult
 
-MEASURES = {
-    "lddt": "lDDT",
-    "lddt_interface": "lDDT of interfaces",
-    "lddt_protein": "lDDT of proteins",
-    "contact_precision": "precision of contacts",
-    "distogram": "cross entropy of the distogram",
-    "plddt": "expected lDDT (pLDDT)",
-}
-"""Validation metric -> its name on the page."""
+MEASURES = ("lddt", "lddt_interface", "contact_precision", "distogram", "plddt")
+"""Validation metrics at the head of the page, each with a panel of its own."""
+
+BY_KIND = [
+    Metric(title, "lDDT", {measure_name(key): f"lddt_{key}" for key in keys}, logarithmic=False)
+    for title, keys in (("lDDT by kind", KINDS), ("lDDT by interface", PAIRS))
+]
+"""Curves of all kinds of molecules and of interfaces that the validation has."""
 
 
 def report_of_run(folder: Path, model: nn.Module, found: Sequence[str], result: FitResult) -> Path:
     """Write report.html and ``plots/`` of a finished run; see `write_report`."""
-    return write_report(folder, "AlphaFold3", MEASURES, model, found, result)
+    return write_report(folder, "AlphaFold3", MEASURES, model, found, result, BY_KIND)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from bevatron.data.proteins.crop import CropSizes
 from bevatron.data.proteins.sample import SampleSizes
 from bevatron.errors import ConfigError
 from bevatron.kernels import use
-from bevatron.models.alphafold3.config import PRESETS, AlphaFold3Config
+from bevatron.models.alphafold3.config import AlphaFold3Config
 from bevatron.models.alphafold3.losses import STAGES
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
@@ -22,7 +23,7 @@ from bevatron.recipes.alphafold3 import SYSTEM
 from bevatron.recipes.alphafold3.data import ComplexDataConfig, load_complexes, sizes_for_validation
 from bevatron.recipes.alphafold3.start import started_from
 from bevatron.recipes.alphafold3.stores import prepared
-from bevatron.recipes.staged_run import StagedRun, staged_run
+from bevatron.recipes.staged_run import StagedRun, changes_of, staged_run
 from bevatron.train.run import Run
 from bevatron.train.settings import BatchConfig, OptimConfig, StageConfig
 
@@ -76,13 +77,32 @@ def published_stages() -> dict[str, ComplexStage]:
 COST = {"constant": 30.0, "tokens": 0.97, "tokens_cubed": 3.4e-6}
 """Milliseconds of a sample: fitted to steps of 128 to 768 tokens on an H200."""
 
+MEGAFOLD_STAGES = {
+    "initial": ComplexStage(
+        steps=75_000, samples_per_step=256, atoms=7_000, rows=16_384,
+        step=StepOptions(confidence_every=10),
+    )
+}  # fmt: skip
+"""Crops, rows and confidences of MegaFold's configuration; it states no length."""
+
 SMALL_STAGES = {
     "initial": ComplexStage(
         steps=1_000, samples_per_step=1, evaluate_every=100, crop=64, atoms=1024, rows=32,
         step=StepOptions(copies=8, confidence_every=4),
     )
 }  # fmt: skip
-"""Stages of the preset ``small``, for a CPU."""
+"""For a CPU."""
+
+CHANGES: Mapping[str, Mapping[str, Any]] = {
+    "alphafold3": {},
+    "megafold": {"stages": MEGAFOLD_STAGES, "optim": {"lr": 1e-4}},
+    "small": {
+        "stages": SMALL_STAGES,
+        "optim": {"lr": 1e-3, "ema": 0.99},
+        "schedule": {"warmup_steps": 100},
+    },
+}
+"""Settings that each preset changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +113,9 @@ class AlphaFold3Run(StagedRun):
     ----------
     output : the run's folder
     preset
-        alphafold3 (368 million parameters, the four published stages), megafold (the sizes of the
-        model that MegaFold trains) or small (for a CPU). `model` and `stages` change it.
+        alphafold3 (368 million parameters, the four published stages), megafold (trunk, confidence
+        head, crops and rate of MegaFold's training, not its diffusion) or small (for a CPU).
+        `model` and `stages` change it.
     data : stores or folders, and which complexes are held out
     model : sizes of the model
     start_from : weights to start from: a run, a model folder or a checkpoint of Protenix
@@ -141,17 +162,9 @@ class AlphaFold3Run(StagedRun):
 
     @classmethod
     def preset_values(cls, name: str | None) -> dict[str, Any]:
-        """Return the sizes of a preset and, of the small model, stages and rates."""
-        if name not in PRESETS:
-            raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(PRESETS)})")
-        values: dict[str, Any] = {"model": to_dict(AlphaFold3Config.preset(str(name)))}
-        if name == "small":
-            values |= {
-                "stages": {key: to_dict(stage) for key, stage in SMALL_STAGES.items()},
-                "optim": {"lr": 1e-3, "ema": 0.99},
-                "schedule": {"warmup_steps": 100},
-            }
-        return values
+        """Return the sizes of a preset and what else it changes."""
+        changes = changes_of(name, CHANGES)
+        return {"model": to_dict(AlphaFold3Config.preset(str(name))), **changes}
 
 
 def build(config: AlphaFold3Run, *, resume: bool = False) -> Run:

@@ -15,12 +15,14 @@ from bevatron.models.alphafold3 import (
     save_model,
     to_protenix,
 )
+from bevatron.models.alphafold3.config import PRESETS
 from bevatron.models.alphafold3.convert import without_templates
 from bevatron.recipes.alphafold3 import SYSTEM
 from bevatron.recipes.kinds import newest_model
 from bevatron.recipes.start_from import (
     contents,
     named,
+    of_preset,
     refuse_existing,
     said_of,
     tensors,
@@ -62,7 +64,8 @@ def to_folder(file: Path, out: Path, preset: str) -> str:
         if without_templates(weights):
             config = replace(config, templates=replace(config.templates, num_blocks=0))
             without = " without templates"
-        model = from_protenix(weights, config)
+        with of_preset(preset, PRESETS):
+            model = from_protenix(weights, config)
     save_model(model, out)
     return said_of(model, preset + without, out)
 

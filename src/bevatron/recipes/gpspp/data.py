@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from bevatron.config import fingerprint
-from bevatron.data.dataset import Concatenated, Dataset, Subset
+from bevatron.data.dataset import Concatenated, Dataset, Subset, check_sizes
 from bevatron.data.readers.molecules import MoleculeOptions
 from bevatron.data.samples import feature_set
 from bevatron.data.store.stage import stage
@@ -70,14 +70,14 @@ class MoleculeDataConfig:
     def __post_init__(self) -> None:
         """Reject unknown feature sets and sizes that leave nothing to train on."""
         feature_set(self.feature_set)
+        check_sizes(train_size=self.train_size)
+        check_sizes(valid_size=self.valid_size, test_size=self.test_size)
         sizes = (self.train_size, self.valid_size, self.test_size)
-        shares = [size for size in sizes if size < 1]
-        if any(size < 0 or (size >= 1 and size != int(size)) for size in sizes):
+        if (whole := sum(size for size in sizes if size < 1)) > 1:
             raise ConfigError(
-                "train_size, valid_size and test_size: expected fractions below 1 or whole numbers"
+                f"data.train_size, data.valid_size and data.test_size: add up to {whole:g}, more "
+                "than 1"
             )
-        if sum(shares) > 1 or (not self.train_size and sum(shares) >= 1):
-            raise ConfigError("valid_size and test_size: leave nothing to train on")
 
 
 @dataclass(frozen=True)

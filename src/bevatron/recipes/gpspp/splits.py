@@ -72,8 +72,8 @@ def _counts(num: int, train_size: float, wanted: Mapping[str, float]) -> dict[st
     counts = {"train": number(train_size) if train_size else rest, **aside}
     if rest < max(counts["train"], 1):
         raise ConfigError(
-            f"train_size, valid_size and test_size: {sum(counts.values())} molecules are "
-            f"requested, there are {num} with labels"
+            f"data.train_size, data.valid_size and data.test_size: {sum(counts.values())} "
+            f"molecules are requested, there are {num} with labels"
         )
     return counts
 

@@ -5,15 +5,15 @@ of several heads are joined into one data set whose samples carry the index of t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import tyro
 
-from bevatron.config import fingerprint
-from bevatron.data.dataset import Concatenated, Dataset
+from bevatron.config import fingerprint, take_renamed
+from bevatron.data.dataset import Concatenated, Dataset, check_sizes
 from bevatron.data.readers import LabelOptions
 from bevatron.data.store.stage import stage
 from bevatron.data.store.store import Store
@@ -38,35 +38,37 @@ class SourceConfig:
     train : files of structures or prepared stores (also ``--data``)
     valid : files or stores for validation
     test : files or stores for the errors in the report
-    valid_fraction : fraction of ``train`` held out for validation if there are no such files
-    test_fraction : fraction of ``train`` held out for tests, likewise
+    valid_size
+        What is held out of ``train`` for validation if there are no such files: a fraction below 1,
+        or a number of structures.
+    test_size : what is held out for tests, likewise
     labels : names of the labels in the files
     e0
         Energies of isolated atoms, eV: ``auto`` (isolated atoms in the data if every element has
         one, else least squares), one of both, or one value for each element.
+    valid_fraction : old name of ``valid_size``
+    test_fraction : old name of ``test_size``
     """
 
     train: tuple[Path, ...] = ()
     valid: tuple[Path, ...] = ()
     test: tuple[Path, ...] = ()
-    valid_fraction: float = 0.1
-    test_fraction: float = 0.0
+    valid_size: float = 0.1
+    test_size: float = 0.0
     labels: LabelOptions = field(default_factory=LabelOptions)
     e0: E0Choice = "auto"
+    valid_fraction: InitVar[float | None] = None
+    test_fraction: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
-        """Reject fractions that leave nothing to train on."""
-        shares = self.fractions.values()
-        if any(not 0 <= share < 1 for share in shares) or sum(shares) >= 1:
-            raise ConfigError(
-                "data.valid_fraction and data.test_fraction: expected shares that leave something "
-                f"to train on, got {self.valid_fraction} and {self.test_fraction}"
-            )
+    def __post_init__(self, valid_fraction: float | None, test_fraction: float | None) -> None:
+        """Convert old keys; reject sizes that leave nothing to train on."""
+        take_renamed(self, "data", valid_fraction=valid_fraction, test_fraction=test_fraction)
+        check_sizes(valid_size=self.valid_size, test_size=self.test_size)
 
     @property
-    def fractions(self) -> dict[str, float]:
-        """Fractions of ``train`` set aside, by role."""
-        return {"valid": self.valid_fraction, "test": self.test_fraction}
+    def sizes(self) -> dict[str, float]:
+        """Sizes of what is taken out of ``train``, by role."""
+        return {"valid": self.valid_size, "test": self.test_size}
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,8 @@ def load_structures(
                 opened[:] = [Store.open(stage(store.path, stage_to)) for store in opened]
         report += [*_found(stores), *_in_two_roles(source)]
         readers = [store.manifest["inputs"]["reader"] for store in stores["train"]]
-        origins.append([*readers, *source.fractions.values(), config.split_seed])
-        for role, dataset in divide(stores, source.fractions, config.split_seed).items():
+        origins.append([*readers, *source.sizes.values(), config.split_seed])
+        for role, dataset in divide(stores, source.sizes, config.split_seed).items():
             parts[role][name] = dataset
     joined = {
         role: next(iter(found.values()))

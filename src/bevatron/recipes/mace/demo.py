@@ -21,7 +21,7 @@ DATA = "structures.extxyz.gz"
 SETTINGS: dict[str, Any] = {
     "preset": "small",
     "model": {"num_channels": 16, "r_max": 4.5},
-    "data": {"valid_fraction": 0.1, "test_fraction": 0.1},
+    "data": {"valid_size": 0.1, "test_size": 0.1},
     "loss": {"energy_weight": 300.0, "forces_weight": 100.0, "stress_weight": 3000.0},
     "optim": {"lr": 0.01, "ema": 0.99},
     "schedule": {"kind": "cosine", "warmup_epochs": 0.5},

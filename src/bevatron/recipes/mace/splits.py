@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bevatron.data.dataset import Concatenated, Dataset, Subset, split
-from bevatron.errors import DataError
+from bevatron.data.dataset import Concatenated, Dataset, Subset, set_aside
+from bevatron.errors import ConfigError, DataError
 from bevatron.models.mace.features import ISOLATED_GROUP
 from bevatron.typing import BoolArray, IntArray
 
 
 def divide(
-    given: Mapping[str, Sequence[Dataset]], fractions: Mapping[str, float], seed: int
+    given: Mapping[str, Sequence[Dataset]], sizes: Mapping[str, float], seed: int
 ) -> dict[str, Dataset]:
-    """Split off data for each role that has a fraction and no data of its own.
+    """Split off data for each role that has a size and no data of its own.
 
     Isolated atoms stay in the training data, where they determine E0; so does what has an element
     that would be missing there. Raises a DataError if there are fewer structures than parts.
@@ -23,7 +23,7 @@ def divide(
         for role, datasets in given.items()
         if datasets
     }
-    wanted = {role: share for role, share in fractions.items() if share and role not in found}
+    wanted = {role: size for role, size in sizes.items() if size and role not in found}
     if not wanted:
         return found
     train = found["train"]
@@ -32,10 +32,13 @@ def divide(
     if len(others) <= len(wanted):
         raise DataError(
             f"data.train: {len(others)} structures (isolated atoms apart) are too few to set some "
-            "aside; give data.valid, or data.valid_fraction 0 to train without validation"
+            "aside; give data.valid, or data.valid_size 0 to train without validation"
         )
-    parts = split(len(others), (1 - sum(wanted.values()), *wanted.values()), seed)
-    kept, *aside = [others[part] for part in parts]
+    try:
+        kept, *aside = [others[part] for part in set_aside(len(others), [*wanted.values()], seed)]
+    except ConfigError as error:
+        names = " and ".join(f"data.{role}_size" for role in wanted)
+        raise ConfigError(f"{names}: {error}") from None
     kept = np.concatenate([kept, single])
     for role, chosen in zip(wanted, aside, strict=True):
         rare = _only_here(train, chosen, kept)

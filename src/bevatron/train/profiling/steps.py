@@ -188,8 +188,7 @@ class ProfiledTrainer(Trainer):
         except _Enough:
             self.logger.console.end()
         else:
-            why = f"by {self.stopped_by} " if self.stopped_by else ""
-            raise BevatronError(f"stopped {why}before enough steps were profiled")
+            raise BevatronError("the run ended before enough steps were profiled")
         found.captured = self.captured is not None
         memory, moments = found.memory, state.optimizer.state.values()
         memory.optimizer = _bytes(v for m in moments for v in m.values() if torch.is_tensor(v))
@@ -217,7 +216,11 @@ class ProfiledTrainer(Trainer):
             for batch in batches:
                 for name, size in batch.sizes.items():
                     self._totals[name] = self._totals.get(name, 0.0) + size
-        return super()._launch(batches, lr, asks, choice)
+        launched = super()._launch(batches, lr, asks, choice)
+        # Here and not in the loop, which would save what nobody can resume.
+        if stopped := self.stops.agreed(launched.notes):
+            raise BevatronError(f"stopped by {stopped} before enough steps were profiled")
+        return launched
 
     def _next_phase(self) -> None:
         """Decide before a step whether another phase begins; all ranks decide alike."""

@@ -1,7 +1,7 @@
 """The part of all reports about training: learning curves, batch balance, timing."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +16,7 @@ from bevatron.output import Cell, counted, span
 from bevatron.train.epochs import pack_samples
 from bevatron.train.logger import column, epochs_of, read_journal
 from bevatron.train.report import plots
-from bevatron.train.report.measures import measure_name
+from bevatron.train.report.measures import term_name
 from bevatron.train.report.page import Report
 from bevatron.train.report.plots import Curve, Panel
 from bevatron.train.run import FitResult
@@ -127,10 +127,13 @@ def show_learning_curves(
             curve(label, "valid", key, factor=metric.factor) for label, key in metric.keys.items()
         )
         if found:
-            panels.append(Panel(metric.title, metric.ylabel, found, metric.logarithmic))
+            # A legend names the curves only where there are several.
+            alone = len(found) == 1 < len(metric.keys)
+            title = f"{metric.title}: {found[0].label}" if alone else metric.title
+            panels.append(Panel(title, metric.ylabel, found, metric.logarithmic))
     terms = sorted({name for record in epochs for name in record.get("terms", {})})
     if len(terms) > 1:
-        curves = [curve(measure_name(name), "terms", name) for name in terms]
+        curves = [curve(term_name(name), "terms", name) for name in terms]
         panels.append(Panel("Terms of the loss", "training loss", curves))
     panels.append(Panel("Learning rate", "learning rate", [curve("", "lr")]))
     if len(panels) < 6:
@@ -213,16 +216,20 @@ def show_timing(report: Report, history: History) -> None:
     }
     names = [name for name in epochs[-1]["time"] if name.endswith("_per_s")][:2]
     rates = {name.removesuffix("_per_s"): column(epochs, "time", name) for name in names}
-    medians = ", ".join(_rate(float(np.nanmedian(rate)), unit) for unit, rate in rates.items())
+    known = [(of_known(rate, np.median), unit) for unit, rate in rates.items()]
+    medians = ", ".join(_rate(rate, unit) for rate, unit in known if np.isfinite(rate))
+    counts = (
+        counted(epochs[-1]["step"], "step")
+        if history.unit == "step"
+        else counted(len(epochs), "epoch")
+    )
     report.section("Timing").table(
         ("", "seconds", "share (%)"),
         [
             [name, float(part.sum()), float(100 * part.sum() / (seconds + validation).sum())]
             for name, part in spent.items()
         ],
-        f"{counted(epochs[-1]['step'], 'step')}; median {medians} while training"
-        if history.unit == "step"
-        else f"{counted(len(epochs), 'epoch')}; median {medians} while training",
+        f"{counts}; median {medians} while training" if medians else counts,
     )
     x = [history.place(record) for record in epochs]
     of = "an epoch" if history.unit == "epoch" else "the steps up to a validation"
@@ -265,8 +272,14 @@ def training_loss(history: History, label: str) -> Curve:
     steps = [record for record in history.records if record["kind"] == "step"]
     length = -(-len(steps) // 200) or 1
     parts = [steps[first : first + length] for first in range(0, len(steps), length)]
-    losses = [float(np.nanmean(column(part, "loss"))) for part in parts]
+    losses = [of_known(column(part, "loss"), np.mean) for part in parts]
     return Curve(label, [part[-1]["step"] for part in parts], losses)
+
+
+def of_known(values: FloatArray, reduce: Callable[[FloatArray], Any]) -> float:
+    """Reduce the values that are known to a number; NaN if none is."""
+    known = values[np.isfinite(values)]
+    return float(reduce(known)) if len(known) else np.nan
 
 
 def _known(curves: Iterable[Curve]) -> list[Curve]:

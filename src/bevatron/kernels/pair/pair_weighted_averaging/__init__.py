@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_alike, check_axes, check_shapes
+from bevatron.kernels.shared.checks import as_one_type, check_axes, check_shapes
 
 __all__ = ["pair_weighted_averaging"]
 
@@ -55,6 +55,7 @@ def pair_weighted_averaging(
         raise ValueError(f"pair_weighted_averaging: {C} channels of v do not make {H} heads")
     wanted = {"gate": (gate, tuple(v.shape)), "weights": (weights, (*batch, H, N, N))}
     check_shapes("pair_weighted_averaging", wanted, v=v)
-    check_alike("pair_weighted_averaging", {"v": v, "gate": gate, "weights": weights})
-    result: Tensor = _operator.dispatch(v)(v, gate, weights)
+    # Autocast leaves a softmax in float32.
+    others = as_one_type("pair_weighted_averaging", v=v, gate=gate, weights=weights)
+    result: Tensor = _operator.dispatch(v)(v, *others)
     return result

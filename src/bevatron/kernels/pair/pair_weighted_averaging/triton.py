@@ -22,9 +22,7 @@ ELEMENTS = 4096
 
 def pair_weighted_averaging(v: Tensor, gate: Tensor, weights: Tensor) -> Tensor:
     """Compute the same as the reference; see `bevatron.kernels.pair.pair_weighted_averaging`."""
-    # Autocast leaves a softmax in float32.
-    tensors = v, gate, weights.to(v.dtype)
-    given = [x.flatten(0, -4) if x.ndim > 3 else x[None] for x in tensors]
+    given = [x.flatten(0, -4) if x.ndim > 3 else x[None] for x in (v, gate, weights)]
     out: Tensor = averaged(*given)
     return out.view(v.shape)
 

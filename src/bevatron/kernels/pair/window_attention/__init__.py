@@ -63,7 +63,7 @@ def window_attention(
     """
     try:
         B, _, A, H, _ = q.shape
-        queries, keys = bias.shape[-2:]
+        _, _, _, queries, keys = bias.shape
     except ValueError:
         check_axes("window_attention", "[B, M, A, H, D]", q=q)
         check_axes("window_attention", "[B, W, H, Q, K]", bias=bias)
