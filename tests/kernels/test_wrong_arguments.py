@@ -79,6 +79,7 @@ ARGUMENTS = [
     ),
     ("layer_norm", {"x": ones(3, C), **many((C,), "weight", "bias")}),
     ("layer_norm", many((3, C), "x", "scale", "shift")),
+    ("add_norm", many((3, C), "x", "update", "gate", "scale", "shift")),
     (
         "layer_norm_linear",
         {
@@ -222,6 +223,7 @@ ARGUMENTS = [
     ),
 ]
 ANY_AXES = {("layer_norm", "scale"), ("layer_norm", "shift"), ("dot_attention", "scale")}
+ANY_AXES |= {("add_norm", name) for name in ("gate", "scale", "shift")}
 """These are broadcast."""
 ANY_TYPE = {"mask", "scale"}
 WITHOUT_KERNEL = {

@@ -44,7 +44,7 @@ from bevatron.kernels.pair.add_dropped import add_dropped
 from bevatron.kernels.pair.conditioned_transition import conditioned_transition
 from bevatron.kernels.pair.global_attention import global_attention
 from bevatron.kernels.pair.invariant_point_attention import invariant_point_attention
-from bevatron.kernels.pair.layer_norm import layer_norm
+from bevatron.kernels.pair.layer_norm import add_norm, layer_norm
 from bevatron.kernels.pair.layer_norm_linear import layer_norm_linear
 from bevatron.kernels.pair.outer_product_mean import outer_product_mean
 from bevatron.kernels.pair.pair_attention import pair_attention
@@ -71,6 +71,7 @@ __all__ = [
     "Csr",
     "KernelConfig",
     "add_dropped",
+    "add_norm",
     "bond_norm_gelu",
     "channelwise_tensor_product",
     "column_sum",

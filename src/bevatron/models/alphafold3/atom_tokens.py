@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bevatron.kernels import segment_sum
+from bevatron.kernels.shared.standing_weights import once
 
 
 class AtomTokens(NamedTuple):
@@ -61,8 +62,11 @@ class AtomTokens(NamedTuple):
 
     def mean(self, x: Float[Tensor, "*batch M A C"]) -> Float[Tensor, "*batch M N C"]:
         """Average the rows of each token's atoms; zero for tokens without atoms."""
-        counts = self.ptr.diff(dim=-1).clamp(min=1)
-        return _sums(x, self.ptr) / counts[..., None, :, None].to(x.dtype)
+        counts = once(lambda: self._counts(x.dtype), self.ptr, to=x.dtype)
+        return _sums(x, self.ptr) / counts
+
+    def _counts(self, dtype: torch.dtype) -> Float[Tensor, "*batch 1 N 1"]:
+        return self.ptr.diff(dim=-1).clamp(min=1)[..., None, :, None].to(dtype)
 
 
 class _Spread(torch.autograd.Function):
@@ -81,9 +85,13 @@ class _Spread(torch.autograd.Function):
 def _sums(x: Float[Tensor, "*batch M A C"], ptr: Int[Tensor, "*batch _"]) -> Tensor:
     """Sum the rows of each token; the last segment of every copy holds the padding."""
     M, A, C = x.shape[-3:]
-    rows = x.reshape(-1, C)
-    first = torch.arange(0, len(rows), A, device=x.device).reshape(*ptr.shape[:-1], M, 1)
-    starts = (first + ptr[..., None, :]).flatten()
-    ends = starts.new_full((1,), len(rows))
-    sums = segment_sum(rows, torch.cat([starts, ends]))
+    sums = segment_sum(x.reshape(-1, C), once(lambda: _bounds(ptr, M, A), ptr, to=(M, A)))
     return sums.reshape(*x.shape[:-2], ptr.shape[-1], C)[..., :-1, :]
+
+
+def _bounds(ptr: Int[Tensor, "*batch _"], M: int, A: int) -> Int[Tensor, "_"]:
+    """Return the offsets of the tokens' atoms in the rows of all copies, and their end."""
+    count = ptr.shape[:-1].numel() * M * A
+    first = torch.arange(0, count, A, device=ptr.device).reshape(*ptr.shape[:-1], M, 1)
+    starts = (first + ptr[..., None, :]).flatten()
+    return torch.cat([starts, starts.new_full((1,), count)])

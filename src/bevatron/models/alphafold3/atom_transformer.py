@@ -8,7 +8,6 @@ a pair, H heads.
 """
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -30,6 +29,7 @@ from bevatron.models.alphafold3.diffusion_transformer import (
     DiffusionBlock,
     biases_of,
     block_conditions,
+    run_conditioned,
 )
 from bevatron.models.common.folding import Checkpointing, Linear, run_stack
 
@@ -77,22 +77,21 @@ class WindowAttention(nn.Module):
         """
         norms = tuple(norm.adapted(c) for norm in self.norms)
         given = Condition(norms, self.output_gate(c).sigmoid())
-        return given.gate * self.ungated(a, given, bias, mask)
+        return given.gate * self.ungated(self.norm.given(a, norms[0]), given, bias, mask)
 
-    def ungated(self, a: Tensor, given: Condition, bias: Tensor, mask: Tensor) -> Tensor:
-        """Return what the gate is multiplied with."""
-        halves = [a.shape[-1]] * 2
-        D = a.shape[-1] // self.num_heads
-        a = self.norm.given(a, given.norms[0])
-        rows = joined(a, self.q.weight, self.gate.weight, bias=self.q.bias)
-        a = self.key_norm.given(a, given.norms[1])
-        around = joined(a, self.k.weight, self.v.weight)
+    def ungated(self, n: Tensor, given: Condition, bias: Tensor, mask: Tensor) -> Tensor:
+        """Return what the gate is multiplied with, of normalised rows."""
+        halves = [n.shape[-1]] * 2
+        D = n.shape[-1] // self.num_heads
+        rows = joined(n, self.q.weight, self.gate.weight, bias=self.q.bias)
+        keys = self.key_norm.given(n, given.norms[1])
+        around = joined(keys, self.k.weight, self.v.weight)
         parts = (*split(rows, halves, D), *split(around, halves, D))
         samples = math.prod(mask.shape[:-1])  # written out, as a process may have no copies
         q, gate, k, v = (x.reshape(samples, *x.shape[-4:]) for x in parts)
         windows = bias.reshape(samples, *bias.shape[-4:])
         attended = window_attention(q, k, v, gate, windows, mask.reshape(samples, mask.shape[-1]))
-        update: Tensor = self.out(attended.reshape(a.shape))
+        update: Tensor = self.out(attended.reshape(n.shape))
         return update
 
 
@@ -153,11 +152,11 @@ class AtomTransformer(nn.Module):
         prepared: Prepared | None = None,
     ) -> Float[Tensor, "*batch M A C"]:
         """Update atoms; c may have one copy for all. ``prepared`` is of `prepare`."""
-        conditions: Sequence[Tensor | BlockCondition] = [c] * len(self.blocks)
-        conditions, biases = (conditions, self._biases(p)) if prepared is None else prepared
+        if prepared is not None:
+            return run_conditioned(self.blocks, *prepared, mask, q)
         blocks = [
-            partial(block, s=condition, bias=bias, mask=mask)
-            for block, condition, bias in zip(self.blocks, conditions, biases, strict=True)
+            partial(block, s=c, bias=bias, mask=mask)
+            for block, bias in zip(self.blocks, self._biases(p), strict=True)
         ]
         return run_stack(self.checkpointing, blocks, q)
 

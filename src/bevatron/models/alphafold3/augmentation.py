@@ -5,9 +5,11 @@ Legend: M copies, A atoms. Coordinates in Å.
 
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from bevatron.kernels.shared.standing_weights import once
 from bevatron.maths.rigid import normalise_quaternion, rotation_of_quaternion
 from bevatron.models.common.folding.normal import Normal
 
@@ -41,6 +43,12 @@ def draw_noise(shape: tuple[int, ...], normal: Normal) -> Float[Tensor, "*batch 
     return normal((A, *copies, 3)).movedim(0, -2)
 
 
+def _weights(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the mask as factors, and what each atom contributes to the mean."""
+    keep = mask[..., None, :, None].to(dtype)
+    return keep, keep / keep.sum(-2, keepdim=True).clamp(min=1)
+
+
 def centre_and_move(
     x: Float[Tensor, "*batch _ A 3"], move: Move, mask: Bool[Tensor, "*batch A"]
 ) -> Float[Tensor, "*batch M A 3"]:
@@ -52,9 +60,8 @@ def centre_and_move(
     move : a motion for every copy
     mask : atoms that enter the mean; the others are set to 0
     """
-    keep = mask[..., None, :, None].to(x.dtype)
-    count = keep.sum(-2, keepdim=True).clamp(min=1)
-    centre = (x * keep).sum(-2, keepdim=True) / count
+    keep, share = once(lambda: _weights(mask, x.dtype), mask, to=x.dtype)
+    centre = (x * share).sum(-2, keepdim=True)
     # Sums of three products, not a matmul, which may round its inputs to TF32 or bfloat16.
     turned = ((x - centre)[..., None, :] * move.rotation[..., None, :, :]).sum(-1)
     return (turned + move.translation) * keep

@@ -20,6 +20,7 @@ from bevatron.models.alphafold3.adaptive import (
     Condition,
     ConditionedTransition,
     conditions_of,
+    folded,
     output_gate,
 )
 from bevatron.models.common.folding import (
@@ -44,11 +45,6 @@ class ConditionedBias(nn.Module):
         self.norm = LayerNorm(pair_width, bias=False)
         self.linear = Linear(pair_width, num_heads, bias=False)
 
-    @property
-    def weight(self) -> Float[Tensor, "H P"]:
-        """Of the layer for rows that are normalised but not scaled."""
-        return self.linear.weight * self.norm.weight
-
 
 def biases_of(
     z: Float[Tensor, "*pairs Q K P"], layers: Iterable[nn.Module]
@@ -61,8 +57,10 @@ def biases_of(
     ----------
     layers : each block's `ConditionedBias`, all with the same number of heads
     """
-    weights = [cast("ConditionedBias", layer).weight for layer in layers]
-    biases = layer_norm_linear(z, None, None, torch.cat(weights)).chunk(len(weights), -1)
+    every = [cast("ConditionedBias", layer) for layer in layers]
+    joint = torch.cat([layer.linear.weight for layer in every])
+    weight = folded(joint, [layer.norm.weight for layer in every])
+    biases = layer_norm_linear(z, None, None, weight).chunk(len(every), -1)
     return [bias.movedim(-1, -3) for bias in biases]
 
 
@@ -109,14 +107,15 @@ class ConditionedAttention(nn.Module):
         for one block at a time.
         """
         given = Condition((self.norm.adapted(s),), self.output_gate(s).sigmoid())
-        return given.gate * self.ungated(a, given, bias, mask)
+        return given.gate * self.ungated(self.norm.given(a, given.norms[0]), given, bias, mask)
 
-    def ungated(self, a: Tensor, given: Condition, bias: Tensor, mask: Tensor) -> Tensor:
-        """Return the values that the gate multiplies."""
-        keys = mask[..., None, :].expand(a.shape[:-1])
-        N = a.shape[-2]
+    def ungated(self, n: Tensor, given: Condition, bias: Tensor, mask: Tensor) -> Tensor:
+        """Return the values that the gate multiplies, of normalised rows."""
+        del given
+        keys = mask[..., None, :].expand(n.shape[:-1])
+        N = n.shape[-2]
         whole = gathered(bias, -2, N) if bias.shape[-2] < N else bias
-        update: Tensor = self.attention(self.norm.given(a, given.norms[0]), whole, keys)
+        update: Tensor = self.attention(n, whole, keys)
         return update
 
 
@@ -131,19 +130,42 @@ class DiffusionBlock(nn.Module):
         self.transition = transition
         self.checkpointing = checkpointing
 
-    def forward(self, a: Tensor, s: Tensor | BlockCondition, bias: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, a: Tensor, s: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
         """Update rows."""
-        attention, transition = cast("Any", self.attention), self.transition
-        if not isinstance(s, Tensor):
-            of_attention, of_transition = s
-            update = attention.ungated(a, of_attention, bias, mask)
-            a = torch.addcmul(a, of_attention.gate, update)
-            return torch.addcmul(a, of_transition.gate, transition.ungated(a, of_transition))
         policy = self.checkpointing
-        a = a + checkpointed(policy, "attention_pair_bias", attention)(a, s, bias, mask)
-        update = checkpointed(policy, "transition", transition)(a, s)
+        a = a + checkpointed(policy, "attention_pair_bias", self.attention)(a, s, bias, mask)
+        update = checkpointed(policy, "transition", self.transition)(a, s)
         updated: Tensor = a + update
         return updated
+
+
+def run_conditioned(
+    blocks: Iterable[nn.Module],
+    conditions: Iterable[BlockCondition],
+    biases: Iterable[Tensor],
+    mask: Tensor,
+    a: Tensor,
+) -> Tensor:
+    """Update rows by `DiffusionBlock` with the result of `block_conditions`.
+
+    Each update is added by the kernel that normalises the sum for the next layer.
+    """
+    before: tuple[Tensor, Tensor] | None = None  # gate and update that are not added yet
+
+    def normalised(norm: AdaptiveNorm, adapted: Tensor) -> Tensor:
+        nonlocal a
+        if before is None:
+            return norm.given(a, adapted)
+        a, n = norm.after(a, *before, adapted)
+        return n
+
+    for block, given, bias in zip(blocks, conditions, biases, strict=True):
+        (of_attention, of_transition), each = given, cast("Any", block)
+        n = normalised(each.attention.norm, of_attention.norms[0])
+        before = of_attention.gate, each.attention.ungated(n, of_attention, bias, mask)
+        n = normalised(each.transition.norm, of_transition.norms[0])
+        before = of_transition.gate, each.transition.ungated(n)
+    return a if before is None else torch.addcmul(a, *before)
 
 
 def block_conditions(
@@ -203,9 +225,10 @@ class DiffusionTransformer(nn.Module):
 
         ``s`` may be the result of `block_conditions`.
         """
-        conditions = [s] * len(self.blocks) if isinstance(s, Tensor) else s
+        if not isinstance(s, Tensor):
+            return run_conditioned(self.blocks, s, biases, mask, a)
         blocks = [
-            partial(block, s=condition, bias=bias, mask=mask)
-            for block, condition, bias in zip(self.blocks, conditions, biases, strict=True)
+            partial(block, s=s, bias=bias, mask=mask)
+            for block, bias in zip(self.blocks, biases, strict=True)
         ]
         return run_stack(self.checkpointing, blocks, a)

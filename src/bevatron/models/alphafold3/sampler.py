@@ -82,10 +82,10 @@ def sample(
         x = levels[0] * start * keep
         high = raised(levels)
         added = NOISE_SCALE * (high.square() - levels[:-1].square()).sqrt()
-        share = STEP_SCALE * (levels[1:] - high) / high
+        share = STEP_SCALE * (high - levels[1:]) / high
         for level, noise, step, draw in zip(high, added, share, steps, strict=True):
             x = centre_and_move(x, draw.move, mask)
-            x = x + noise * draw.normal * keep
+            x = torch.addcmul(x, draw.normal * keep, noise)
             denoised = denoise(x, level.expand(x.shape[:-2]))
-            x = x + step * (x - denoised)
+            x = torch.lerp(x, denoised, step)
         return x * keep

@@ -1,15 +1,22 @@
-"""Layer normalisation: plain, affine, or with a scale and shift per row."""
+"""Layer normalisation: plain, affine, or with a scale and shift per row; also of a sum."""
 
 from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.checks import check_shapes
+from bevatron.kernels.shared.checks import as_one_type, check_shapes
 
-__all__ = ["layer_norm"]
+__all__ = ["add_norm", "layer_norm"]
 
 _operator = registry.operator("layer_norm", __name__, takes=support.up_to_float32)
+_of_sum = registry.operator(
+    "add_norm",
+    __name__,
+    reference="reference:add_norm",
+    triton="triton:add_norm",
+    takes=support.up_to_float32,
+)
 
 
 def layer_norm(
@@ -62,8 +69,8 @@ def layer_norm(
     shape = x.shape
     if not shape or shape[-1] == 0:
         raise ValueError(f"layer_norm: x has shape {tuple(shape)}, expected [..., C] with C > 0")
-    scale = None if scale is None else _like("scale", scale, x)
-    shift = None if shift is None else _like("shift", shift, x)
+    scale = None if scale is None else _like("layer_norm", "scale", scale, x)
+    shift = None if shift is None else _like("layer_norm", "shift", shift, x)
     wanted = {
         "weight": (weight, (shape[-1],)),
         "bias": (bias, (shape[-1],)),
@@ -76,13 +83,61 @@ def layer_norm(
     return result
 
 
-def _like(name: str, tensor: Tensor, x: Tensor) -> Tensor:
+def add_norm(
+    x: Float[Tensor, "*rows C"],
+    update: Float[Tensor, "*rows C"],
+    gate: Float[Tensor, "..."],
+    scale: Float[Tensor, "..."],
+    shift: Float[Tensor, "..."],
+    *,
+    eps: float = 1e-5,
+) -> tuple[Float[Tensor, "*rows C"], Float[Tensor, "*rows C"]]:
+    r"""Add a gated update and apply an adaptive norm to the sum, in one kernel.
+
+    .. math::
+
+        z = x + g \odot u, \qquad y = \sigma(s) \odot \frac{z - \operatorname{mean}(z)}
+        {\sqrt{\operatorname{var}(z) + \epsilon}} + t
+
+    AlphaFold3, algorithms 23 and 26: a layer's update, and the norm in front of the next layer.
+    Raises ValueError if shapes or types do not fit, naming the argument; KernelError if Triton is
+    requested and cannot run. The kernel has the types and widths of `layer_norm`, and first
+    derivatives.
+
+    Parameters
+    ----------
+    x, update : [..., C], of one type, in any strides
+    gate, scale, shift
+        Same shape and type as ``x``, or one that broadcasts to it; the scale before its sigmoid.
+    eps : added to the variance
+
+    Returns
+    -------
+    z and y of the type of ``x``, contiguous; y is the norm of z as it is rounded.
+
+    Examples
+    --------
+    >>> x, open, shut = torch.zeros(1, 2), torch.ones(1, 2), torch.zeros(1, 2)
+    >>> add_norm(x, torch.tensor([[4.0, 8.0]]), open, shut, shut, eps=0.0)
+    (tensor([[4., 8.]]), tensor([[-0.5000,  0.5000]]))
+    """
+    if not x.shape or x.shape[-1] == 0:
+        raise ValueError(f"add_norm: x has shape {tuple(x.shape)}, expected [..., C] with C > 0")
+    check_shapes("add_norm", {"update": (update, x.shape)}, x=x)
+    named = {"gate": gate, "scale": scale, "shift": shift}
+    wide = {name: _like("add_norm", name, tensor, x) for name, tensor in named.items()}
+    others = as_one_type("add_norm", x=x, update=update, **wide)
+    total, y = _of_sum.dispatch(x)(x, *others, eps)
+    return total, y
+
+
+def _like(operator: str, name: str, tensor: Tensor, x: Tensor) -> Tensor:
     if tensor.shape == x.shape:
         return tensor
     try:
         return tensor.expand(x.shape)
     except RuntimeError:
         raise ValueError(
-            f"layer_norm: {name} has shape {tuple(tensor.shape)}, which does not broadcast to x "
+            f"{operator}: {name} has shape {tuple(tensor.shape)}, which does not broadcast to x "
             f"{tuple(x.shape)}"
         ) from None

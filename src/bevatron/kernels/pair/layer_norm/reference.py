@@ -6,6 +6,14 @@ from torch import Tensor
 from bevatron.kernels.shared.dtypes import wide_type
 
 
+def add_norm(
+    x: Tensor, update: Tensor, gate: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Compute ``x + gate * update`` and the norm of this sum, scaled and shifted."""
+    total = torch.addcmul(x, gate, update)
+    return total, layer_norm(total, None, None, scale, shift, eps, sigmoid=True)
+
+
 def layer_norm(
     x: Tensor,
     weight: Tensor | None,

@@ -28,13 +28,26 @@ PROGRAMS_PER_SM = 2
 
 def layer_norm(x: Tensor, *vectors_and_eps: Any) -> Tensor:
     """Compute the same as the reference; see `bevatron.kernels.pair.layer_norm`."""
-    if x.shape[-1] > LARGEST_WIDTH:
-        raise KernelError(
-            f"layer_norm: rows of {x.shape[-1]} channels do not fit the registers of the Triton "
-            f"kernel, which takes up to {LARGEST_WIDTH}; use('reference') takes any"
-        )
+    _check_width("layer_norm", x)
     y: Tensor = normalise(x, *vectors_and_eps)[0]
     return y
+
+
+def add_norm(
+    x: Tensor, update: Tensor, gate: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Compute the same as the reference; see `bevatron.kernels.pair.layer_norm`."""
+    _check_width("add_norm", x)
+    total, y, *_ = add_and_normalise(x, update, gate, scale, shift, eps)
+    return total, y
+
+
+def _check_width(operator: str, x: Tensor) -> None:
+    if x.shape[-1] > LARGEST_WIDTH:
+        raise KernelError(
+            f"{operator}: rows of {x.shape[-1]} channels do not fit the registers of the Triton "
+            f"kernel, which takes up to {LARGEST_WIDTH}; use('reference') takes any"
+        )
 
 
 @custom_op("layer_norm", outputs="y mean rstd", fake=lambda x: new_outputs(x, x.shape[-1]))
@@ -89,6 +102,40 @@ def _gradients(
 normalise.gradients("x weight bias scale shift", _gradients)
 
 
+@custom_op(
+    "add_norm",
+    outputs="total y mean rstd",
+    fake=lambda x: (x.new_empty(x.shape), *new_outputs(x, x.shape[-1])),
+)
+def add_and_normalise(
+    x: Tensor, update: Tensor, gate: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the sum, its normalised rows and every row's mean and 1/sigma in float32."""
+    total, (y, mean, rstd) = x.new_empty(x.shape), new_outputs(x, x.shape[-1])
+    added = update, gate, total
+    launch_forward(x, None, None, scale, shift, y, mean, rstd, eps, True, added)
+    return total, y, mean, rstd
+
+
+def _gradients_of_both(
+    dtotal: Tensor | None,
+    dy: Tensor | None,
+    total: Tensor,
+    update: Tensor,
+    gate: Tensor,
+    scale: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+) -> tuple[Tensor, ...]:
+    dy = torch.zeros_like(total) if dy is None else dy
+    dx, _, _, dscale = normalise_backward(dy, total, None, None, scale, mean, rstd, True)
+    dx = dx if dtotal is None else dx + dtotal
+    return dx, dx * gate, dx * update, dscale, dy
+
+
+add_and_normalise.gradients("x update gate scale shift", _gradients_of_both)
+
+
 def launch_forward(
     x: Tensor,
     weight: Tensor | None,
@@ -100,13 +147,19 @@ def launch_forward(
     rstd: Tensor,
     eps: float,
     sigmoid: bool = False,
+    added: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
 ) -> None:
-    """Write the normalised rows into ``y`` and their statistics into ``mean`` and ``rstd``."""
-    launch, readable = _forward(x, weight, bias, scale, shift, eps, sigmoid)
+    """Write the normalised rows into ``y`` and their statistics into ``mean`` and ``rstd``.
+
+    ``added`` is an update of the rows, its gate, and where their sum is written.
+    """
+    update, gate, total = added
+    launch, readable = _forward(x, weight, bias, scale, shift, update, gate, eps, sigmoid)
     if not readable:
         x, scale, shift = x.contiguous(), contiguous(scale), contiguous(shift)
+        update, gate = contiguous(update), contiguous(gate)
     vectors = contiguous(weight), contiguous(bias)
-    launch(*pointers(x, x, *vectors, scale, shift), y, mean, rstd)
+    launch(*pointers(x, x, *vectors, scale, shift, update, gate, total), y, mean, rstd)
 
 
 @per_layout
@@ -116,15 +169,17 @@ def _forward(
     bias: Tensor | None,
     scale: Tensor | None,
     shift: Tensor | None,
+    update: Tensor | None,
+    gate: Tensor | None,
     eps: float,
     sigmoid: bool,
 ) -> tuple[Launch, bool]:
     """Prepare the launch; return whether the kernel reads the rows in place."""
     width, width_pad, block = _block(x, FORWARD_ELEMENTS)
-    given = [tensor for tensor in (x, scale, shift) if tensor is not None]
-    rows = as_rows(*given)
+    all_rows = (x, scale, shift, update, gate)
+    rows = as_rows(*(tensor for tensor in all_rows if tensor is not None))
     steps = iter(rows.strides)
-    of_each = [(0,) * 4 if tensor is None else next(steps) for tensor in (x, scale, shift)]
+    of_each = [(0,) * 4 if tensor is None else next(steps) for tensor in all_rows]
     made = Launch(
         forward_kernel,
         (-(-rows.count // block),),
@@ -138,6 +193,7 @@ def _forward(
         HAS_SCALE=scale is not None,
         HAS_SHIFT=shift is not None,
         SIGMOID=sigmoid,
+        HAS_UPDATE=update is not None,
         num_warps=_warps(block * width_pad),
     )
     return made, rows.in_place

@@ -24,19 +24,33 @@ from bevatron.kernels.shared.triton_math import (
 
 @triton.jit
 def forward_kernel(
-    X, Weight, Bias, Scale, Shift, Y, Mean, Rstd,
+    X, Weight, Bias, Scale, Shift, Update, Gate, Sum, Y, Mean, Rstd,
     count, n1, n2, x_0, x_1, x_2, x_C, scale_0, scale_1, scale_2, scale_C,
-    shift_0, shift_1, shift_2, shift_C, eps,
+    shift_0, shift_1, shift_2, shift_C, update_0, update_1, update_2, update_C,
+    gate_0, gate_1, gate_2, gate_C, eps,
     C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, AXES: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr,
-    HAS_SHIFT: tl.constexpr, SIGMOID: tl.constexpr,
+    HAS_SHIFT: tl.constexpr, SIGMOID: tl.constexpr, HAS_UPDATE: tl.constexpr,
 ):  # fmt: skip
-    """Normalise BLOCK rows; write each row's mean and 1/sigma in float32."""
+    """Normalise BLOCK rows; write each row's mean and 1/sigma in float32.
+
+    With an update, rows are those of the sum ``x + gate update``, which is written too.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     col = tl.arange(0, C_PAD)
     inside = (row < count)[:, None] & (col < C)[None, :]
     at = X + row_offsets(row, n1, n2, x_0, x_1, x_2, AXES)[:, None] + (col * x_C)[None, :]
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)  # [BLOCK, C_PAD]
+    if HAS_UPDATE:
+        at = Update + row_offsets(row, n1, n2, update_0, update_1, update_2, AXES)[:, None]
+        # [BLOCK, C_PAD]
+        update = tl.load(at + (col * update_C)[None, :], mask=inside, other=0.0).to(tl.float32)
+        at = Gate + row_offsets(row, n1, n2, gate_0, gate_1, gate_2, AXES)[:, None]
+        # [BLOCK, C_PAD]
+        gate = tl.load(at + (col * gate_C)[None, :], mask=inside, other=0.0).to(tl.float32)
+        total = (x + gate * update).to(Sum.dtype.element_ty)
+        tl.store(Sum + row[:, None] * C + col[None, :], total, mask=inside)
+        x = total.to(tl.float32)  # as whoever reads the sum sees it
     y, mean, rstd = normalise(x, inside, eps, C)
     tl.store(Mean + row, mean, mask=row < count)
     tl.store(Rstd + row, rstd, mask=row < count)

@@ -23,8 +23,9 @@ from bevatron.kernels.pair.pair_attention.triton_launches import (
 from bevatron.kernels.pair.pair_attention.triton_mask import keys_of
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op, is_watched
-from bevatron.kernels.shared.launch import contiguous, pointers
+from bevatron.kernels.shared.launch import pointers
 from bevatron.kernels.shared.parts import parts_of_one
+from bevatron.kernels.shared.standing_weights import once
 
 
 def pair_attention(
@@ -49,7 +50,7 @@ def pair_attention(
     # Copied here for both passes, if at all.
     if bias is not None and padding(bias) == (0, 0):
         bias = rows_aligned(bias)
-    mask = contiguous(mask)
+    mask = None if mask is None else once(mask.contiguous, mask)
     out: Tensor = attention(q, k, v, bias, mask, gate, scale, layout == "BSHND")[0]
     return out
 
@@ -85,7 +86,8 @@ def attention(
     again = q.new_empty(programs, dtype=torch.int32)
     tensors = (q, k, v, *pointers(q, bias, mask, ends, gate), out, lse, again)
     first(*tensors)
-    careful(*tensors)
+    if careful is not None:
+        careful(*tensors)
     return out, lse
 
 

@@ -9,8 +9,10 @@ close enough that the exponentials neither overflow nor vanish: it is the maximu
 FIRST_KEYS keys, so the accumulator is never rescaled and blocks of keys are independent. A block of
 queries whose sum of exponentials leaves `SMALLEST_SUM .. LARGEST_SUM` is flagged, and
 `careful_kernel` computes it again with a running maximum: some logit is 40 (in float16 10) or more
-above those of the first keys, or these are masked and all logits are far from 0. Exponentials are
-in base 2, ``2^(log2(e) x - log2(e) row_max)``, one FMA before each; so is the logsumexp.
+above those of the first keys, or these are masked and all logits are far from 0. Where each program
+has an SM of its own, that launch would take longer than a running maximum: all are CAREFUL.
+Exponentials are in base 2, ``2^(log2(e) x - log2(e) row_max)``, one FMA before each; so is the
+logsumexp.
 
 Dimensions: B samples, S rows, H heads, Nq queries, Nk keys, D channels of a head (D_PAD: padded to
 a power of two). Strides are in units of ALIGN elements, those of the bias of BIAS_ALIGN.
@@ -385,15 +387,15 @@ def forward_kernel(
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr, HAS_GATE: tl.constexpr,
-    PRECISION: tl.constexpr, S_ALIKE: tl.constexpr, N_ALIKE: tl.constexpr,
+    PRECISION: tl.constexpr, S_ALIKE: tl.constexpr, N_ALIKE: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
-    """Compute one block of queries of a head of a row; write 1 to Again to have it recomputed."""
+    """Compute one block of queries of a head of a row; see `_attend`."""
     _attend(
         tl.program_id(0), Q, K, V, Bias, Mask, Ends, Gate, Out, Lse, Again,
         q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
         bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
         S, H, Nq, Nk, scale, D, D_PAD, BLOCK_Q, BLOCK_K, ALIGN, BIAS_ALIGN, FULL_Q, FULL_K,
-        BIAS_FULL, HAS_BIAS, MASK, HAS_GATE, PRECISION, S_ALIKE, N_ALIKE, False,
+        BIAS_FULL, HAS_BIAS, MASK, HAS_GATE, PRECISION, S_ALIKE, N_ALIKE, CAREFUL,
     )  # fmt: skip
 
 

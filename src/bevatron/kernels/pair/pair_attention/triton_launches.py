@@ -1,6 +1,6 @@
 """The launches of attention with a shared bias, prepared once for each layout of its tensors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -53,8 +53,11 @@ def forward_launches(
     scale: float,
     heads_first: bool,
     tf32: bool,
-) -> tuple[int, Launch, Launch]:
-    """Return the number of programs, their launch and that of those who look after them."""
+) -> tuple[int, Launch, Launch | None]:
+    """Return the number of programs, their launch and that of those who look after them.
+
+    If each has an SM of its own it takes care itself: a second launch would take longer.
+    """
     q, k, v, gate, out = _heads_first(heads_first, q, k, v, gate, out)
     B, S, H, Nq, D = q.shape
     Nk = k.shape[3]
@@ -74,12 +77,19 @@ def forward_launches(
         **strides_alike(q, k, v),
         **constants_of(q, tiles, align, bias, Nk, mask, tf32),
     }
-    groups = -(-programs // MARKS.value)
-    return (
-        programs,
-        prepared(forward_kernel, programs, tiles, q.device, numbers, **constants),
-        prepared(careful_kernel, groups, tiles, q.device, (*numbers, programs), **constants),
+    alone = programs <= num_sms(q.device)
+    if alone:
+        tiles = replace(tiles, registers=0)
+    first = prepared(
+        *(forward_kernel, programs, tiles, q.device, numbers), CAREFUL=alone, **constants
     )
+    if alone:
+        return programs, first, None
+    groups = -(-programs // MARKS.value)
+    careful = prepared(
+        *(careful_kernel, groups, tiles, q.device, (*numbers, programs)), **constants
+    )
+    return programs, first, careful
 
 
 def _heads_first(heads_first: bool, *tensors: Tensor | None) -> Any:

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.pair.pair_attention.triton_forward import MASK_COLUMNS, MASK_WIDTH
+from bevatron.kernels.shared.standing_weights import once
 from bevatron.kernels.shared.triton_launch import launch
 
 BLOCK = 256
@@ -32,9 +33,13 @@ class Keys(NamedTuple):
 
 
 def keys_of(mask: Tensor | None, q: Tensor, *, wants_copies: bool) -> Keys:
-    """Write 0 or minus infinity for each key of the mask [B, S, Nk]."""
+    """Write 0 or minus infinity for each key of the mask [B, S, Nk]; see also `once`."""
     if mask is None:
         return Keys(None, None, None)
+    return once(lambda: _written(mask, q, wants_copies), mask, to=(q.dtype, wants_copies))
+
+
+def _written(mask: Tensor, q: Tensor, wants_copies: bool) -> Keys:
     is_single = q.element_size() > 2
     columns = copies = q.new_empty(0)
     if not is_single:
