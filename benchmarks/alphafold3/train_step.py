@@ -62,7 +62,7 @@ ARMS = {
 }
 GROUPS = {
     "attention": ("pair_attention", "window_attention"),
-    "norms and what follows them": ("layer_norm", "layer_norm_linear", "qkvg"),
+    "norms and what follows them": ("layer_norm", "add_norm", "layer_norm_linear", "qkvg"),
     "transitions": ("transition", "conditioned_transition", "swiglu"),
     "triangle multiplication": ("triangle_multiply",),
     "outer product mean": ("outer_product_mean",),

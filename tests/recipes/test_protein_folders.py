@@ -81,6 +81,19 @@ def test_a_file_that_is_like_two_others_makes_them_copies_too(folder, tmp_path):
     assert left == {f"{folder / name}: {reason}" for name in ("a copy.cif", "ab/1abc.cif.gz")}
 
 
+def test_of_many_files_one_is_named_for_each_reason(folder, tmp_path):
+    for number in range(12):
+        (folder / f"strange{number:02}.a3m").write_text(f">q\n{'MKTAYIAKQRQISFVKSHFS' * 2}\n")
+    (folder / "damaged.cif").write_text("data_x\n")
+    store, lines = prepare(folder, tmp_path / "s")
+    left = [line for line in lines if "left out" in line]
+    assert len(left) == 3
+    assert left[0].startswith(f"left out: {folder / 'damaged.cif'}: ")
+    assert left[1].startswith(f"left out: {folder / 'strange00.a3m'} and 11 others: its first")
+    assert left[2] == "files left out: 13"
+    assert f"all are listed in {common.rejects_file(store)}" in lines
+
+
 def test_hits_may_name_the_copy_of_a_structure(folder, tmp_path):
     (folder / "2abc.cif").write_bytes(proteins.cif())
     tables = proteins.tables_of(("GLY", *proteins.RESIDUES[1:]))

@@ -57,7 +57,7 @@ UNSET = "strict", "lowest_plddt", "released"
 """Options of `Featurizer` that are no settings of a store, or only where they are given."""
 
 MOST_SHOWN = 10
-"""Files that were left out and are named on the terminal."""
+"""Files that were left out, or reasons, that are named on the terminal."""
 
 
 @dataclass(frozen=True)
@@ -557,13 +557,22 @@ def list_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> None:
 
 
 def lines_of_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> list[str]:
-    """Name the first files that were left out, and where all are listed."""
-    lines = [f"left out: {file}: {reason}" for file, reason in rejects[:MOST_SHOWN]]
-    if rejects:
-        lines.append(f"files left out: {len(rejects)}")
-    if len(rejects) > MOST_SHOWN:
-        lines.append(f"all are listed in {rejects_file(store)}")
-    return lines
+    """Name the files that were left out; of many one for each reason, and where all are listed."""
+    if len(rejects) <= MOST_SHOWN:
+        lines = [f"left out: {file}: {reason}" for file, reason in rejects]
+        return [*lines, f"files left out: {len(rejects)}"] if rejects else []
+    files: dict[str, list[str]] = {}
+    for file, reason in rejects:
+        files.setdefault(reason, []).append(file)
+    lines = []
+    for reason, (first, *others) in list(files.items())[:MOST_SHOWN]:
+        more = f" and {counted(len(others), 'other')}" if others else ""
+        lines.append(f"left out: {first}{more}: {reason}")
+    return [
+        *lines,
+        f"files left out: {len(rejects):,}",
+        f"all are listed in {rejects_file(store)}",
+    ]
 
 
 def text_bytes(text: str) -> Array:

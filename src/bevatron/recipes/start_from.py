@@ -38,9 +38,9 @@ def of_preset(preset: str, presets: Iterable[str]) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        others = " or ".join(name for name in presets if name != preset)
+        others = " or ".join(f'`preset="{name}"`' for name in presets if name != preset)
         raise CheckpointError(
-            f'{error} (preset {preset}); weights of other sizes need `preset="{others}"`'
+            f"{error} (preset {preset}); weights of other sizes need {others}"
         ) from None
 
 

@@ -22,6 +22,7 @@ from bevatron.data.readers.proteins import (
 )
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.recipes import forward_progress
+from bevatron.recipes.alphafold3.evaluate import evaluate_stores
 from bevatron.recipes.alphafold3.inputs import prepared_input
 from bevatron.recipes.alphafold3.predict import predict_files
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor
@@ -281,6 +282,26 @@ def test_what_cannot_be_written_is_said_before_the_work(
     source.write_text(FASTA)
     with pytest.raises(DataError, match=r"three.fasta/three: cannot be written, a file is where"):
         predict_files(tiny_model, source, source, components=components)
+
+
+def test_numbers_below_one_are_said_before_the_work(tiny_model, tmp_path):
+    source = tmp_path / "three.fasta"
+    source.write_text(FASTA)
+    for name in ("samples", "steps"):
+        with pytest.raises(ConfigError, match=f"{name}: expected 1 or more, got 0"):
+            predict_files(tiny_model, source, tmp_path / "out", components="none", **{name: 0})
+        with pytest.raises(ConfigError, match=f"{name}: expected 1 or more, got 0"):
+            evaluate_stores(tiny_model, [tmp_path], components="none", **{name: 0})
+    assert not (tmp_path / "out").exists()
+
+
+def test_fewer_structures_leave_none_of_an_earlier_prediction(tiny_model, components, tmp_path):
+    source = tmp_path / "one.fasta"
+    source.write_text(">A|protein\nMKV\n")
+    for samples in (3, 1):
+        predict_files(tiny_model, source, tmp_path, samples=samples, steps=1, components=components)
+        written = {path.name for path in (tmp_path / "one").glob("*.cif")}
+        assert written == {f"rank{number}.cif" for number in range(1, samples + 1)}
 
 
 def test_seeds_are_different_and_in_range(tiny_model, components, tmp_path):

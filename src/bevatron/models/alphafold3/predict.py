@@ -80,7 +80,7 @@ def predict(
     samples, steps : structures, and steps of the sampling of each
     activations : type of trunk and diffusion; None for that of the weights
     """
-    _positive(samples=samples, steps=steps)
+    check_numbers(samples=samples, steps=steps)
     batch = collate_complex([sample], np.zeros(1, dtype=np.int64), [1.0])
     given = batch.to(next(model.parameters()).device).tensors()
     with torch.no_grad():
@@ -158,7 +158,8 @@ def _pair(pae: Tensor, frames: Tensor, chain: Tensor, a: int, b: int) -> float:
     return float(ptm(logits, frames, counts) if a == b else iptm(logits, frames, counts, chain))
 
 
-def _positive(**numbers: int) -> None:
+def check_numbers(**numbers: int) -> None:
+    """Refuse numbers of structures or steps below 1, with a ConfigError."""
     for name, value in numbers.items():
         if value < 1:
             raise ConfigError(f"{name}: expected 1 or more, got {value}")

@@ -11,7 +11,7 @@ from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.store.progress import progress
 from bevatron.errors import ConfigError, DataError
 from bevatron.files import SCRATCH, check_writable, write_json_atomically
-from bevatron.models.alphafold3.predict import ranked
+from bevatron.models.alphafold3.predict import check_numbers, ranked
 from bevatron.output import print_table
 from bevatron.recipes.alphafold3.data import ComplexDataset
 from bevatron.recipes.alphafold3.inputs import whole_sizes
@@ -63,8 +63,7 @@ def evaluate_stores(
     """
     if not files:
         raise ConfigError("evaluate: expected at least one store of complexes or folder")
-    if most is not None and most < 1:
-        raise ConfigError(f"most: expected 1 or more, got {most}")
+    check_numbers(samples=samples, steps=steps, **({} if most is None else {"most": most}))
     check_writable(out, DataError)
     rows = []
     with TemporaryDirectory(SCRATCH, "bevatron-") as scratch:

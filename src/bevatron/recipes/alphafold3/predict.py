@@ -12,7 +12,7 @@ from bevatron.data.readers.proteins import open_components, read_inputs
 from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.errors import DataError
 from bevatron.files import atomic_write, make_writable, write_json_atomically, write_text_atomically
-from bevatron.models.alphafold3.predict import Predicted, ranked
+from bevatron.models.alphafold3.predict import Predicted, check_numbers, ranked
 from bevatron.output import note, number
 from bevatron.recipes.alphafold3.inputs import Prepared, prepared_input
 from bevatron.recipes.alphafold3.pages import write_page
@@ -40,8 +40,9 @@ def predict_files(
     """Predict the complexes of a file; each gets a folder, ``OUT/NAME``.
 
     In it ``rank1.cif`` and so on with pLDDT as B-factors, ``scores.json``, ``pae.npz`` (aligned
-    errors of the best, Å, and the probabilities of its contacts) and ``report.html``. Raises
-    DataError, CheckpointError or ConfigError if the file, the model or a setting cannot be used.
+    errors of the best, Å, and the probabilities of its contacts) and ``report.html``; they replace
+    those of an earlier prediction. Raises DataError, CheckpointError or ConfigError if the file,
+    the model or a setting cannot be used.
 
     Parameters
     ----------
@@ -59,6 +60,7 @@ def predict_files(
     ``complexes``: of each ``name``, ``folder``, ``best`` (its mmCIF file) and ``structures``, the
     rows of ``scores.json``.
     """
+    check_numbers(samples=samples, steps=steps)
     check_seeds(seeds, "seeds")
     given = read_inputs(source)
     for one in given:
@@ -94,6 +96,10 @@ def _write(folder: Path, prepared: Prepared, found: Sequence[Predicted]) -> dict
         write_text_atomically(folder / file, texts[-1], DataError)
         rows.append({"file": file, "seed": each.seed, "sample": each.number, **each.scores})
     write_json_atomically(folder / SCORES, rows, DataError)
+    written = {row["file"] for row in rows}
+    for earlier in folder.glob("rank*.cif"):  # of more structures than these
+        if earlier.name not in written:
+            earlier.unlink()
     best = found[0]
     if untrained(best.plddt):
         note(f"note: {folder.name}: pLDDT is meaningless, its head was not trained")
