@@ -77,7 +77,7 @@ def configuration(given: argparse.Namespace, folder: Path) -> AlphaFold2Run:
             "valid": [str(path) for path in given.valid],
             "valid_longest": given.longest,
             "valid_most": given.valid_most,
-            "valid_fraction": 0.0,
+            "valid_size": 0.0,
         },
         "model": {} if given.preset == "small" else REDUCED,
         "stages": {

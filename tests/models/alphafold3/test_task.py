@@ -134,6 +134,7 @@ class Roundings(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
         self.count += function is torch.ops.aten._to_copy.default and made.ndim == 2
+        self.count += function is torch.ops.aten._foreach_copy_.default  # of weights side by side
         return made
 
 

@@ -255,6 +255,13 @@ def _sum_of_rows(rows: Tensor) -> Tensor:
     return rows.sum(0, dtype=torch.float32)
 
 
+def concatenated(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Concatenate weights and round them to a type; without gradients in one launch."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return torch.cat([*tensors]).to(dtype)
+    return _joined(tensors, dtype)
+
+
 def _joined(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Concatenate tensors in a type."""
     first, *others = tensors

@@ -12,10 +12,13 @@ from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.triton_launch import launch
 from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
-BLOCK_M, LARGEST_BLOCK_C = 8, 256
-"""Rows loaded at once, and channels of a program: those of one warp, so that each thread sums its
-own."""
-PROGRAMS_PER_SM = 8
+BLOCK_M, LARGEST_BLOCK_C = 64, 128
+"""Rows loaded at once, and channels of a program.
+
+67 MB take 21 to 22 us on an H200, or 28 to 30 if they are not in the L2; blocks of 8 rows and 256
+channels, each of one warp that adds up its own channels, take 35 and 45
+(`benchmarks/results/history/kernels/row_sums-blocks_nvidia-h200_2026-11-29.md`)."""
+PROGRAMS_PER_SM = 4
 
 
 @custom_op("sum_rows", fake=lambda rows: rows.new_empty(rows.shape[1], dtype=wide_type(rows)))
@@ -41,7 +44,6 @@ def sum_rows(rows: Tensor) -> Tensor:
         BLOCK=BLOCK_M,
         BLOCK_C=block,
         WIDE=tl.float64 if wide == torch.float64 else tl.float32,
-        num_warps=1,
     )
     sum_partials(parts, sums)
     return sums

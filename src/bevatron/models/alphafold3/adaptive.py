@@ -19,6 +19,7 @@ from bevatron.kernels import (
     linear,
     swiglu,
 )
+from bevatron.kernels.shared.chunked_linear import concatenated
 from bevatron.kernels.shared.standing_weights import once
 from bevatron.models.common.folding import LayerNorm, Linear
 
@@ -203,7 +204,7 @@ def joined(
 ) -> Float[Tensor, "*rows _"]:
     """Apply several layers to the same rows in one matmul; the first may have a bias."""
     dtype = x.dtype
-    weight = once(lambda: torch.cat(weights).to(dtype), *weights, to=dtype)
+    weight = once(lambda: concatenated(weights, dtype), *weights, to=dtype)
     if bias is None:
         return F.linear(x, weight)
     missing = len(weight) - len(bias)

@@ -16,7 +16,12 @@ from bevatron.kernels.pair.layer_norm_linear.triton import (
 )
 from bevatron.kernels.pair.qkvg import triton_input
 from bevatron.kernels.shared.autograd import empty_gradients
-from bevatron.kernels.shared.chunked_linear import BiasGradient, Linear, weight_gradient
+from bevatron.kernels.shared.chunked_linear import (
+    BiasGradient,
+    Linear,
+    concatenated,
+    weight_gradient,
+)
 from bevatron.kernels.shared.custom_op import custom_op, is_watched, unwatched
 from bevatron.kernels.shared.launch import on_device
 from bevatron.kernels.shared.parts import split
@@ -58,7 +63,7 @@ def qkvg(
             made = project(*given, eps)[0]
             others = [layer_norm_linear(x, norm_weight, norm_bias, bias_weight, None, eps), x]
     else:
-        joint = once(lambda: torch.cat(weights).to(x.dtype), *weights, to=x.dtype)
+        joint = once(lambda: concatenated(weights, x.dtype), *weights, to=x.dtype)
         made = F.linear(indexable_by_32_bits(x), joint, _joint_bias(weights, gate_bias, q_bias, x))
     return *split(made, sizes, head_width), *others
 
