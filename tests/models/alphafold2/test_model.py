@@ -140,18 +140,22 @@ def test_dropout_is_a_function_of_its_seed(model):
 
 
 @torch.no_grad()
-def test_every_cycle_has_dropout_of_its_own(model, monkeypatch):
-    calls = []
+def test_every_cycle_has_dropout_of_its_own_at_the_published_rates(model, monkeypatch):
+    calls, rates = [], set()
 
-    def draw(seed, call, *rest, draw=drops.keep_masks):
+    def draw(seed, call, x, count, rate, draw=drops.keep_masks):
         calls.append(call)
-        return draw(seed, call, *rest)
+        rates.add((x.shape[-1], rate))
+        return draw(seed, call, x, count, rate)
 
     monkeypatch.setattr(drops, "keep_masks", draw)
     features = double(random_features(10))
     model([features] * 3, torch.tensor(1))
     assert len(calls) == len(set(calls))
     assert len(calls) % 3 == 0
+    rows, pairs = (TINY.c_m, TINY.c_e), (TINY.c_z, TINY.c_t)
+    published = {(c, 0.15) for c in rows} | {(c, 0.25) for c in pairs} | {(TINY.c_s, 0.1)}
+    assert rates == published
 
 
 def test_blocks_that_are_computed_again_give_the_same_gradients_with_dropout(model):
