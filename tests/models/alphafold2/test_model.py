@@ -194,6 +194,11 @@ def test_autocast_keeps_coordinates_and_logits_wide_and_reaches_every_weight(kin
     assert all(name.endswith(("bias.norm.bias", "ipa.bias.bias")) for name in unused), unused
 
 
+def test_every_head_of_point_attention_starts_with_a_weight_of_one():
+    weights = AlphaFold2(TINY, torch.float64).structure_module.ipa.head_weights
+    assert torch.nn.functional.softplus(weights).detach() == pytest.approx(torch.ones(4))
+
+
 def test_a_missing_feature_is_named(model):
     features = double(random_features(13))
     del features["extra_msa"]
