@@ -131,10 +131,12 @@ def test_samples_of_a_batch_have_the_losses_that_they_have_alone(batch, outputs)
         torch.testing.assert_close(term, torch.stack([first[name], second[name]]))
 
 
-def test_a_chain_shorter_than_the_crop_counts_by_its_length(batch, outputs):
+@pytest.mark.parametrize(("length", "share"), [(6, 0.5), (24, 1.0), (500, 1.0)])
+def test_a_chain_counts_by_its_length_up_to_that_of_the_crop(batch, outputs, length, share):
     whole = losses.loss_terms(outputs, batch, WEIGHTS)["fape"]
-    batch["seq_length"] = torch.tensor(6)
-    torch.testing.assert_close(losses.loss_terms(outputs, batch, WEIGHTS)["fape"], whole / 2)
+    batch["seq_length"] = torch.tensor(length)
+    found = losses.loss_terms(outputs, batch, WEIGHTS)["fape"]
+    torch.testing.assert_close(found, whole * share)
 
 
 @pytest.mark.parametrize("resolution", [0.0, 3.5])

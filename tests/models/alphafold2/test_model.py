@@ -8,7 +8,7 @@ from tiny_model import TINY, random_features, random_weights
 
 from bevatron.config import from_dict, to_dict
 from bevatron.errors import ConfigError, DataError
-from bevatron.models.alphafold2 import AlphaFold2, AlphaFold2Config, EvoformerConfig, build
+from bevatron.models.alphafold2 import AlphaFold2, AlphaFold2Config, EvoformerConfig, build, drops
 from bevatron.models.common.folding import Checkpointing
 
 RESULTS = ("positions", "final_atom_positions", "lddt_logits", "distogram_logits", "tm_logits")
@@ -137,6 +137,21 @@ def test_dropout_is_a_function_of_its_seed(model):
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert not torch.equal(first, without)
+
+
+@torch.no_grad()
+def test_every_cycle_has_dropout_of_its_own(model, monkeypatch):
+    calls = []
+
+    def draw(seed, call, *rest, draw=drops.keep_masks):
+        calls.append(call)
+        return draw(seed, call, *rest)
+
+    monkeypatch.setattr(drops, "keep_masks", draw)
+    features = double(random_features(10))
+    model([features] * 3, torch.tensor(1))
+    assert len(calls) == len(set(calls))
+    assert len(calls) % 3 == 0
 
 
 def test_blocks_that_are_computed_again_give_the_same_gradients_with_dropout(model):

@@ -96,6 +96,15 @@ def test_entries_of_the_single_representation_count_up_to_512(head, batch):
         assert_close(value, wanted, TOLERANCE)
 
 
+def test_logits_of_a_trunk_in_bfloat16_are_computed_in_float32(head, batch):
+    _, *state = (x.bfloat16() for x in random_complex.trunk(5, WIDTHS))
+    found = head.float().logits(batch, *state)
+    expected = head.double().logits(batch, *(x.double() for x in state))
+    for value, wanted in zip(found, expected, strict=True):
+        assert value.dtype == torch.float32
+        assert_close(value.double(), wanted, 1e-5)
+
+
 def test_errors_of_distances_are_symmetric_and_blind_to_motions(head, batch):
     trunk, x = random_complex.trunk(5, WIDTHS), coordinates()
     logits = head(batch, *trunk, x)

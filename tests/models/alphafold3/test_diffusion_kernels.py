@@ -112,6 +112,19 @@ def test_a_trunk_in_bfloat16_leaves_coordinates_in_float32(module):
     assert_close(found, expected, 0.02)
 
 
+def test_the_update_of_coordinates_is_made_in_float32_of_rows_in_bfloat16(module):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, 33, 16, generator=generator).bfloat16()
+    tokens, seen = torch.zeros(2, 5, 16).bfloat16(), []
+    module.decoder.norm.register_forward_hook(lambda _, given, made: seen.append((*given, made)))
+    shared = module.describe(
+        random_complex.features([5, 1, 9, 14, 4]),
+        *(x.bfloat16() for x in random_complex.trunk(5, WIDTHS)),
+    )
+    found = module.decoder(tokens, rows, shared.atoms)
+    assert {x.dtype for x in (*seen[0], found)} == {torch.float32}
+
+
 def test_results_repeat_bit_for_bit(module):
     first, gradients = outcome(module, torch.float32)
     again, others = outcome(module, torch.float32)

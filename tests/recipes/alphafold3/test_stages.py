@@ -153,6 +153,7 @@ def test_a_resumed_run_is_the_whole_run_to_the_last_bit(
             "data": {"train": [str(complexes)], "components": components},
             "stages": stages if steps == 3 else {"initial": stages["initial"]},
             "validation_steps": 2,
+            "loader": {"workers": 0},
             "checkpoint": {"every_steps": 1, "keep": 9},
             "train": {"device": "cpu", "threads": 1},
             "report": False,

@@ -73,7 +73,8 @@ def loss_terms(
     Parameters
     ----------
     outputs, batch
-        As for `unweighted_losses`; ``seq_length`` [...] is that of the chain before the crop.
+        As for `unweighted_losses`; ``seq_length`` [...] is that of the chain, before or after the
+        crop.
     """
     terms = unweighted_losses(outputs, batch, with_violation=weights.violation != 0)
     length = batch["seq_length"].clamp(max=batch["aatype"].shape[-1])
