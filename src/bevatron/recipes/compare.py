@@ -61,7 +61,7 @@ class ComparedRun:
         best = next((record for record in reversed(epochs) if record["best"]), epochs[-1])
         return {
             f"{self.history.unit}s": self.history.place(epochs[-1]),
-            f"best {self.history.unit}": self.history.place(best),
+            **({f"best {self.history.unit}": self.history.place(best)} if best["valid"] else {}),
             "seconds": sum(
                 record["time"]["seconds"] + record["time"]["validation_seconds"]
                 for record in epochs

@@ -154,7 +154,7 @@ def draw_searches(report: Report, store: Store) -> None:
         "depths": (None if alignments is None else depths(alignments), "distinct rows",
                    "Alignments", "sequences", "Distinct rows of each alignment"),
         "templates": (None if templates is None else templates.counts(), "templates",
-                      "Templates", "sequences", "Templates kept for each sequence"),
+                      "Templates", "sequences", "Templates kept for each sequence with hits"),
         "clusters": (clusters(store), "distinct sequences of a cluster", "Clusters", "clusters",
                      "Distinct sequences of each cluster"),
     }  # fmt: skip

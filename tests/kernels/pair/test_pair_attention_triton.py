@@ -224,13 +224,19 @@ def test_a_mask_that_stands_is_written_once(monkeypatch):
     shared = inputs.pop("mask")[:, :1]
     found = []
     with kernels.use(pair_attention="triton"), torch.no_grad():
-        for block in (standing_weights(), nullcontext()):
+        for most, block in (
+            (60, standing_weights()),
+            (60, nullcontext()),
+            (59, standing_weights()),  # a larger mask is not kept
+        ):
+            monkeypatch.setattr(module, "MOST_KEPT", most)
             with block:
                 masks = [mask.expand(1, 3, 20) for mask in (shared, shared, ~shared)]
                 found += [pair_attention(**inputs, mask=mask) for mask in masks]
             found.append(len(written))
     assert found[3] == 2
     assert found[7] == 2 + 3
+    assert found[11] == 2 + 3 + 3
     assert all(map(torch.equal, found[:3], found[4:7]))
     assert not torch.equal(found[0], found[2])
 

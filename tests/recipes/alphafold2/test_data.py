@@ -45,6 +45,15 @@ def test_a_number_of_clusters_is_held_out(store):
         load_chains(config, SIZES, 2)
 
 
+def test_a_run_without_what_was_to_validate_it_says_why(store):
+    config = ChainDataConfig(train=(store,), valid_size=2, valid_longest=3)
+    data = load_chains(config, SIZES, 2)
+    assert data.valid is None
+    assert data.report[-1].startswith("warning: nothing is validated, all chains held out for it")
+    whole = load_chains(dataclasses.replace(config, valid_size=0), SIZES, 2)
+    assert not any("nothing is validated" in line for line in whole.report)
+
+
 def test_a_sample_is_a_function_of_its_chain_and_seed(loaded):
     dataset = loaded.draws(SIZES, 0).sources[0].dataset
     first, again, other = (dataset.sample(0, seed) for seed in (5, 5, 6))

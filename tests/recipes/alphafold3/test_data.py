@@ -33,6 +33,14 @@ def test_complexes_from_which_confidences_do_not_learn_are_counted(shared, compo
     assert any("not trained on 1 of them" in line for line in said)
 
 
+def test_a_store_of_one_complex_says_that_nothing_is_validated(shared, components, tmp_path):
+    file = shared / "data/complexes/mmcif/1bna.cif.gz"
+    prepare_complexes([file], tmp_path, components=components, workers=0, progress=False)
+    said = "warning: nothing is validated, there is one complex alone"
+    assert said in report_of(tmp_path)
+    assert said not in report_of(tmp_path, valid_size=0.0)
+
+
 def test_nothing_is_said_where_all_have_a_resolution(complexes):
     assert not any("not trained on" in line for line in report_of(complexes))
 

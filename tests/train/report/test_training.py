@@ -123,6 +123,19 @@ def test_of_runs_of_different_systems_only_what_several_have_is_shown(tmp_path, 
     assert "atoms" not in said
 
 
+def test_a_compared_run_without_validation_has_no_best_step():
+    time = {"seconds": 1.0, "validation_seconds": 0.0}
+    ends = [
+        _validated(0, 4, stage="initial", best=bool(valid), loss=0.4, valid=valid, time=time)
+        for valid in ({}, {"lddt": 0.5})
+    ]
+    runs = [
+        ComparedRun(name, Path(name), _history([end])) for name, end in zip("ab", ends, strict=True)
+    ]
+    assert "best step" not in runs[0].measures
+    assert Comparison(runs).measures()["best step"] == ["-", "4"]
+
+
 def test_a_compared_run_that_was_not_validated_yet_is_drawn_and_named(tmp_path, capsys):
     steps = [{"kind": "step", "epoch": 0, "step": i, "loss": 9.0 / i} for i in range(1, 6)]
     history = History({"stages": {"initial": {}}}, steps, [])

@@ -5,6 +5,7 @@ the checksum of the weights, which are read only if they match it and are finite
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,8 +144,16 @@ def misfit(error: RuntimeError) -> str:
     --------
     >>> misfit(RuntimeError('Error(s) for Net:\n\tMissing key(s): "a.weight", "b.weight", "c"'))
     'Missing key(s): "a.weight" and 2 more'
+    >>> misfit(RuntimeError(
+    ...     "Error(s) for Net:\n\tsize mismatch for a.weight: copying a param with shape "
+    ...     "torch.Size([2, 3]) from checkpoint, the shape in current model is torch.Size([2, 4])."
+    ... ))
+    'a.weight has shape [2, 3], in this model [2, 4]'
     """
-    first, *others = str(error).splitlines()[-1].strip().rstrip(". ").split('", "')
+    last = str(error).splitlines()[-1].strip().rstrip(". ")
+    if found := re.match(r"size mismatch for (\S+): .*Size\((.*)\) from .*Size\((.*)\)", last):
+        return "{} has shape {}, in this model {}".format(*found.groups())
+    first, *others = last.split('", "')
     return f'{first}" and {len(others)} more' if others else first
 
 

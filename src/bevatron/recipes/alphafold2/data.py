@@ -249,6 +249,13 @@ def load_chains(config: ChainDataConfig, valid_sizes: ChainSizes, cycles: int) -
     valid = None if held is None else _validated(*held, config, valid_sizes, cycles)
     if valid is not None:
         report.append(f"chains for validation: {len(valid)}, whole")
+    elif held is not None:
+        report.append(
+            "warning: nothing is validated, all chains held out for it are longer than "
+            f"data.valid_longest, {config.valid_longest} residues"
+        )
+    elif config.valid_size:
+        report.append("warning: nothing is validated, all chains are in one cluster")
     return ChainData(train, valid, fingerprints, report, cycles, config.shares)
 
 

@@ -160,6 +160,8 @@ def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> Compl
         units = np.stack([entries, 0 * entries, 0 * entries], axis=1)
         dataset = ComplexDataset(path, units, valid_sizes)
         report.append(f"complexes for validation: {len(entries)} of {path}, in fixed crops")
+    elif config.valid_size:
+        report.append("warning: nothing is validated, there is one complex alone")
     return ComplexData(train, dataset, fingerprints, report, config.shares)
 
 

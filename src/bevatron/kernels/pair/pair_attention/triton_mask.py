@@ -13,6 +13,8 @@ from bevatron.kernels.shared.standing_weights import once
 from bevatron.kernels.shared.triton_launch import launch
 
 BLOCK = 256
+MOST_KEPT = 2**16
+"""Keys of a mask that `once` keeps, as 2 MB of columns; of a larger one a launch is no loss."""
 
 
 class Keys(NamedTuple):
@@ -33,9 +35,11 @@ class Keys(NamedTuple):
 
 
 def keys_of(mask: Tensor | None, q: Tensor, *, wants_copies: bool) -> Keys:
-    """Write 0 or minus infinity for each key of the mask [B, S, Nk]; see also `once`."""
+    """Write 0 or minus infinity for each key of the mask [B, S, Nk], of a small one only `once`."""
     if mask is None:
         return Keys(None, None, None)
+    if mask.numel() > MOST_KEPT:
+        return _written(mask, q, wants_copies)
     return once(lambda: _written(mask, q, wants_copies), mask, to=(q.dtype, wants_copies))
 
 
