@@ -119,13 +119,15 @@ def test_either_result_of_a_sum_may_go_unused(place):
         assert_close(got, torch.zeros_like(got) if want is None else want, 2e-5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_a_sum_is_normalised_as_it_is_rounded(dtype):
     inputs = make((40, 128), dtype, *SUM)
+    inputs["x"].fill_(2 / torch.finfo(dtype).eps)  # the sum is rounded to even numbers
     with use("triton"):
         total, y = add_norm(**inputs)
         again = layer_norm(total, scale=inputs["scale"], shift=inputs["shift"], sigmoid=True)
-    assert torch.equal(y, again)
+    assert len(total.unique()) < 20
+    assert_close(y, again, Tolerance.of(dtype).forward)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 31, 33, 600])

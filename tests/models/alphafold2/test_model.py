@@ -140,18 +140,22 @@ def test_dropout_is_a_function_of_its_seed(model):
 
 
 @torch.no_grad()
-def test_every_cycle_has_dropout_of_its_own(model, monkeypatch):
-    calls = []
+def test_every_cycle_has_dropout_of_its_own_at_the_published_rates(model, monkeypatch):
+    calls, rates = [], set()
 
-    def draw(seed, call, *rest, draw=drops.keep_masks):
+    def draw(seed, call, x, count, rate, draw=drops.keep_masks):
         calls.append(call)
-        return draw(seed, call, *rest)
+        rates.add((x.shape[-1], rate))
+        return draw(seed, call, x, count, rate)
 
     monkeypatch.setattr(drops, "keep_masks", draw)
     features = double(random_features(10))
     model([features] * 3, torch.tensor(1))
     assert len(calls) == len(set(calls))
     assert len(calls) % 3 == 0
+    rows, pairs = (TINY.c_m, TINY.c_e), (TINY.c_z, TINY.c_t)
+    published = {(c, 0.15) for c in rows} | {(c, 0.25) for c in pairs} | {(TINY.c_s, 0.1)}
+    assert rates == published
 
 
 def test_blocks_that_are_computed_again_give_the_same_gradients_with_dropout(model):
@@ -188,6 +192,11 @@ def test_autocast_keeps_coordinates_and_logits_wide_and_reaches_every_weight(kin
     # Offsets in front of a softmax have no gradient; nor have updates of the extra alignment that
     # come after its last outer product.
     assert all(name.endswith(("bias.norm.bias", "ipa.bias.bias")) for name in unused), unused
+
+
+def test_every_head_of_point_attention_starts_with_a_weight_of_one():
+    weights = AlphaFold2(TINY, torch.float64).structure_module.ipa.head_weights
+    assert torch.nn.functional.softplus(weights).detach() == pytest.approx(torch.ones(4))
 
 
 def test_a_missing_feature_is_named(model):

@@ -141,6 +141,9 @@ def test_a_new_module_denoises_without_the_trunk(batch, trunk):
     atoms = AtomConfig(width=16, pair_width=4, num_heads=2, num_blocks=1)
     tokens = TokenTransformerConfig(16, 2, 1)
     new = DiffusionModule(DiffusionConfig(atoms, tokens, atoms, noise_width=8), WIDTHS).double()
+    gates = [p for name, p in new.named_parameters() if name.endswith("output_gate.bias")]
+    assert len(gates) == 6
+    assert all(torch.equal(gate, torch.full_like(gate, -2)) for gate in gates)
     x, sigma = noisy(38)
     other = [2 * given for given in trunk]
     assert_close(denoised(new, batch, other, x, sigma), denoised(new, batch, trunk, x, sigma), 0.1)

@@ -151,6 +151,9 @@ def test_noisy_copies_are_moved_structures_with_noise_of_their_level():
     spread = (copies.x - copies.target).std(dim=(-2, -1))
     assert_close(spread / copies.sigma, torch.ones(6).double(), 0.1)
     assert len(set(copies.sigma.tolist())) == 6
+    noise = ((copies.x - copies.target) / copies.sigma[:, None, None]).flatten(1)
+    alike = noise @ noise.T / noise.shape[1] - torch.eye(6)
+    assert alike.abs().max() < 0.2
 
 
 def test_draws_of_too_few_steps_are_refused():

@@ -10,6 +10,7 @@ from complex_task import TINY, crop_of_1pfe, model_of, task_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bevatron.data.padding import pad
+from bevatron.models.alphafold3.losses import LossWeights
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
 from bevatron.models.common.folding import Checkpointing
@@ -74,6 +75,23 @@ def test_steps_have_one_to_the_most_passes_through_the_trunk(batch, monkeypatch)
     loss_of(task, model, batch)
     task.predict(model, batch)
     assert found == [drawn[-1], 4]
+
+
+def test_stages_have_copies_and_terms_of_their_own(batch):
+    model, copies = model_of(), []
+    model.diffusion.register_forward_pre_hook(lambda _, given: copies.append(len(given[0])))
+    loss = LossWeights(bond=1.0, smooth_lddt=0.0)
+    task = AlphaFold3Task(
+        1,
+        [StepOptions(copies=2, confidence_every=0), StepOptions(3, confidence_every=0, loss=loss)],
+    )
+    found = {}
+    for stage in range(3):  # of more stages than there are options the last ones count
+        task.begin_step(StepNumbers(0, 77, stage))
+        found[stage] = set(loss_of(task, model, batch).terms), task.constants()
+    assert found[0] == ({"mse", "smooth_lddt", "distogram"}, 0)
+    assert found[1] == found[2] == ({"mse", "bond", "distogram"}, 1)
+    assert copies == [2, 3, 3]
 
 
 def test_losses_compare_with_the_truth_whose_copies_and_atoms_were_exchanged(batch, monkeypatch):

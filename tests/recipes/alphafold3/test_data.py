@@ -2,14 +2,16 @@
 
 import gzip
 
+import numpy as np
 import pytest
 
+from bevatron.data.proteins.chain_index import Choices
 from bevatron.data.proteins.crop import CropSizes
 from bevatron.data.proteins.sample import SampleSizes
 from bevatron.errors import ConfigError
 from bevatron.recipes.alphafold3.data import ComplexDataConfig, load_complexes, sizes_for_validation
 from bevatron.recipes.alphafold3.run import AlphaFold3Run
-from bevatron.recipes.alphafold3.stores import prepare_complexes
+from bevatron.recipes.alphafold3.stores import open_complexes, prepare_complexes
 
 
 def report_of(store, **changes):
@@ -41,6 +43,16 @@ def test_a_store_of_one_complex_says_that_nothing_is_validated(shared, component
 
 def test_nothing_is_said_where_all_have_a_resolution(complexes):
     assert not any("not trained on" in line for line in report_of(complexes))
+
+
+def test_chains_and_interfaces_are_drawn_by_their_weights(complexes):
+    sizes = SampleSizes(CropSizes(8, 99), 1)
+    data = load_complexes(ComplexDataConfig(train=(complexes,), valid_size=0.0), sizes)
+    (source,) = data.draws(sizes, 0).sources
+    published = Choices.of(open_complexes(complexes))
+    np.testing.assert_allclose(source.weights, published.weight)
+    assert source.dataset.units[:, 1:].tolist() == published.chains.tolist()
+    assert len(set(source.weights.tolist())) > 2
 
 
 def test_complexes_held_out_are_not_counted_as_trained_on(complexes):

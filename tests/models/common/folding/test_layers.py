@@ -8,6 +8,7 @@ from bevatron.models.common.folding import (
     Linear,
     OuterProductMean,
     PairBias,
+    Transition,
     TriangleAttention,
     TriangleMultiplication,
     distance_bins,
@@ -48,6 +49,19 @@ def test_gates_start_open_and_last_layers_at_zero():
     assert torch.equal(gate.bias, torch.ones(3))
     assert not final.weight.any()
     assert not final.bias.any()
+
+
+def test_layers_start_as_the_supplement_says():
+    attention = TriangleAttention(8, 2, 4, starting=True)
+    inner = attention.attention
+    assert attention.bias.init == PairBias(8, 2).linear.init == "normal"
+    assert inner.q.init == inner.k.init == inner.v.init == "glorot"
+    assert (inner.gate.init, inner.out.init) == ("gating", "final")
+    product = TriangleMultiplication(8, 6, outgoing=True)
+    gates = {product.a_gate.init, product.b_gate.init, product.out_gate.init}
+    assert (gates, product.out.init) == ({"gating"}, "final")
+    transition = Transition(8, gated=False)
+    assert (transition.up.init, transition.down.init) == ("he", "final")
 
 
 def randomised(module):
