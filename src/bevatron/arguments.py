@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import io
 import re
+import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
@@ -46,13 +47,14 @@ def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **op
                 config=(tyro.conf.AvoidSubcommands,),
                 **options,
             )
-            return made
     except ConfigError as error:
         raise ConfigError(_with_path(str(error), arguments)) from None
     except SystemExit as stop:
         if stop.code in {None, 0}:
             raise
         raise ConfigError(sentence(printed.getvalue(), command)) from None
+    sys.stderr.write(printed.getvalue())  # warnings of old names
+    return made
 
 
 def value_of(flag: str, arguments: Sequence[str]) -> str | None:

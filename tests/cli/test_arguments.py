@@ -145,6 +145,14 @@ def test_help_imports_nothing_heavy():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_an_old_name_of_an_option_is_taken_with_a_warning(tmp_path):
+    words = ["train", "mace", "--data.valid-fraction", "0.3", "--data", "missing.xyz"]
+    code = f"from bevatron.cli import main; main({[*words, '--output', str(tmp_path / 'run')]})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[0] == "data.valid_fraction is now data.valid_size: 0.3"
+    assert "missing.xyz" in done.stderr.splitlines()[-1]
+
+
 def test_what_is_wrong_with_a_file_is_said_without_torch(tmp_path):
     (tmp_path / "broken.yaml").write_text("data: {train: [a}\n")
     (tmp_path / "other.yaml").write_text("recipe: alphafold4\n")

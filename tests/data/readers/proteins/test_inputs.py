@@ -144,6 +144,23 @@ def test_a_job_of_alphafold3_is_read(tmp_path):
     assert found.components == tmp_path / "own.cif"
 
 
+def test_lists_may_hold_jobs_of_alphafold3_and_hold_one_at_least(tmp_path):
+    alone = read_inputs(write(tmp_path / "job.json", ALPHAFOLD3))[0]
+    found = read_inputs(write(tmp_path / "jobs.json", [ALPHAFOLD3, *PROTENIX]))
+    assert [each.name for each in found] == ["job", *(job.get("name") for job in PROTENIX)]
+    assert [str(e) for e in found[0].entities] == [str(e) for e in alone.entities]
+    with pytest.raises(DataError, match=r"none\.json: is a list without a job"):
+        read_inputs(write(tmp_path / "none.json", []))
+
+
+def test_the_stop_that_ends_a_translated_gene_is_no_residue(tmp_path):
+    (found,) = read_inputs(write(tmp_path / "gene.fasta", ">A|protein\nMKV\nLAT*\n"))
+    assert found.entities[0].sequence == "MKVLAT"
+    for text in (">A|protein\nMK*V\n", ">A|rna\nACG*\n"):
+        with pytest.raises(DataError, match=r"'\*' at position . is not a residue"):
+            read_inputs(write(tmp_path / "gene.fasta", text))
+
+
 def test_a_complex_of_boltz_is_read(tmp_path):
     (found,) = read_inputs(write(tmp_path / "job.yaml", BOLTZ))
     templates = (

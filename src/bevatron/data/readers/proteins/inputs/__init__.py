@@ -64,10 +64,13 @@ def read_inputs(path: str | Path) -> tuple[Complex, ...]:
         found = [read_boltz(parse_yaml(as_text(data, str(path)), str(path)), path, stem)]
     else:
         job = parse_json(as_text(data, str(path)), str(path))
-        if isinstance(job.value, list):
-            found = [read_server(part, path, stem) for part in job.items()]
-        elif job.text("dialect", "") == "alphafoldserver":
-            found = [read_server(job, path, stem)]
-        else:
-            found = [read_alphafold3(job, path, stem)]
+        several = isinstance(job.value, list)
+        found = []
+        for part in job.items() if several else [job]:
+            # Lists of jobs without a dialect are those of the server, and of Protenix.
+            dialect = part.text("dialect", "alphafoldserver" if several else "alphafold3")
+            read = read_server if dialect == "alphafoldserver" else read_alphafold3
+            found.append(read(part, path, stem))
+        if not found:
+            raise DataError(f"{path}: is a list without a job")
     return tuple(replace(one, file=str(path)) for one in found)

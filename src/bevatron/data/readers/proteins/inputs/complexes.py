@@ -156,11 +156,13 @@ def named_chains(entities: Sequence[Entity], copies: Sequence[int]) -> tuple[Ent
 
 
 def checked_sequence(kind: Polymer, text: str, where: str) -> str:
-    """Return a sequence without blanks, in upper case.
+    """Return a sequence without blanks, in upper case; of a protein without a final stop, ``*``.
 
     Raises DataError if it is empty or holds a letter that is not a residue.
     """
     sequence = "".join(text.split()).upper()
+    if kind == "protein":
+        sequence = sequence.removesuffix("*")
     if not sequence:
         raise DataError(f"{where}: the sequence is empty; expected one letter for each residue")
     if wrong := set(sequence) - set(LETTERS[kind]):
