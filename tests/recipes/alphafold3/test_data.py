@@ -55,6 +55,23 @@ def test_chains_and_interfaces_are_drawn_by_their_weights(complexes):
     assert len(set(source.weights.tolist())) > 2
 
 
+def test_a_crop_is_around_the_chain_or_the_interface_that_was_drawn(complexes):
+    sizes = SampleSizes(CropSizes(1, 99, shares=(0.0, 1.0, 0.0)), 1)
+    data = load_complexes(ComplexDataConfig(train=(complexes,), valid_size=0.0), sizes)
+    dataset = data.draws(sizes, 0).sources[0].dataset
+    for number, (_, *chains) in enumerate(dataset.units.tolist()):
+        for seed in range(5):
+            (chain,) = dataset.sample(number, seed)["asym_id"].tolist()
+            assert chain in chains
+    assert len({tuple(unit[1:]) for unit in dataset.units.tolist()}) > 4
+
+
+def test_validation_has_spatial_crops_with_the_best_templates():
+    found = sizes_for_validation(SampleSizes(CropSizes(8, 99), 3))
+    assert (found.crop.shares, found.best_templates) == ((0.0, 1.0, 0.0), True)
+    assert (found.crop.tokens, found.crop.atoms, found.rows) == (8, 99, 3)
+
+
 def test_complexes_held_out_are_not_counted_as_trained_on(complexes):
     training, validation = report_of(complexes)
     assert training.startswith("complexes for training: 2 of")
