@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bevatron.data.readers.proteins import components
 from bevatron.data.readers.proteins.components import Components, expected_atoms, open_components
 from bevatron.data.readers.proteins.structures import parse_structure, read_structure
 from bevatron.errors import DataError
@@ -85,6 +86,19 @@ def test_the_index_is_kept_until_the_dictionary_changes(source):
     assert open_components(source).path.stat().st_mtime_ns == made
     source.write_bytes(gzip.compress(MAGNESIUM.encode()))
     assert list(open_components(source)) == ["MG"]
+
+
+def test_that_a_large_dictionary_is_indexed_is_said_once(source, monkeypatch, capsys):
+    open_components(source)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(components, "LARGE", source.stat().st_size - 1)
+    place = open_components(source).path
+    place.unlink()
+    open_components(source)
+    said = f"{source}: its components are indexed, once, into {place}\n"
+    assert capsys.readouterr().err == said
+    open_components(source)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_damaged_index_is_made_anew(source):

@@ -29,10 +29,14 @@ from bevatron.data.readers.proteins.components_index import (
 from bevatron.data.readers.proteins.structure import POLYMERS, Strings, Structure
 from bevatron.errors import DataError, MissingPackageError, require
 from bevatron.files import cache_folder, explained
+from bevatron.output import note
 from bevatron.typing import BoolArray
 
 INSTALLED = "biotite"
 """In place of a file: the dictionary that comes with the package biotite."""
+
+LARGE = 10_000_000
+"""Bytes of a dictionary, also compressed, that takes seconds to index."""
 
 _NUCLEIC = {"dna", "rna", "hybrid"}
 
@@ -222,6 +226,8 @@ def open_components(source: str | Path = INSTALLED, index: str | Path | None = N
         place = places[1]
         with explained(own, DataError):
             own.mkdir(parents=True, exist_ok=True)
+    if path.stat().st_size > LARGE:
+        note(f"{path}: its components are indexed, once, into {place}")
     write_index(place, read_columns(path, binary=installed), key, path)
     return Components(place)
 
