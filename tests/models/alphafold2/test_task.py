@@ -202,6 +202,17 @@ def test_metrics_of_the_truth_are_best_and_add_up(batch):
     assert best["rmsd"] == pytest.approx(0.0, abs=1e-4)
     assert found["tm_score"] < 0.5
     assert found["rmsd"] > 3
+    unseen = batch.all_atom_mask.clone()
+    unseen[:5] = False
+    moved = batch.all_atom_positions.clone()
+    moved[:5] += 50.0
+    resolved = task.metrics()
+    resolved.update(
+        replace(batch, all_atom_mask=unseen), {**outputs, "final_atom_positions": moved}
+    )
+    assert resolved.compute()["lddt_ca"] == resolved.compute()["lddt"] == 1.0
+    assert resolved.compute()["tm_score"] == pytest.approx(1.0, abs=1e-6)
+    assert resolved.compute()["rmsd"] == pytest.approx(0.0, abs=1e-4)
     both.load_sums(both.sums() + metrics.sums())
     assert both.compute()["lddt_ca"] == pytest.approx((1 + found["lddt_ca"]) / 2)
     ignored = task.metrics()

@@ -96,6 +96,14 @@ def test_scores_of_its_logits_are_those_of_protenix(golden):
         assert found["clash"] == bool(want["has_clash"])
 
 
+def test_only_polymers_clash(golden):
+    batch, pae = whole.batch(), torch.from_numpy(golden["pae"][0])
+    in_one_place = torch.zeros(len(batch["atom_to_token"]), 3)
+    for kind, clash in ((0, True), (3, False)):
+        batch["molecule_type"] = torch.full_like(batch["molecule_type"], kind)
+        assert scores(batch, pae, torch.ones(1), in_one_place)["clash"] == clash
+
+
 def test_protenix_would_load_what_we_give_it(golden, theirs):
     given = to_protenix(from_protenix(theirs, CONFIG, torch.float64))
     assert set(golden["names"].tolist()) == {f"{n} {tuple(x.shape)}" for n, x in given.items()}

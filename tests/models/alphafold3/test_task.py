@@ -94,7 +94,9 @@ def test_stages_have_copies_and_terms_of_their_own(batch):
     assert copies == [2, 3, 3]
 
 
-def test_losses_compare_with_the_truth_whose_copies_and_atoms_were_exchanged(batch, monkeypatch):
+def test_losses_and_measures_compare_with_the_truth_whose_copies_and_atoms_were_exchanged(
+    batch, monkeypatch
+):
     model, (task, _) = model_of(), task_of()
 
     def terms(batch, order):
@@ -102,6 +104,9 @@ def test_losses_compare_with_the_truth_whose_copies_and_atoms_were_exchanged(bat
             return given["position"][order], given["resolved"][order]
 
         monkeypatch.setattr("bevatron.models.alphafold3.task.permute_truth", exchanged)
+        predicted = task.predict(model, batch)
+        assert torch.equal(predicted["position"], batch.position[order])
+        assert torch.equal(predicted["truth_resolved"], batch.resolved[order])
         return loss_of(task, model, batch).terms
 
     atoms = torch.arange(len(batch.atom_mask))

@@ -8,6 +8,7 @@ import pytest
 from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.data.proteins.weights import chain_weights
 from bevatron.errors import ConfigError
+from bevatron.models.alphafold2.config import whole_chains
 from bevatron.recipes.alphafold2 import data as chains
 from bevatron.recipes.alphafold2.data import ChainDataConfig, chain_table, load_chains
 from bevatron.recipes.alphafold2.stores import open_chains
@@ -68,6 +69,12 @@ def test_a_sample_is_a_function_of_its_chain_and_seed(loaded):
 def test_validation_has_whole_chains(loaded):
     for index in range(len(loaded.valid)):
         assert len(loaded.valid[index]["aatype"]) == loaded.valid.lengths("tokens")[index]
+
+
+def test_validation_and_predictions_have_the_best_templates(loaded):
+    assert loaded.valid.sizes.best_templates
+    assert whole_chains(9).best_templates
+    assert not loaded.draws(SIZES, 0).sources[0].dataset.sizes.best_templates
 
 
 def test_no_row_is_deleted_in_validation(store):

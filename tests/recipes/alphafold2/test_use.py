@@ -104,6 +104,24 @@ def test_the_alignment_of_the_input_reaches_the_model(model, folder, tmp_path):
         predict_files(model, source, tmp_path / "no", device="cpu")
 
 
+def test_templates_of_the_input_reach_the_model(model, tmp_path, monkeypatch):
+    found, shown = {"template_released": np.zeros(6)}, []
+
+    def predict(self, chain, rows, seed=0, run=ChainPredictor.predict):
+        shown.append(chain.pop("template_released"))
+        return run(self, chain, rows, seed)
+
+    monkeypatch.setattr("bevatron.recipes.alphafold2.predict.templates_of", lambda *_: found)
+    monkeypatch.setattr(ChainPredictor, "predict", predict)
+    source = tmp_path / "chains.fasta"
+    source.write_text(f">A\n{CRAMBIN}\n")
+    predictor = ChainPredictor(model, "cpu")
+    assert predictor.activations is None
+    (row,) = predict_files(predictor, source, tmp_path)["chains"]
+    assert shown[0] is found["template_released"]
+    assert row["templates"] == 4
+
+
 def test_what_alphafold2_does_not_predict_is_said(model, tmp_path, capsys):
     protein = {"id": "A", "sequence": "MKVU" + "X" * 6}
     protein["modifications"] = [{"ptmType": "MSE", "ptmPosition": 1}]

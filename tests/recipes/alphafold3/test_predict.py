@@ -1,6 +1,7 @@
 """Predicted complexes: files of a folder, what they say, and inputs that cannot be predicted."""
 
 import errno
+import inspect
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from bevatron.data.readers.proteins import (
     read_structure,
 )
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
+from bevatron.models.alphafold3 import predict
 from bevatron.recipes import forward_progress
 from bevatron.recipes.alphafold3.evaluate import evaluate_stores
 from bevatron.recipes.alphafold3.inputs import prepared_input
@@ -68,6 +70,11 @@ def test_every_structure_of_every_seed_is_written_in_the_order_of_its_score(pred
         expected = 0.8 * each["iptm"] + 0.2 * each["ptm"] - 100 * each["clash"]
         assert each["ranking_score"] == pytest.approx(expected)
     assert row["best"] == str(folder / "rank1.cif")
+
+
+@pytest.mark.parametrize("function", [predict, predict_files, evaluate_stores])
+def test_the_sampling_has_the_published_200_steps(function):
+    assert inspect.signature(function).parameters["steps"].default == 200
 
 
 def test_the_structure_holds_the_chains_of_the_input_with_plddt_as_b_factors(predicted):
