@@ -84,6 +84,8 @@ def known_of(given: Complex, searches: Sequence[Path] = ()) -> Iterator[Known]:
         alignments = None
         if reader is not None and reader.num_samples:
             alignments = prepare_alignments(reader, Path(folder) / "alignments", workers=0)
+        if searches and (lacking := _without_alignment(given, alignments)):
+            note(f"note: {given.name}: the searches hold no alignment of {', '.join(lacking)}")
         beside = {} if reader is None else reader.queries
         yield Known(alignments, _templates(given, found, beside) or None)
 
@@ -138,6 +140,21 @@ def _reader(given: Complex, found: ProteinFiles | None, folder: Path) -> Alignme
         if reason != OF_NO_CHAIN:
             note(f"note: {given.name}: {file} is not used: {reason}")
     return reader
+
+
+def _without_alignment(given: Complex, alignments: Alignments | None) -> list[str]:
+    """Name the proteins whose alignment was looked for and not found."""
+    return [
+        f"chain {entity.chains[0]}"
+        for entity in given.entities
+        if entity.kind == "protein"
+        and entity.unpaired is None
+        and entity.paired is None
+        and (
+            alignments is None
+            or alignments.find(np.frombuffer(_classes(entity), dtype=np.int8)) is None
+        )
+    ]
 
 
 def _files(entity: Entity, folder: Path) -> list[Path]:

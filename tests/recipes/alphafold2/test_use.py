@@ -146,12 +146,15 @@ def test_an_alignment_in_a_folder_that_nearly_fits_is_named(model, tmp_path, cap
     near.write_text(f">q\n{CRAMBIN[:20]}{CRAMBIN[21:]}\n")
     (near.parent / "other.a3m").write_text(">q\nMKVLAAGIVGACDEFGHIKLMNPQ\n")
     predict_files(model, source, tmp_path / "out", device="cpu", searches=[near.parent])
-    (note,) = (x for x in capsys.readouterr().err.splitlines() if x.startswith("note"))
+    note, lacking = (x for x in capsys.readouterr().err.splitlines() if x.startswith("note"))
+    assert lacking == "note: chains: the searches hold no alignment of chain A"
     assert f"{near} is not used: its first sequence has 45 residues, that of chain A 46" in note
     assert note.endswith("residue 21 is the first to differ (P, not T)")
     (near.parent / "own.a3m").write_text(f">q\n{CRAMBIN}\n")
     predict_files(model, source, tmp_path / "both", device="cpu", searches=[near.parent])
-    assert "is not used" not in capsys.readouterr().err, "it may be that of a mutant"
+    said = capsys.readouterr().err
+    assert "is not used" not in said, "it may be that of a mutant"
+    assert "no alignment" not in said
 
 
 def test_a_chain_that_needs_more_memory_than_there_is_is_named(model, tmp_path, monkeypatch):
