@@ -131,7 +131,9 @@ def test_a_run_starts_from_the_weights_that_it_is_given(
         "train": {"device": "cpu"},
     }
     config, given = AlphaFold3Run.from_values(values), load_model(tiny_model).state_dict()
-    started = build(config).model.state_dict()
+    run = build(config)
+    assert run.monitor == "-lddt"  # the largest is the best
+    started = run.model.state_dict()
     assert all(torch.equal(started[name], value) for name, value in given.items())
     resumed = build(config, resume=True).model.state_dict()  # its weights are the checkpoint's
     assert not all(torch.equal(resumed[name], value) for name, value in given.items())
