@@ -20,13 +20,14 @@ from bevatron import cli
 from bevatron.data.padding import BatchShape
 from bevatron.data.padding.size_buckets import SizeBuckets
 from bevatron.errors import ConfigError
-from bevatron.recipes.bench_profile import profile, profile_folder, short
+from bevatron.recipes.bench_profile import _activations, profile, profile_folder, short
 from bevatron.recipes.mace.run import build
 from bevatron.recipes.training import configuration
 from bevatron.train import loop
 from bevatron.train.capture import step as captured_step
 from bevatron.train.profiling import steps as profiled_steps
 from bevatron.train.profiling.steps import ProfiledTrainer
+from bevatron.train.report.plots import png
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +167,22 @@ def test_on_a_gpu_kernels_launches_and_peaks_are_counted(run, tmp_path):
     assert rank["launches"] > 0
     assert rank["memory"]["peak"] > rank["memory"]["weights"]
     assert not any(name.startswith("aten::") for name in rank["kernels"])
+
+
+@pytest.mark.parametrize("gradient", [0, 2**20])
+def test_names_of_long_modules_leave_room_for_what_is_below_the_bars(gradient):
+    names = [f"confidence.pairformer.blocks.{i}.pair.attend_starting" for i in range(3)]
+    saved = {"forward": 2**20, "gradient": gradient}
+    sizes = {f"sizes_of_the_batch_{i}": 1 for i in range(12)}
+    figure = _activations({"memory": {"modules": dict.fromkeys(names, saved), "batch": sizes}})
+    png(figure)
+    ((ax,), inside) = (figure.axes, figure.bbox)
+    legend = ax.get_legend()
+    assert (legend is not None) == bool(gradient)  # one kind of bars needs none
+    for text in (ax.xaxis.label, ax.title, *([] if legend is None else legend.get_texts())):
+        box = text.get_window_extent()
+        assert inside.x0 <= box.x0
+        assert box.x1 <= inside.x1
 
 
 def test_names_of_kernels_lose_their_arguments():

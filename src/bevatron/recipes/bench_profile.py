@@ -271,7 +271,9 @@ def _class_rows(rank: dict[str, Any], called: str) -> Rows:
 
 
 def _sizes(rank: dict[str, Any]) -> str:
-    return ", ".join(f"{size:,} {name}" for name, size in rank["memory"]["batch"].items())
+    """Name the first sizes of a batch, by which it is known; profile.json has all."""
+    sizes = list(rank["memory"]["batch"].items())[:3]
+    return ", ".join(f"{size:,} {name}" for name, size in sizes)
 
 
 def _memory_rows(rank: dict[str, Any]) -> Rows:
@@ -373,5 +375,5 @@ def _activations(rank: dict[str, Any]) -> Any:
         label: [modules[name][key] / 2**20 for name in names]
         for key, label in (("forward", "forward pass"), ("gradient", "inner gradient"))
     }
-    batch = f"MiB, of a batch of {_sizes(rank)}"
-    return plots.stacks([plots.Stacks("Activations by module", batch, names, parts)], columns=1)
+    parts = {label: values for label, values in parts.items() if any(values)} or parts
+    return plots.stacks([plots.Stacks("Activations by module", "MiB", names, parts)], columns=1)

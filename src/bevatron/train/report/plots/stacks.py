@@ -17,6 +17,9 @@ from bevatron.train.report.plots.style import (
     write_centred,
 )
 
+LONG = 24
+"""Characters of a row's name that leave no room for two names of parts side by side."""
+
 
 @dataclass(frozen=True)
 class Stacks:
@@ -82,7 +85,7 @@ def _draw(ax: Axes, panel: Stacks) -> None:
         for place, value in zip(places.tolist(), reached.tolist(), strict=True):
             ax.text(value, place, f" {short(value)}", va="center", fontsize=8.5, color=INK)
     else:
-        legend_below(ax)
+        legend_below(ax, 1 if max(map(len, panel.rows)) > LONG else 2)
     ax.set_yticks(places, panel.rows)
     ax.set(xlim=(0, largest * (1.14 if alone else 1.0)), ylim=(len(places) - 0.4, -0.6))
     ax.grid(visible=False, axis="y")
