@@ -17,6 +17,7 @@ import torch
 from bevatron import __version__
 from bevatron.errors import ConfigError
 from bevatron.files import write_json_atomically
+from bevatron.output import counted
 from bevatron.parallel.collectives import gather_json
 from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes import recipe
@@ -221,7 +222,8 @@ def report(found: dict[str, Any]) -> Report:
     called = "launches" if found["on_gpu"] else "calls"
     return [
         (
-            f"{kind} time of {found['steps']} steps ({found['device']}, {how}; {sizes} a step)",
+            f"{kind} time of {counted(found['steps'], 'step')} ({found['device']}, {how}; {sizes} a "
+            "step)",
             [_time_row(rank) for rank in ranks],
         ),
         (f"{kind} time by class (rank 0)", _class_rows(first, called)),
