@@ -219,11 +219,10 @@ def report(found: dict[str, Any]) -> Report:
     kind = "GPU" if found["on_gpu"] else "CPU"
     how = "replayed CUDA graphs" if found["captured"] else "launched one by one"
     sizes = ", ".join(f"{value:,.0f} {name}" for name, value in first["sizes"].items())
-    called = "launches" if found["on_gpu"] else "calls"
+    called, steps = "launches" if found["on_gpu"] else "calls", counted(found["steps"], "step")
     return [
         (
-            f"{kind} time of {counted(found['steps'], 'step')} ({found['device']}, {how}; {sizes} a "
-            "step)",
+            f"{kind} time of {steps} ({found['device']}, {how}; {sizes} a step)",
             [_time_row(rank) for rank in ranks],
         ),
         (f"{kind} time by class (rank 0)", _class_rows(first, called)),
