@@ -25,7 +25,7 @@ def inspect(
     ----------
     out : folder for figures and inspect.html; STORE-inspect by default
     plan : also show how fixed-count batches, Algorithm 1 and balanced batches fill the ranks
-    capacity : maximum number of atoms per batch, for --plan
+    capacity : maximum number of atoms, residues or tokens per batch, for --plan
     ranks : processes that share an epoch, for --plan
 
     Examples

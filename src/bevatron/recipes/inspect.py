@@ -26,7 +26,8 @@ class PlanOptions:
     Attributes
     ----------
     capacity
-        Maximum number of atoms per batch; None = 16 times the mean sample, at least the largest.
+        Maximum number of atoms, residues or tokens per batch; None = 16 times the mean sample, at
+        least the largest.
     ranks : processes that share the epoch
     cost_nodes, cost_edges, cost_constant : what is balanced: a*atoms + b*edges + c per structure
     seed : seed of the epoch
@@ -90,21 +91,22 @@ def _compare(
     plans = inspect.compare_plans(
         atoms, edges, capacity, options.ranks, cost, options.seed, store.describe
     )
-    table = inspect.plan_table(plans, capacity, options.ranks)
+    unit = next(iter(sizes))
+    table = inspect.plan_table(plans, capacity, options.ranks, unit)
     report.section("Batches").text(table.title + ".").table(table.headers, table.rows)
     costs = {each.name: each.plan.costs[:MOST_STEPS] for each in plans}
     report.figure(
-        plots.batch_balance(costs, capacity if cost == CostModel() else None, _unit(cost)),
+        plots.batch_balance(costs, capacity if cost == CostModel() else None, _unit(cost, unit)),
         "Work of each rank in each step. All ranks wait for the slowest; white is idle.",
         "plan",
     )
     return table
 
 
-def _unit(cost: CostModel) -> str:
+def _unit(cost: CostModel, unit: str) -> str:
     if cost == CostModel():
-        return "atoms"
+        return unit
     weights = dict(cost.weights)
-    parts = [(weights["nodes"], "atoms"), (weights["edges"], "edges"), (cost.constant, "")]
+    parts = [(weights["nodes"], unit), (weights["edges"], "edges"), (cost.constant, "")]
     terms = [f"{value:g} {name}".strip() for value, name in parts if value]
     return " + ".join(terms)

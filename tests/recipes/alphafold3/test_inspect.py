@@ -47,6 +47,7 @@ def test_pictures_are_drawn_and_plans_need_no_edges(complexes, tmp_path, capsys)
     names = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert names == {"sizes_tokens", "lengths", "resolution", "kinds", "plan"}
     assert shown[-1].rows[-1][0] == "balanced"
+    assert "tokens per batch" in shown[-1].title
     assert page.is_file()
     assert cli.main(["inspect", str(complexes), "--out", str(tmp_path / "again")]) == 0
     assert "Chains" in capsys.readouterr().out

@@ -122,8 +122,10 @@ def compare_plans(
     return [fixed, timed("Algorithm 1", "algorithm1"), ours]
 
 
-def plan_table(plans: Sequence[PlanStatistics], capacity: int, num_ranks: int) -> Table:
-    """Tabulate the figures of several plans."""
+def plan_table(
+    plans: Sequence[PlanStatistics], capacity: int, num_ranks: int, unit: str = "atoms"
+) -> Table:
+    """Tabulate the figures of several plans; ``unit`` is what the capacity counts."""
     rows: list[Row] = []
     for each in plans:
         plan = each.plan
@@ -151,7 +153,7 @@ def plan_table(plans: Sequence[PlanStatistics], capacity: int, num_ranks: int) -
         "repeats",
         "ms to plan",
     )
-    title = f"One epoch on {counted(num_ranks, 'rank')}, {capacity:,} atoms per batch"
+    title = f"One epoch on {counted(num_ranks, 'rank')}, {capacity:,} {unit} per batch"
     return Table(title, headers, rows)
 
 
