@@ -93,8 +93,7 @@ def test_the_squared_error_without_its_noise_weight_equals_the_reference(golden,
 
 @pytest.mark.shared
 def test_the_total_is_the_weighted_sum_of_the_terms_of_its_stage(golden, batch, outputs):
-    stage = losses.STAGES["fine_tuning_3"]
-    terms = losses.total_loss(outputs, batch, stage)
+    terms = losses.total_loss(outputs, batch, losses.LossWeights(pae=1.0, smooth_lddt=0.0))
     assert set(terms) == {"mse", "distogram", "plddt", "pde", "resolved", "pae"}
     g = {name: float(golden[f"out__{name}"]) for name in terms}
     expected = 4 * g["mse"] + 0.03 * g["distogram"]
@@ -104,6 +103,8 @@ def test_the_total_is_the_weighted_sum_of_the_terms_of_its_stage(golden, batch, 
     assert set(losses.total_loss(outputs, batch, losses.STAGES["fine_tuning_1"])) == {
         *("mse", "bond", "distogram", "plddt", "pde", "resolved")
     }
+    last = set(losses.total_loss(outputs, batch, losses.STAGES["fine_tuning_3"]))
+    assert last == set(losses.CONFIDENCES)
 
 
 @pytest.mark.shared

@@ -10,7 +10,8 @@ from complex_task import TINY, crop_of_1pfe, model_of, task_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bevatron.data.padding import pad
-from bevatron.models.alphafold3.losses import LossWeights
+from bevatron.errors import ConfigError
+from bevatron.models.alphafold3.losses import CONFIDENCES, STAGES, LossWeights
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
 from bevatron.models.common.folding import Checkpointing
@@ -92,6 +93,35 @@ def test_stages_have_copies_and_terms_of_their_own(batch):
     assert found[0] == ({"mse", "smooth_lddt", "distogram"}, 0)
     assert found[1] == found[2] == ({"mse", "bond", "distogram"}, 1)
     assert copies == [2, 3, 3]
+
+
+def test_the_last_stage_trains_the_confidence_head_alone(batch):
+    loss = replace(STAGES["fine_tuning_3"], confidence=1.0)
+    task = AlphaFold3Task(2, [StepOptions(copies=2, loss=loss)])
+    task.begin_step(StepNumbers(0, 77))
+    model = model_of()
+    model.diffusion.decoder.register_forward_pre_hook(
+        lambda _, given: pytest.fail("copies are denoised") if len(given[0]) == 2 else None
+    )
+    kept = []
+    model.trunk.register_forward_hook(lambda *given: kept.append(given[-1][1].requires_grad))
+    found = loss_of(task, model, batch)
+    assert set(found.terms) == set(CONFIDENCES)
+    found.total.backward()
+    trained = {n.partition(".")[0] for n, p in model.named_parameters() if p.grad is not None}
+    assert trained == {"confidence"}
+    # The head has the gradients that it has where all else is trained.
+    gradients = {n: p.grad.clone() for n, p in model.confidence.named_parameters()}
+    model.zero_grad()
+    whole = replace(loss, diffusion=4.0)
+    task = AlphaFold3Task(2, [StepOptions(copies=3, loss=whole)])
+    task.begin_step(StepNumbers(0, 77))
+    loss_of(task, model, batch).total.backward()
+    for name, weight in model.confidence.named_parameters():
+        assert torch.equal(weight.grad, gradients[name]), name
+    assert kept == [False, True]
+    with pytest.raises(ConfigError, match="confidence_every: expected 1 in a stage"):
+        StepOptions(confidence_every=2, loss=loss)
 
 
 def test_losses_and_measures_compare_with_the_truth_whose_copies_and_atoms_were_exchanged(

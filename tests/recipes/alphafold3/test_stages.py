@@ -33,7 +33,7 @@ def names_and_crops(**values):
 
 def published(steps, crop, copies, **weights):
     """Of table 6 of the supplement; lengths and rows as Protenix has them."""
-    loss = LossWeights(confidence=1e-4, diffusion=4.0, distogram=0.03, **weights)
+    loss = LossWeights(confidence=1e-4, **{"diffusion": 4.0, "distogram": 0.03} | weights)
     step = StepOptions(copies=copies, confidence_every=1, loss=loss)
     return ComplexStage(steps, 256, crop=crop, atoms=24 * crop, rows=1024, step=step)
 
@@ -42,7 +42,9 @@ STAGES = {
     "initial": published(75_000, 384, 48, pae=0.0, bond=0.0, smooth_lddt=1.0),
     "fine_tuning_1": published(15_000, 640, 32, pae=0.0, bond=1.0, smooth_lddt=0.0),
     "fine_tuning_2": published(5_000, 768, 32, pae=0.0, bond=1.0, smooth_lddt=0.0),
-    "fine_tuning_3": published(4_000, 768, 32, pae=1.0, bond=0.0, smooth_lddt=0.0),
+    "fine_tuning_3": published(
+        4_000, 768, 32, pae=1.0, bond=0.0, smooth_lddt=0.0, diffusion=0.0, distogram=0.0
+    ),
 }
 
 
@@ -68,9 +70,10 @@ def test_the_default_has_the_published_settings():
 def test_megafold_has_the_crops_and_the_rate_of_its_configuration():
     config = AlphaFold3Run.from_values({"preset": "megafold"})
     assert config.optim == replace(PUBLISHED, lr=1e-4)
-    initial = STAGES["initial"]
-    step = replace(initial.step, confidence_every=10)
-    assert config.stages == {"initial": replace(initial, atoms=7000, rows=16_384, step=step)}
+    loss = LossWeights(confidence=1e-4, diffusion=4.0, distogram=0.03, pae=1.0, smooth_lddt=1.0)
+    step = StepOptions(copies=48, confidence_every=10, loss=loss)
+    initial = ComplexStage(20_000, 1, 1000, crop=384, atoms=7000, rows=16_384, step=step)
+    assert config.stages == {"initial": initial}
     assert config.model == AlphaFold3Config.preset("megafold") != AlphaFold3Config()
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bevatron.data.proteins.complex_batch import ComplexBatch, collate_complex
+from bevatron.errors import ConfigError
 from bevatron.models.alphafold3.confidence import ConfidenceHead, ConfidenceLogits
 from bevatron.models.alphafold3.losses import LossWeights, Term, total_loss
 from bevatron.models.alphafold3.metrics import ComplexMetrics
@@ -47,6 +48,11 @@ class StepOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self, [("copies", 1, math.inf), ("confidence_every", 0, math.inf)])
+        if not self.loss.of_trunk and self.confidence_every != 1:
+            raise ConfigError(
+                "confidence_every: expected 1 in a stage that trains the confidence head alone, "
+                f"got {self.confidence_every}"
+            )
 
 
 class AlphaFold3Task:
@@ -111,8 +117,10 @@ class AlphaFold3Task:
         """Compute the mean loss of structures."""
         given = batch.tensors()
         seed = given["seed"] ^ self._seed_on(batch.seed.device)
-        trunk = model(given, self.cycles, seed if model.training else None, self.activations)
-        shared = model.condition(given, trunk)
+        weights = self.options.loss
+        with torch.set_grad_enabled(torch.is_grad_enabled() and weights.of_trunk):
+            trunk = model(given, self.cycles, seed if model.training else None, self.activations)
+            shared = model.condition(given, trunk)
         truth: Mapping[str, Tensor] = given
         confidences: dict[str, Term] = {}
         if self.with_confidence:
@@ -122,14 +130,16 @@ class AlphaFold3Task:
             truth = {**given, "position": position, "resolved": resolved}
         # In front of the confidences: the backward pass comes to it last, and holds no gradient of
         # the trunk's pairs while it goes through the pair blocks of the confidence head.
-        distogram = self._distogram_terms(model, truth, trunk.z)
+        distogram = self._distogram_terms(model, truth, trunk.z) if weights.distogram else {}
         if self.with_confidence:
             confidences = self._confidence_terms(model, truth, trunk, structure)
-        draw = draw_copies((self.options.copies, len(given["atom_mask"])), SeededNormal(seed))
-        noisy = noisy_copies(truth["position"], truth["resolved"], draw)
-        denoised = model.diffusion(own_rows(noisy.x), own(noisy.sigma, -1), shared)
-        outputs = {"denoised": denoised, "sigma": noisy.sigma}
-        terms = total_loss(outputs, truth, self.options.loss) | distogram | confidences
+        terms: dict[str, Term] = {}
+        if weights.diffusion:
+            draw = draw_copies((self.options.copies, len(given["atom_mask"])), SeededNormal(seed))
+            noisy = noisy_copies(truth["position"], truth["resolved"], draw)
+            denoised = model.diffusion(own_rows(noisy.x), own(noisy.sigma, -1), shared)
+            terms = total_loss({"denoised": denoised, "sigma": noisy.sigma}, truth, weights)
+        terms = terms | distogram | confidences
         count = normalisers["structures"].clamp(min=1.0)
         parts = {name: term.sum / count.to(term.sum.dtype) for name, term in terms.items()}
         return Loss(torch.stack([*parts.values()]).sum(), {n: p.detach() for n, p in parts.items()})

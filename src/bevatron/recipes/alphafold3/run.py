@@ -15,7 +15,7 @@ from bevatron.data.proteins.sample import SampleSizes
 from bevatron.errors import ConfigError
 from bevatron.kernels import use
 from bevatron.models.alphafold3.config import AlphaFold3Config
-from bevatron.models.alphafold3.losses import STAGES
+from bevatron.models.alphafold3.losses import STAGES, LossWeights
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
 from bevatron.models.common.hyper_parameters import check_ranges
@@ -79,11 +79,11 @@ COST = {"constant": 30.0, "tokens": 0.97, "tokens_cubed": 3.4e-6}
 
 MEGAFOLD_STAGES = {
     "initial": ComplexStage(
-        steps=75_000, samples_per_step=256, atoms=7_000, rows=16_384,
-        step=StepOptions(confidence_every=10),
+        steps=20_000, samples_per_step=1, evaluate_every=1000, atoms=7_000, rows=16_384,
+        step=StepOptions(confidence_every=10, loss=LossWeights(pae=1.0)),
     )
 }  # fmt: skip
-"""Crops, rows and confidences of MegaFold's configuration; it states no length."""
+"""Of MegaFold's configuration for one GPU."""
 
 SMALL_STAGES = {
     "initial": ComplexStage(

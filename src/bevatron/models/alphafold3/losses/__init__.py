@@ -63,6 +63,11 @@ class LossWeights:
     smooth_lddt: float = 1.0
     distogram: float = 0.03
 
+    @property
+    def of_trunk(self) -> bool:
+        """Whether anything but the confidence head is trained."""
+        return self.diffusion > 0 or self.distogram > 0
+
     def of_terms(self) -> dict[str, float]:
         """Return the weight of each term by its name."""
         return {
@@ -81,9 +86,10 @@ STAGES = {
     "initial": LossWeights(),
     "fine_tuning_1": LossWeights(bond=1.0, smooth_lddt=0.0),
     "fine_tuning_2": LossWeights(bond=1.0, smooth_lddt=0.0),
-    "fine_tuning_3": LossWeights(pae=1.0, smooth_lddt=0.0),
+    "fine_tuning_3": LossWeights(pae=1.0, smooth_lddt=0.0, diffusion=0.0, distogram=0.0),
 }
-"""Weights of the four stages of training, in their order."""
+"""Weights of the four stages of training, in their order; the last trains the confidence head
+alone."""
 
 
 @dataclass(frozen=True)
