@@ -42,6 +42,15 @@ def test_a_run_of_stages_goes_by_steps_and_marks_where_a_stage_begins(tmp_path):
     assert not any("best" in name for name in unvalidated)
 
 
+def test_where_a_run_was_resumed_is_told_in_what_it_counts():
+    resumed = {"kind": "resume", "epoch": 1, "step": 7, "changes": {"a": ["1", "2"]}}
+    said = "with other settings: a was 1, is 2"
+    staged = _history([_validated(0, 7, stage="initial"), resumed])
+    assert staged.changes() == [f"resumed after step 7, {said}"]
+    plain = _history([_validated(0, 7), resumed])
+    assert plain.changes() == [f"resumed in epoch 2, after step 7, {said}"]
+
+
 def test_other_runs_go_by_epochs(tmp_path):
     history = _history([_validated(0, 7), _validated(1, 14, best=True)])
     assert [history.place(record) for record in history.epochs] == [1, 2]

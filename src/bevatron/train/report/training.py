@@ -68,7 +68,7 @@ class History:
 
     def changes(self) -> list[str]:
         """Describe every resume with other settings, and epochs that were repacked."""
-        return list(_changes(self.records))
+        return list(_changes(self.records, self.unit))
 
 
 @dataclass(frozen=True)
@@ -286,14 +286,17 @@ def _known(curves: Iterable[Curve]) -> list[Curve]:
     return [curve for curve in curves if np.isfinite(np.asarray(curve.y, dtype=float)).any()]
 
 
-def _changes(records: Sequence[Record]) -> Iterator[str]:
+def _changes(records: Sequence[Record], unit: str) -> Iterator[str]:
     for record in records:
         epoch, step = record.get("epoch", 0) + 1, record.get("step", 0)
         if record["kind"] == "resume":
             changes = "; ".join(
                 f"{key} was {before}, is {now}" for key, (before, now) in record["changes"].items()
             )
-            yield f"resumed in epoch {epoch}, after step {step}, with other settings: {changes}"
+            place = (
+                f"in epoch {epoch}, after step {step}" if unit == "epoch" else f"after step {step}"
+            )
+            yield f"resumed {place}, with other settings: {changes}"
         elif record["kind"] == "repacked":
             yield (
                 f"the samples left of epoch {epoch} after step {step} were repacked, "
