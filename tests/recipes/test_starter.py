@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import shutil
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
@@ -61,7 +62,10 @@ def test_a_starter_configuration_is_refused_until_it_is_filled_in_and_then_runs(
     if name.startswith("alphafold") and not COMPLEXES.is_dir():
         pytest.skip("needs the folder ../shared with real data")
     if name == "alphafold3":
-        short += ["--data.components", str(COMPLEXES / "ccd_subset.cif.gz")]
+        dictionary = shutil.copy(
+            COMPLEXES / "ccd_subset.cif.gz", tmp_path
+        )  # its index is beside it
+        short += ["--data.components", str(dictionary)]
     assert main(["init", name]) == 0
     path = tmp_path / "run.yaml"
     path.write_text(capsys.readouterr().out)

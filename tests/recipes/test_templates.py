@@ -73,7 +73,7 @@ def test_complexes_with_hits_show_templates_and_others_do_not_change(
 ):
     # To embed components takes longer than all the rest.
     monkeypatch.setattr("bevatron.data.proteins.conformers._embedded", lambda *_: [])
-    components = str(shared / "data/complexes/ccd_subset.cif.gz")
+    components = str(shutil.copy(shared / "data/complexes/ccd_subset.cif.gz", tmp_path))
     samples = {}
     for name, files in (("with", [folder, hits]), ("without", [folder])):
         store = tmp_path / name

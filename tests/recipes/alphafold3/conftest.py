@@ -1,5 +1,6 @@
 """A tiny AlphaFold3, the component dictionary, and a store of a few small complexes."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -55,8 +56,10 @@ def tiny_model(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def components(shared):
-    return str(shared / "data/complexes/ccd_subset.cif.gz")
+def components(shared, tmp_path_factory):
+    """A copy of the dictionary, beside which its index may be kept."""
+    source = shared / "data/complexes/ccd_subset.cif.gz"
+    return str(shutil.copy(source, tmp_path_factory.mktemp("components")))
 
 
 @pytest.fixture(scope="session")
