@@ -117,6 +117,7 @@ def add_norm(
 
     Examples
     --------
+    >>> import torch
     >>> x, open, shut = torch.zeros(1, 2), torch.ones(1, 2), torch.zeros(1, 2)
     >>> add_norm(x, torch.tensor([[4.0, 8.0]]), open, shut, shut, eps=0.0)
     (tensor([[4., 8.]]), tensor([[-0.5000,  0.5000]]))
