@@ -1,5 +1,6 @@
 """Ranks that are forked, since torch is imported already, and the port at which they meet."""
 
+import gc
 import importlib
 import itertools
 import os
@@ -47,6 +48,8 @@ def fork(world: int, run: Callable[[int], int | None], output: Callable[[int], P
 
 def _be_rank(rank, world, port, run, output):
     code = 99
+    # What the parent left is not ended here: a loader would wait for threads that it does not have.
+    gc.freeze()
     if rank and "shape_checks" in sys.modules:  # every process would prepare the same checks anew
         sys.modules["shape_checks"].checking = False
     forkserver._forkserver.__init__()  # that of the parent cannot be used: it is no child of this

@@ -1,5 +1,6 @@
 """Two gloo processes on a CPU."""
 
+import gc
 import json
 import os
 import signal
@@ -42,6 +43,28 @@ def start(mode: str, folder: Path, world: int = 2, timeout: float = 120.0) -> Ou
     children = fork(world, lambda _: ranks.MODES[mode](folder), outputs.__getitem__)
     codes = end_of(children, timeout)
     return Outcome(codes, "".join(output.read_text() for output in outputs))
+
+
+def test_a_forked_rank_does_not_end_what_its_parent_left(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("torch with CUDA cannot go on after a fork")
+    parent = os.getpid()
+
+    class Left:
+        def __init__(self):
+            self.own = self  # only a collection finds it
+
+        def __del__(self):
+            if os.getpid() != parent:
+                os._exit(7)
+
+    gc.disable()
+    try:
+        Left()
+        children = fork(1, lambda _: gc.collect() and 0, lambda _: tmp_path / "output")
+        assert end_of(children, 30) == [0]
+    finally:
+        gc.enable()
 
 
 def torchrun(mode: str, folder: Path, world: int = 2) -> tuple[int, str]:
