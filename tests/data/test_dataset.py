@@ -175,14 +175,14 @@ def test_senseless_fractions_are_refused(wrong):
 
 def test_parts_are_fractions_or_numbers_of_samples():
     for fraction in (0.1, 0.25):
-        parts = set_aside(12, [fraction], seed=3)
+        parts = set_aside(12, 3, valid_size=fraction)
         expected = split(12, (1 - fraction, fraction), seed=3)
         assert [part.tolist() for part in parts] == [part.tolist() for part in expected]
     for number in (1, 7, 49, 333):
-        rest, half, part = set_aside(1000, (0.5, number), seed=0)
+        rest, half, part = set_aside(1000, 0, valid_size=0.5, test_size=number)
         assert (len(rest), len(half), len(part)) == (500 - number, 500, number)
-    with pytest.raises(ConfigError, match="500 of 500 would leave nothing to train on"):
-        set_aside(500, [500], seed=0)
+    with pytest.raises(ConfigError, match=r"data\.valid_size: 500 of 500 would leave nothing"):
+        set_aside(500, 0, valid_size=500)
 
 
 @pytest.mark.parametrize(

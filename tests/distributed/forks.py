@@ -48,7 +48,7 @@ def fork(world: int, run: Callable[[int], int | None], output: Callable[[int], P
 
 def _be_rank(rank, world, port, run, output):
     code = 99
-    # What the parent left is not ended here: a loader would wait for threads that it does not have.
+    # Garbage of the parent is not finalised here: a loader would join threads this process lacks.
     gc.freeze()
     if rank and "shape_checks" in sys.modules:  # every process would prepare the same checks anew
         sys.modules["shape_checks"].checking = False

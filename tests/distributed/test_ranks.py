@@ -45,7 +45,7 @@ def start(mode: str, folder: Path, world: int = 2, timeout: float = 120.0) -> Ou
     return Outcome(codes, "".join(output.read_text() for output in outputs))
 
 
-def test_a_forked_rank_does_not_end_what_its_parent_left(tmp_path):
+def test_a_forked_rank_does_not_finalise_garbage_of_its_parent(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("torch with CUDA cannot go on after a fork")
     parent = os.getpid()

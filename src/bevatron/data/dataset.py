@@ -1,7 +1,7 @@
 """Data sets for the loader and the trainer: stores, subsets and concatenations of them."""
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
@@ -225,14 +225,14 @@ def split(num_samples: int, fractions: Sequence[float], seed: int) -> list[IntAr
     return [np.sort(order[end - count : end]) for count, end in zip(counts, ends, strict=True)]
 
 
-def set_aside(num_samples: int, sizes: Sequence[float], seed: int) -> list[IntArray]:
+def set_aside(num_samples: int, seed: int, **sizes: float) -> list[IntArray]:
     """Take parts out of samples at random; see `split`.
 
-    Raises ConfigError if nothing would be left.
+    Raises ConfigError that names them if nothing would be left.
 
     Parameters
     ----------
-    sizes : of each part, a fraction below 1 or a number of samples
+    sizes : size of each part by its key in ``data``: a fraction below 1 or a number of samples
 
     Returns
     -------
@@ -241,13 +241,13 @@ def set_aside(num_samples: int, sizes: Sequence[float], seed: int) -> list[IntAr
 
     Examples
     --------
-    >>> [len(part) for part in set_aside(100, (0.1, 20), seed=0)]
+    >>> [len(part) for part in set_aside(100, 0, valid_size=0.1, test_size=20)]
     [70, 10, 20]
     """
-    shares = [size if size < 1 else size / num_samples for size in sizes]
+    shares = [size if size < 1 else size / num_samples for size in sizes.values()]
     if sum(shares) >= 1:
-        asked = " and ".join(f"{size:g}" for size in sizes)
-        raise ConfigError(f"{asked} of {num_samples} would leave nothing to train on")
+        names, asked = _listed(sizes)
+        raise ConfigError(f"{names}: {asked} of {num_samples} would leave nothing to train on")
     return split(num_samples, (1 - sum(shares), *shares), seed)
 
 
@@ -256,14 +256,19 @@ def check_sizes(**sizes: float) -> None:
 
     Raises ConfigError that names them, also of fractions that leave nothing.
     """
-    names = " and ".join(f"data.{name}" for name in sizes)
-    given = " and ".join(f"{size:g}" for size in sizes.values())
+    names, given = _listed(sizes)
     if not all(
         0 <= size < 1 or (size >= 1 and float(size).is_integer()) for size in sizes.values()
     ):
         raise ConfigError(f"{names}: expected fractions below 1 or whole numbers, got {given}")
     if sum(size for size in sizes.values() if size < 1) >= 1:
         raise ConfigError(f"{names}: leave nothing to train on, got {given}")
+
+
+def _listed(sizes: Mapping[str, float]) -> tuple[str, str]:
+    """Return the keys and the values of sizes as they are written in a sentence."""
+    names = " and ".join(f"data.{name}" for name in sizes)
+    return names, " and ".join(f"{size:g}" for size in sizes.values())
 
 
 def _shares_to_counts(num_samples: int, shares: FloatArray) -> list[int]:

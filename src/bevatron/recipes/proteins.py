@@ -99,10 +99,7 @@ class ProteinDataConfig:
 
         Raises ConfigError if nothing would be left to train on.
         """
-        try:
-            kept, taken = set_aside(number, [self.valid_size], self.split_seed)
-        except ConfigError as error:
-            raise ConfigError(f"data.valid_size: {error}") from None
+        kept, taken = set_aside(number, self.split_seed, valid_size=self.valid_size)
         return kept, taken
 
     def check_given(self, what: str) -> None:

@@ -15,8 +15,8 @@ from bevatron.kernels.shared.triton_partial_sums import sum_partials
 BLOCK_M, LARGEST_BLOCK_C = 64, 128
 """Rows loaded at once, and channels of a program.
 
-67 MB take 21 to 22 us on an H200, or 28 to 30 if they are not in the L2; blocks of 8 rows and 256
-channels, each of one warp that adds up its own channels, take 35 and 45
+67 MB take 21 to 22 us on an H200, or 28 to 30 after the L2 is flushed; blocks of 8 rows and 256
+channels with one warp each took 35 to 36 and 45
 (`benchmarks/results/history/kernels/row_sums-blocks_nvidia-h200_2026-11-29.md`)."""
 PROGRAMS_PER_SM = 4
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from bevatron.data.dataset import Concatenated, Dataset, Subset, set_aside
-from bevatron.errors import ConfigError, DataError
+from bevatron.errors import DataError
 from bevatron.models.mace.features import ISOLATED_GROUP
 from bevatron.typing import BoolArray, IntArray
 
@@ -34,11 +34,8 @@ def divide(
             f"data.train: {len(others)} structures (isolated atoms apart) are too few to set some "
             "aside; give data.valid, or data.valid_size 0 to train without validation"
         )
-    try:
-        kept, *aside = [others[part] for part in set_aside(len(others), [*wanted.values()], seed)]
-    except ConfigError as error:
-        names = " and ".join(f"data.{role}_size" for role in wanted)
-        raise ConfigError(f"{names}: {error}") from None
+    named = {f"{role}_size": size for role, size in wanted.items()}
+    kept, *aside = [others[part] for part in set_aside(len(others), seed, **named)]
     kept = np.concatenate([kept, single])
     for role, chosen in zip(wanted, aside, strict=True):
         rare = _only_here(train, chosen, kept)
