@@ -66,8 +66,7 @@ def usage() -> str:
     parts = [lines(USAGE)]
     parts += [[f"{s.name}: {s.summary}", *lines(s.usage)] for s in systems() if s.usage]
     return (
-        f"bevatron {__version__}: training scientific graph and structure models at the speed of "
-        "the hardware\n\n"
+        f"bevatron {__version__}: training scientific graph and structure models on GPUs\n\n"
         + "\n\n".join("\n".join(part) for part in parts)
         + "\n\n`bevatron COMMAND --help` says more, --help-all all of it; -q prints only results,\n"
         "--json prints them as JSON, --debug shows the traceback of an error."
