@@ -54,9 +54,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from bevatron.data.packing.algorithm1 import Order, algorithm1
-from bevatron.data.packing.costs import Problem, batch_sums, count_up
+from bevatron.data.packing.costs import Problem, batch_sums
 from bevatron.data.packing.randomness import RandomStream, sorting_order
 from bevatron.data.packing.repair import fill_empty, move_overflow
+from bevatron.data.ragged import count_up
 from bevatron.typing import FloatArray, IntArray
 
 # "The mix" is tools/paper_mix.py at a tenth of its size, 64 ranks, capacity 3072.

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from bevatron.data.packing.costs import Problem, count_up
+from bevatron.data.packing.costs import Problem
 from bevatron.data.packing.randomness import sorting_order
+from bevatron.data.ragged import count_up
 from bevatron.typing import BoolArray, IntArray
 
 _MAX_ROUNDS = 64

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bevatron.data.ragged import pointer
 from bevatron.data.samples.fields import Field
 from bevatron.data.samples.flat import mover
 from bevatron.errors import DataError
@@ -374,7 +375,7 @@ def collate_graphs(
 
 def _collate(samples: Sequence[Arrays], indices: IntArray, weights: Sequence[float]) -> GraphBatch:
     num_nodes = np.array([int(s["num_nodes"]) for s in samples], dtype=np.int64)
-    graph_ptr = np.concatenate([[0], np.cumsum(num_nodes)]).astype(np.int64)
+    graph_ptr = pointer(num_nodes)
     edges: list[Any] = [np.asarray(s["edges"]).T for s in samples]
     for g in range(1, len(samples)):
         edges[g] = edges[g] + graph_ptr[g]

@@ -18,6 +18,7 @@ from bevatron.data.proteins.rows_in_memory import RowsInMemory
 from bevatron.data.proteins.sample import TemplateSource
 from bevatron.data.proteins.template_store import StoredTemplates
 from bevatron.data.proteins.weights import chain_weights
+from bevatron.data.ragged import count_up
 from bevatron.data.store.store import Store
 from bevatron.errors import DataError
 from bevatron.models.alphafold2.losses import BEST_RESOLUTION, WORST_RESOLUTION
@@ -80,14 +81,13 @@ def chain_table(store: Store) -> ChainTable:
     """List the chains of a store."""
     counts = store.lengths("chain_length")
     entry = np.repeat(np.arange(len(store)), counts)
-    number = np.arange(len(entry)) - np.repeat(np.cumsum(counts) - counts, counts)
     length, key, most = (column(store, x) for x in ("chain_length", "chain_key", "most_of_one"))
     resolution = column(store, "resolution")[entry]
     # An unknown resolution, as in NMR entries, is no reason to leave a chain out.
     usable = ~np.greater_equal(resolution, MAX_RESOLUTION) & np.less_equal(most, MOST_OF_ONE)
     sure = np.greater_equal(resolution, BEST_RESOLUTION)
     sure &= np.less_equal(resolution, WORST_RESOLUTION)
-    units = np.column_stack([entry, number]).astype(np.int64)
+    units = np.column_stack([entry, count_up(counts)]).astype(np.int64)
     known = {int(word): n for word, n in read_clusters(store.path / CLUSTERS).items()}
     return ChainTable(units, length.astype(np.int64), clusters_of_keys(key, known), usable, sure)
 
