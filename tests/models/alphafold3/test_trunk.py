@@ -28,7 +28,7 @@ from bevatron.models.alphafold3.msa import msa_features
 from bevatron.models.alphafold3.pair import PairBlock
 from bevatron.models.alphafold3.templates import template_pairs
 from bevatron.models.alphafold3.trunk import Trunk, bonded
-from bevatron.models.common.folding import Checkpointing, keep_masks
+from bevatron.models.common.folding import Checkpointing, checkpointing, keep_masks
 from bevatron.testing import assert_close
 
 PAIR = PairConfig(hidden=6, num_heads=2, head_width=4, transition=2, dropout=0.25)
@@ -110,6 +110,20 @@ def test_dropout_is_the_same_when_activations_are_computed_again(kind):
     again = gradients(trunk(replace(CONFIG, checkpointing=policy)), batch, x, cycles=2, seed=seed)
     for got, want in zip(again, kept, strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("kind", ["none", "all", "segments"])
+def test_a_large_pair_is_attended_to_again_with_the_same_gradients(kind, monkeypatch):
+    batch, x, seed = token_fields(), inputs(7, WIDTHS.inputs), torch.tensor(2**50 + 3)
+    module = trunk(replace(CONFIG, checkpointing=Checkpointing(kind, 2)))
+    attention, calls = module.pairformer.blocks[1].pair.attend_starting, []
+    attention.register_forward_pre_hook(lambda *_: calls.append(0))
+    kept = gradients(module, batch, x, cycles=2, seed=seed)
+    few = len(calls)
+    monkeypatch.setattr(checkpointing, "LARGE", 0)
+    for got, want in zip(gradients(module, batch, x, cycles=2, seed=seed), kept, strict=True):
+        assert torch.equal(got, want)
+    assert len(calls) == 2 * few + 1
 
 
 def test_dropout_depends_on_the_seed_and_each_stack_has_it():

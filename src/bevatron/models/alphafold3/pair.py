@@ -9,6 +9,7 @@ from bevatron.models.common.folding import (
     TriangleAttention,
     TriangleMultiplication,
     keep_masks,
+    recomputed_if_large,
 )
 
 DROPOUTS = 4
@@ -67,7 +68,8 @@ class PairBlock(nn.Module):
         drop = [None] * DROPOUTS if drops is None else drops.unbind()
         z = self.multiply_outgoing(z, mask, drop[0])
         z = self.multiply_incoming(z, mask, drop[1])
-        return self.attend_starting(z, mask, drop[2]), drop[3]
+        attend = recomputed_if_large(z, self.attend_starting)
+        return attend(z, mask, drop[2]), drop[3]
 
 
 def pair_drops(

@@ -14,6 +14,7 @@ from bevatron.models.common.folding.checkpointing import (
     Checkpointing,
     checkpointed,
     recomputed,
+    recomputed_if_large,
     run_stack,
 )
 from bevatron.models.common.folding.distances import distance_bins
@@ -40,5 +41,6 @@ __all__ = [
     "distance_bins",
     "keep_masks",
     "recomputed",
+    "recomputed_if_large",
     "run_stack",
 ]

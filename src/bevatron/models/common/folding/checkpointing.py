@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
@@ -79,6 +79,8 @@ class Checkpointing:
             raise ConfigError(f"segment: expected 1 or more, got {self.segment}")
 
 
+LARGE = 2**30
+"""Bytes of a pair from which on some layers keep less, as `triangle_multiply` does."""
 AUTOMATIC = Checkpointing("auto")
 
 
@@ -129,6 +131,15 @@ def recomputed(policy: Checkpointing, fn: Callable[P, R]) -> Callable[P, R]:
     For a few layers outside of all stacks that keep more than they cost.
     """
     return fn if policy.kind == "none" else _again(fn)
+
+
+def recomputed_if_large(z: Tensor, fn: Callable[P, R]) -> Callable[P, R]:
+    """Return fn, or for a pair of 1 GiB or more a version that recomputes its activations.
+
+    Of such pairs memory decides what fits, and the layers of a block that is recomputed keep theirs
+    at the same time.
+    """
+    return fn if z.nbytes < LARGE else _again(fn)
 
 
 def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: R) -> R:
