@@ -41,12 +41,19 @@ from bevatron.files import write_text_atomically
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 SECTIONS = {
-    **dict.fromkeys(("mace", "mace_accuracy", "mace_scaling"), "MACE"),
-    **{"gpspp": "GPS++", "graph": "Graph attention"},
-    **{"alphafold2": "AlphaFold2", "alphafold3": "AlphaFold3", "parallel": "Several GPUs a sample"},
-    **{"pair": "Pair operators", "data": "Data", "optimizer": "Optimiser"},
+    "mace": "MACE",
+    "mace_accuracy": "MACE",
+    "mace_scaling": "MACE",
+    "gpspp": "GPS++",
+    "graph": "Graph attention",
+    "alphafold2": "AlphaFold2",
+    "alphafold3": "AlphaFold3",
+    "parallel": "Several GPUs per sample",
+    "pair": "Pair operators",
+    "data": "Data",
+    "optimizer": "Optimiser",
 }
-"""The sections in order, and how a row of one begins among those of others."""
+"""The sections in order, and the name of each in a table of rows from several."""
 TABLE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", flags=re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 EVEN = 0.995
