@@ -23,7 +23,6 @@ A row::
 
 import argparse
 import functools
-import itertools
 import json
 import math
 import re
