@@ -332,7 +332,7 @@ class WholeGraph(Mapping[str, Any]):
         return found
 
 
-def check_graph(sample: Arrays, name: str = "graph") -> None:
+def check_graph(sample: Arrays) -> None:
     """Refuse a sample whose fields contradict each other.
 
     Raises DataError naming the field, what was found and what was expected.
@@ -341,20 +341,20 @@ def check_graph(sample: Arrays, name: str = "graph") -> None:
     edges: Any = np.asarray(sample["edges"])
     if edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype.kind not in "iu":
         raise DataError(
-            f"{name}: edges are {edges.dtype} {edges.shape}, expected whole numbers [E, 2]"
+            f"graph: edges are {edges.dtype} {edges.shape}, expected whole numbers [E, 2]"
         )
     if len(edges) and (edges.min() < 0 or edges.max() >= n):
         row = int(np.flatnonzero(((edges < 0) | (edges >= n)).any(axis=1))[0])
         raise DataError(
-            f"{name}: edge {row} is {tuple(edges[row].tolist())}, but nodes are 0..{n - 1}"
+            f"graph: edge {row} is {tuple(edges[row].tolist())}, but nodes are 0..{n - 1}"
         )
     values = np.asarray(sample.get("edge_values", ()))
     if len(values) not in {0, len(edges)}:
-        raise DataError(f"{name}: {len(values)} edge_values do not go with {len(edges)} edges")
+        raise DataError(f"graph: {len(values)} edge_values do not go with {len(edges)} edges")
     rows = len(sample["feature_ptr"]) - 1 if "feature_ptr" in sample else len(sample["features"])
     for what, count in (("features", rows), *((f, len(sample[f])) for f in ("labels", "masks"))):
         if count != n:
-            raise DataError(f"{name}: {what} have {count} rows, but there are {n} nodes")
+            raise DataError(f"graph: {what} have {count} rows, but there are {n} nodes")
 
 
 def collate_graphs(
