@@ -123,7 +123,7 @@ def checked_roles(
 
     Parameters
     ----------
-    splits : arrays of the file, of which those named in `SPLIT_NAMES` count
+    splits : arrays of the file; those named in `SPLIT_NAMES` count
     """
     if options.random_split is not None:
         return _random_roles(labels, num_nodes, options, name)

@@ -229,8 +229,8 @@ def alignment_identities(
 ) -> FloatArray:
     """Return the share of equal residues in the global alignment of each sequence with another.
 
-    Equal pairs over the length of the longer sequence, in the alignment of most equal pairs less a
-    quarter of the unequal ones and half of the residues beside gaps; gaps at ends are free.
+    Equal pairs over the length of the longer sequence, in the best alignment: a match scores 1, a
+    mismatch -1/4, a residue opposite a gap -1/2; gaps at ends are free.
 
     Parameters
     ----------

@@ -72,13 +72,13 @@ def sample(
 ) -> dict[str, Array]:
     """Draw a sample of an entry.
 
-    Raises StoreError if what is read of an alignment is damaged; DataError if there are no poses of
-    a component.
+    Raises StoreError if the part read of an alignment is damaged; DataError if a component has no
+    poses.
 
     Parameters
     ----------
     entry : with `ENTRY_FIELDS`
-    seed : seed of crop, rows, templates and poses, each of which has a stream of its own
+    seed : of crop, rows, templates and poses, each with its own stream
     chains : ``asym_id`` of the chain or interface for which the entry was drawn; see `crop_entry`
 
     Returns

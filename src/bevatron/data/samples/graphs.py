@@ -1,10 +1,9 @@
 """Graphs with labelled nodes: the fields of a sample, one graph for many steps, the batch.
 
-Two ways of learning share one batch type. *Inductive*: many graphs, of which each step takes some;
-they are put side by side as the blocks of one graph (`collate_graphs`). *Transductive*: one graph
-in every step, of which some nodes are for training, some for validation, some for testing. Such a
-graph is a `WholeGraph`; its batches are made once, and `Graph.derived` remembers whatever a model
-builds from the edges, so that no step copies or sorts them again.
+Two ways of learning share one batch type. *Inductive*: many graphs; each step takes some of them as
+the blocks of one graph (`collate_graphs`). *Transductive*: one graph in every step, with nodes for
+training, validation and testing. Such a graph is a `WholeGraph`; its batches are made once, and
+`Graph.derived` caches what a model builds from the edges, so no step copies or sorts them again.
 """
 
 import copy

@@ -32,7 +32,7 @@ MAX_RESOLUTION = 9.0
 """Å; chains of a lower resolution are not trained on (section 1.2.5)."""
 
 MOST_OF_ONE = 0.8
-"""Nor are chains of which one residue type makes up more than this fraction."""
+"""Chains are not trained on either if one residue type makes up more than this fraction."""
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,13 @@ from bevatron.typing import IntArray
 log = logging.getLogger(__name__)
 
 ON_CPU = 256
-"""Atoms of a batch on a CPU, which is busy with any."""
+"""Atoms of a batch on a CPU, which any batch keeps busy."""
 
 FIRST = 256
 """Atoms of the smallest batch that is measured."""
 
 PLANNED = 2048
-"""Atoms of the batch whose memory is planned, of which larger ones need a multiple."""
+"""Atoms of the batch whose memory is planned; larger ones need a multiple of it."""
 
 NEAR_HIGHEST = 0.95
 """Fraction of the highest rate that a batch must reach."""
