@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from benchmarks.common import arguments, trace
-from benchmarks.common.arguments import add_out, add_rows, read_all, read_rows
+from benchmarks.common.arguments import add_out, add_rows, change, read_all, read_rows
 from benchmarks.common.report import RESULTS, write_result
 from benchmarks.common.training import TracedSteps, repeated
 from benchmarks.mace import kernels_agreement
@@ -28,7 +28,7 @@ def test_rows_of_all_calls_are_joined(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rows-1.json").write_text(json.dumps(rows))
     assert read_all(tmp_path) == [[1], [2, 3]]
-    assert read_rows(tmp_path, "rows-*.json") == [1, 2, 3]
+    assert read_rows(tmp_path) == [1, 2, 3]
     with pytest.raises(SystemExit, match=r"holds no costs\.json"):
         read_all(tmp_path, "costs.json")
 
@@ -62,6 +62,12 @@ def test_results_of_one_day_do_not_replace_each_other_in_the_history(tmp_path):
 
 def test_the_union_counts_what_overlaps_once():
     assert trace.union([(0, 10), (2, 4), (8, 12), (20, 21)]) == 13
+
+
+def test_settings_of_a_recipe_are_changed_by_name():
+    values = {"optim": {"lr": 1.0, "clip": 5.0}}
+    change(values, ["optim.lr=0.5", "loader.workers=2"])
+    assert values == {"optim": {"lr": 0.5, "clip": 5.0}, "loader": {"workers": 2}}
 
 
 def test_samples_are_repeated():
