@@ -72,6 +72,8 @@ NOTES = (
 )
 OF_TORCH = 0.96
 """Share of a GPU's memory."""
+ARMS = {"bevatron": "auto", "eager": "reference"}
+"""Which implementation of the operators runs in each."""
 LEAD = 2
 """Rounds that are not counted: the loader's workers start in the first; the host is a step ahead of
 captured ones, and where one ends is not known."""
@@ -112,10 +114,11 @@ class Measurement:
                 for passes in given.passes:
                     mean = passes or (1 + CYCLES) / 2
                     case = {"system": given.system, "N": size, "passes": mean, "policy": policy}
-                    captured = given.steps > 0
-                    arm = Arm("bevatron", policy=policy, workers=given.workers, captured=captured)
+                    case["arm"], implementation = given.arm, ARMS[given.arm]
+                    captured = given.steps > 0 and given.arm == "bevatron"
+                    arm = Arm(given.arm, implementation, policy, captured, workers=given.workers)
                     yield case, arm
-                    if given.launched:
+                    if given.launched and captured:
                         yield case, replace(arm, captured=False)
 
     def training(self, case: Case, arm: Arm) -> Training:
@@ -279,7 +282,7 @@ def keep(
     on = {"hardware": hardware(mesh.device.type), "versions": versions()}
     found = {"measured on": on, "notes": notes(given), "row": row, "kernels": kernels}
     given.out.mkdir(parents=True, exist_ok=True)
-    keys = ("system", "N", "passes", "policy", "GPUs", "GPUs a sample", "sums", "graphs")
+    keys = ("system", "N", "passes", "policy", "arm", "GPUs", "GPUs a sample", "sums", "graphs")
     path = given.out / ("step-" + "-".join(str(row.get(key, "")) for key in keys) + ".json")
     path.write_text(json.dumps(found))
 
@@ -323,7 +326,7 @@ def planned(row: dict[str, Any], plans: list[dict[str, Any]]) -> dict[str, Any]:
 def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Sort the rows and set each beside one GPU of its call: samples a second, loss, memory."""
     order = ("system", "N", "passes", "policy", "GPUs")
-    alike = ("system", "N", "passes", "graphs", "call")
+    alike = ("system", "N", "passes", "arm", "graphs", "call")
     rows = sorted(map(dict, rows), key=lambda row: [row[key] for key in order])
     for row in rows:
         same = [
@@ -373,6 +376,7 @@ def main() -> None:
     parser.add_argument(
         "--passes", nargs="*", type=int, default=[1], help="of alphafold2 0: 1 to 4 in turn"
     )
+    parser.add_argument("--arm", choices=[*ARMS], default="bevatron", help="eager: launched only")
     parser.add_argument("--steps", type=int, default=10, help="of every number of passes")
     parser.add_argument("--launched", type=int, default=0, help="the same, without graphs")
     parser.add_argument("--behind", action="store_true", help="sum gradients behind the pass")

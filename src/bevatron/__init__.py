@@ -1,4 +1,4 @@
-"""Bevatron: training scientific graph and structure models at the speed of the hardware.
+"""Bevatron: training scientific graph and structure models on GPUs.
 
 ``bevatron.train``, ``load``, ``evaluate`` and ``predict`` do what the commands do; torch is
 imported when one of them is used.

@@ -66,8 +66,7 @@ def usage() -> str:
     parts = [lines(USAGE)]
     parts += [[f"{s.name}: {s.summary}", *lines(s.usage)] for s in systems() if s.usage]
     return (
-        f"bevatron {__version__}: training scientific graph and structure models at the speed of "
-        "the hardware\n\n"
+        f"bevatron {__version__}: training scientific graph and structure models on GPUs\n\n"
         + "\n\n".join("\n".join(part) for part in parts)
         + "\n\n`bevatron COMMAND --help` says more, --help-all all of it; -q prints only results,\n"
         "--json prints them as JSON, --debug shows the traceback of an error."
@@ -186,7 +185,7 @@ def one_sentence(
 
 def run() -> None:
     """Run the command of this process and exit."""
-    # Threads of OpenMP that wait sleep: spinning, they take the cores from processes beside them.
+    # Waiting OpenMP threads sleep; if they spin, they take cores from other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     code = main()
     # Not imported here: Ctrl-C in the middle of an import leaves a torch that cannot be imported.

@@ -17,7 +17,7 @@ CLUSTERS = "clusters.txt"
 """Name inside the folder of a store; it is written last."""
 
 MADE_OF = "clusters.json"
-"""Name beside it: hashes of what it was made of and of itself, and the warnings."""
+"""File next to it: hashes of its inputs and of itself, and the warnings."""
 
 MOST_CLUSTERED = 100_000
 """Distinct proteins that are clustered without mmseqs2; of more, each is a cluster of its own."""

@@ -14,10 +14,9 @@ from bevatron.data.proteins.alignments import Alignments, prepare_alignments, se
 from bevatron.data.proteins.given_templates import given_templates
 from bevatron.data.proteins.hit_files import NamedChain, entry_code, template_queries
 from bevatron.data.proteins.places import ChainSequences, difference
-from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.proteins.template_search import find_templates
 from bevatron.data.proteins.template_store import TemplatesInMemory
-from bevatron.data.readers.proteins.alphabet import Polymer
+from bevatron.data.readers.proteins.alphabet import Polymer, sequence_classes
 from bevatron.data.readers.proteins.folders import ProteinFiles, find_protein_files, is_rna
 from bevatron.data.readers.proteins.inputs import Complex, Entity
 from bevatron.errors import ConfigError, DataError

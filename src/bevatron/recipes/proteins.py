@@ -72,12 +72,12 @@ class ProteinDataConfig:
         Stores, or folders of structures and alignments, which are prepared into the run's folder,
         all into one store.
     shares
-        How often each store is drawn from, relative to the others, such as 1 3 for a set of
-        predicted structures beside the known ones; by default by how much each holds.
-    valid : one more of them, for validation; by default a part of the first of ``train``
+        How often each store is drawn from, relative to the others, such as 1 3 for known and
+        predicted structures; by default in proportion to their sizes.
+    valid : stores or folders for validation; by default a part of the first of ``train``
     valid_size
-        That part, drawn at random: a fraction below 1, or a number, of chains of the clusters of
-        similar sequences, of complexes of the entries.
+        Size of that random part: a fraction below 1, or a number, of clusters of similar sequences
+        (chains) or of entries (complexes).
     valid_most : maximum number of chains or complexes for validation
     split_seed : seed of the random split
     valid_fraction : old name of ``valid_size``
@@ -337,8 +337,8 @@ def stores_of(
 ) -> tuple[Path, ...]:
     """Return the stores among paths and one, in ``out``, of everything else that they hold.
 
-    It is where the first of these was. Raises StoreError if there is one of other files already.
-    ``prepare`` makes it and returns lines for the user, the last of which says how to train.
+    It takes the place of the first of these. Raises StoreError if a store of other files is there.
+    ``prepare`` makes it and returns lines for the user; the last one says how to train.
     """
     stores = tuple(path for path in paths if (path / MANIFEST).is_file())
     others = [path for path in paths if path not in stores]

@@ -42,8 +42,8 @@ def configuration(
 ) -> Any:
     """Build the configuration that command-line arguments then override.
 
-    Raises ConfigError for an unknown recipe or key, and for a preset of which a file leaves
-    nothing.
+    Raises ConfigError for an unknown recipe or key, and for a preset that a file overrides
+    completely.
 
     Parameters
     ----------

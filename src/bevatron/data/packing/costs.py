@@ -125,18 +125,6 @@ def batch_sums(values: IntArray, batch_of: IntArray, num_batches: int) -> IntArr
     return np.bincount(batch_of, weights=values, minlength=num_batches).astype(np.int64)
 
 
-def count_up(counts: IntArray) -> IntArray:
-    """Return 0 ... c - 1 for each count c, one after the other.
-
-    Examples
-    --------
-    >>> count_up(np.array([3, 0, 2]))
-    array([0, 1, 2, 0, 1])
-    """
-    first = np.cumsum(counts) - counts
-    return np.arange(int(counts.sum())) - np.repeat(first, counts)
-
-
 def cost_columns(costs: Numbers) -> CostTable:
     """Return costs [n] or [n, d] as [n, d], checked.
 

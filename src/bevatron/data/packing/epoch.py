@@ -13,6 +13,7 @@ from bevatron.data.packing.baselines import fixed_count, streaming
 from bevatron.data.packing.costs import Numbers, Problem, batch_sums
 from bevatron.data.packing.plan import Plan
 from bevatron.data.packing.randomness import RandomStream, sorting_order
+from bevatron.data.ragged import pointer
 from bevatron.errors import DataError
 from bevatron.typing import BoolArray, FloatArray, IntArray
 
@@ -103,7 +104,7 @@ def pack(
     total = int(place.max()) + 1
     return Plan(
         indices=samples[in_order],
-        offsets=np.concatenate([[0], np.cumsum(np.bincount(place, minlength=total))]),
+        offsets=pointer(np.bincount(place, minlength=total)),
         num_ranks=num_ranks,
         repeated=repeated,
         costs=np.bincount(place, weights=balance_cost[samples])

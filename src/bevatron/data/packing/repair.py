@@ -1,9 +1,10 @@
-"""Repairs of a packing: move overflowing samples, fill empty batches, split costly ones."""
+"""Repairs of a packing: move overflowing samples, split costly batches."""
 
 import numpy as np
 
-from bevatron.data.packing.costs import Problem, count_up
+from bevatron.data.packing.costs import Problem
 from bevatron.data.packing.randomness import sorting_order
+from bevatron.data.ragged import count_up
 from bevatron.typing import BoolArray, IntArray
 
 _MAX_ROUNDS = 64
@@ -85,24 +86,6 @@ def _place(problem: Problem, batch_of: IntArray, moving: IntArray, room: IntArra
         else:
             offset = 0
     return False
-
-
-def fill_empty(batch_of: IntArray, num_batches: int) -> IntArray:
-    """Move samples from the batches with the most samples into empty ones.
-
-    Needs at least as many samples as batches.
-    """
-    counts = np.bincount(batch_of, minlength=num_batches)
-    empty = np.flatnonzero(counts == 0)
-    if not len(empty):
-        return batch_of
-    place = np.empty_like(batch_of)
-    place[sorting_order(batch_of)] = count_up(counts)
-    # The first sample of a batch stays.
-    remaining = np.where(place > 0, counts[batch_of] - place, 0)
-    filled = batch_of.copy()
-    filled[sorting_order(int(remaining.max()) - remaining)[: len(empty)]] = empty
-    return filled
 
 
 def split_batches(

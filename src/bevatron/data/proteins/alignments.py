@@ -108,6 +108,13 @@ def _profile(rows: npt.NDArray[np.int8]) -> npt.NDArray[np.float32]:
     return (counts.reshape(num_columns, num_classes) / len(rows)).astype(np.float32)
 
 
+def places_by_key(store: Store) -> dict[bytes, int]:
+    """Return the place of each sequence of a store by its `sequence_key`, in order."""
+    keys = [flat for flat, _ in store.flat("key")]
+    joined = np.concatenate(keys) if keys else np.empty((0, 16), dtype=np.uint8)
+    return {key.tobytes(): place for place, key in enumerate(joined)}
+
+
 class Alignments:
     """The alignments of a store, found by sequence.
 
@@ -125,11 +132,9 @@ class Alignments:
                 f"{ALIGNMENTS_VERSION}; prepare it again"
             )
         try:
-            keys = [flat for flat, _ in store.flat("key")]
+            self._places = places_by_key(store)
         except StoreError:
             raise DataError(f"{store.path}: is not a store of alignments") from None
-        joined = np.concatenate(keys) if keys else np.empty((0, 16), dtype=np.uint8)
-        self._places = {key.tobytes(): place for place, key in enumerate(joined)}
 
     @classmethod
     def open(cls, path: str | Path) -> "Alignments":

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bevatron.data.ragged import members, pointer
 from bevatron.typing import Array, Arrays, IntArray
 
 ABSENT = -1
@@ -36,11 +37,8 @@ class Crop:
 def crop_of(entry: Arrays, tokens: IntArray) -> Crop:
     """Collect the atoms of some tokens of an entry."""
     num_atoms = np.asarray(entry["num_atoms"], dtype=np.int64)
-    first = np.cumsum(num_atoms) - num_atoms
-    counts = num_atoms[tokens]
-    atom_to_token = np.repeat(np.arange(len(tokens)), counts)
-    inside = np.arange(len(atom_to_token)) - np.repeat(np.cumsum(counts) - counts, counts)
-    atoms = first[tokens][atom_to_token] + inside
+    atom_to_token = np.repeat(np.arange(len(tokens)), num_atoms[tokens])
+    atoms, _ = members(pointer(num_atoms), tokens)
     return Crop(
         tokens,
         atoms,
@@ -112,7 +110,7 @@ def permutations_of(entry: Arrays, crop: Crop) -> dict[str, Array]:
         counts[place] = len(part)
     return {
         "ref_space_uid": uid.astype(np.int64),
-        "permutation_ptr": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        "permutation_ptr": pointer(counts),
         "permutation_atoms": np.concatenate(parts),
     }
 

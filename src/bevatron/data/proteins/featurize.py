@@ -14,6 +14,7 @@ from bevatron.data.proteins.bonds import Bonds, find_bonds, polymer_ends
 from bevatron.data.proteins.frames import NO_FRAME
 from bevatron.data.proteins.layout import Layout, lay_out
 from bevatron.data.proteins.tokens import LIGAND, residue_class
+from bevatron.data.ragged import count_up, pointer
 from bevatron.data.readers.proteins.components import Dictionary
 from bevatron.data.readers.proteins.structure import POLYMERS, Structure
 from bevatron.data.samples import Field
@@ -127,9 +128,8 @@ def _token_of_atom(layout: Layout) -> npt.NDArray[np.int32]:
     """Token of each atom: that of its residue, or one for each atom."""
     sizes = np.diff(layout.atom_ptr)
     single = np.diff(layout.token_ptr) != 1
-    place = np.arange(layout.num_atoms) - np.repeat(layout.atom_ptr[:-1], sizes)
     first = np.repeat(layout.token_ptr[:-1], sizes)
-    return (first + np.where(np.repeat(single, sizes), place, 0)).astype(np.int32)
+    return (first + np.where(np.repeat(single, sizes), count_up(sizes), 0)).astype(np.int32)
 
 
 def _token_arrays(
@@ -252,7 +252,7 @@ def _permutation_arrays(layout: Layout, bonds: Bonds) -> dict[str, Array]:
         if len(found) > 1:
             parts.append(found.ravel())
     return {
-        "permutation_ptr": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        "permutation_ptr": pointer(counts),
         "permutation_atoms": np.concatenate(parts),
     }
 

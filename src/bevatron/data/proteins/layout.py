@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from bevatron.data.proteins.tokens import DNA, LIGAND, PROTEIN, RNA, TYPES
 from bevatron.data.proteins.variants import Variant, variants_of
+from bevatron.data.ragged import pointer
 from bevatron.data.readers.proteins.components import Dictionary, expected_atoms
 from bevatron.data.readers.proteins.structure import POLYMERS, Structure
 from bevatron.errors import DataError
@@ -110,7 +111,7 @@ def lay_out(structure: Structure, components: Dictionary) -> Layout:
         ),
         chain=chain.astype(np.int64),
         chains=chains.astype(np.int64),
-        token_ptr=_pointer([variant.num_tokens for variant in variants]),
+        token_ptr=pointer([variant.num_tokens for variant in variants]),
         atom_ptr=atom_ptr,
         source=_with_arginine(dry, variants, atom_ptr, source),
         left_out=tuple(sorted(code for code in absent if code not in components)),
@@ -183,7 +184,3 @@ def _molecule(variant: Variant, kind: str) -> int:
 
 def _repeated(pointer: IntArray) -> npt.NDArray[np.int32]:
     return np.repeat(np.arange(len(pointer) - 1, dtype=np.int32), np.diff(pointer))
-
-
-def _pointer(counts: list[int]) -> IntArray:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

@@ -12,6 +12,7 @@ import pyarrow as pa
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from bevatron.data.proteins.conformers import NUM_POSES, component_key, make_poses
+from bevatron.data.ragged import pointer
 from bevatron.data.readers.proteins.components import Component, Dictionary
 from bevatron.data.store.prepare import rank_and_world
 from bevatron.data.store.progress import progress as show_progress
@@ -135,9 +136,9 @@ def prepare_poses(
 ) -> Poses:
     """Add the missing pools to a file and open it.
 
-    Until all are made they lie in parts beside the file, so that a kill loses no more than the
-    parts in progress; processes of several ranks each begin with another part. Raises DataError if
-    a component is unknown or the file cannot be written.
+    Until all are made they are in parts next to the file, so a kill loses only the parts in
+    progress; each rank begins with a different part. Raises DataError if a component is unknown or
+    the file cannot be written.
 
     Parameters
     ----------
@@ -228,7 +229,7 @@ def collected(pools: Mapping[int, npt.NDArray[np.float32]]) -> Poses:
     return Poses(
         keys=np.array(keys, dtype=np.int64),
         num_atoms=np.array(sizes, dtype=np.int64),
-        start=np.concatenate([[0], np.cumsum([len(part) for part in flat])]).astype(np.int64),
+        start=pointer([len(part) for part in flat]),
         positions=np.concatenate([np.zeros((0, 3), dtype=np.float32), *flat]),
         checksums=np.array(sums, dtype=np.uint64),
     )

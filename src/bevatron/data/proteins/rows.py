@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bevatron.data.proteins.stored_alignment import StoredAlignment
+from bevatron.data.ragged import count_up
 from bevatron.data.readers.proteins.alphabet import CLASSES, GAP
 from bevatron.typing import Array, IntArray
 
@@ -83,7 +84,7 @@ def _pair(alignments: Sequence[StoredAlignment]) -> npt.NDArray[np.int32]:
     first, count = first[:, shared], count[:, shared]
     depth = np.where(count > 0, count, np.iinfo(np.int64).max).min(axis=0, initial=MAX_ROWS)
     of_pair = np.repeat(np.arange(len(depth)), depth)
-    rank = np.arange(len(of_pair)) - np.repeat(np.cumsum(depth) - depth, depth)
+    rank = count_up(depth)
     rows = np.full((len(of_pair), len(alignments)), NO_ROW, dtype=np.int32)
     for place, alignment in enumerate(alignments):
         has = count[place, of_pair] > 0

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
+from bevatron.data.ragged import members
 from bevatron.data.readers.proteins.alphabet import CLASSES
 from bevatron.data.samples import Field
 from bevatron.data.store.shards import REBUILD
@@ -234,12 +235,9 @@ class StoredAlignment:
             if _checksum(of, self.deletion_column, self.deletion_count) != known:
                 last = min((group + 1) * GROUP, self.num_rows) - 1
                 raise self._damaged(block, f"deletions of rows {group * GROUP} to {last} are")
-        start = ptr[index].astype(np.int64)
-        number = ptr[index + 1] - start
-        ends = np.cumsum(number)
-        place = np.arange(number.sum()) + np.repeat(start - ends + number, number)
+        place, own = members(ptr, index)
         table = np.zeros((len(index), self._width(block)), dtype=np.uint8)
-        row = np.repeat(np.arange(len(index)), number)
+        row = np.repeat(np.arange(len(index)), np.diff(own))
         table[row, self.deletion_column[place]] = self.deletion_count[place]
         return table
 

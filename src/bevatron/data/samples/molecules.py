@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bevatron.data.padding.atoms import MoleculePadding
 from bevatron.data.padding.shape import BatchShape, PaddingRule, Ragged, RaggedFields, Rows
+from bevatron.data.ragged import pointer
 from bevatron.data.samples.feature_sets import feature_set
 from bevatron.data.samples.fields import Field
 from bevatron.data.samples.flat import AtomBatch
@@ -206,7 +207,7 @@ def collate_molecules(
     """
     num_atoms = _lengths(samples, "atom_features")
     num_edges = _lengths(samples, "bonds")
-    graph_ptr, pair_ptr = _offsets(num_atoms), _offsets(num_atoms**2)
+    graph_ptr, pair_ptr = pointer(num_atoms), pointer(num_atoms**2)
     edges = np.concatenate([s["bonds"] for s in samples]).astype(np.int64)
     edges += np.repeat(graph_ptr[:-1], num_edges)[:, None]
     receivers = edges[:, 1]
@@ -232,7 +233,7 @@ def collate_molecules(
         degree=_tensor(degree, np.int64),
         reverse_edge=_tensor(np.arange(len(edges)) ^ 1),
         incoming=_tensor(incoming, np.int64),
-        incoming_ptr=_tensor(_offsets(degree)),
+        incoming_ptr=_tensor(pointer(degree)),
         neighbours=_tensor(edges[incoming, 0]),
         shortest_paths=joined("shortest_paths", np.uint8),
         pair_ptr=_tensor(pair_ptr),
@@ -267,10 +268,6 @@ def _positions(samples: Sequence[Arrays], present: Array, num_atoms: IntArray) -
 
 def _lengths(samples: Sequence[Arrays], name: str) -> IntArray:
     return np.array([len(s[name]) for s in samples], dtype=np.int64)
-
-
-def _offsets(counts: IntArray) -> IntArray:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def _tensor(values: Array, dtype: npt.DTypeLike | None = None) -> Tensor:

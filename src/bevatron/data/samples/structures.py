@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bevatron.data.padding.atoms import AtomPadding
 from bevatron.data.padding.shape import BatchShape, PaddingRule, Ragged, RaggedFields, Rows
+from bevatron.data.ragged import pointer
 from bevatron.data.samples.fields import Field
 from bevatron.data.samples.flat import AtomBatch
 from bevatron.typing import Arrays, IntArray
@@ -155,13 +156,6 @@ class StructureBatch(AtomBatch):
         }
 
 
-def no_structures() -> StructureBatch:
-    """Build a batch of one atom without a label, as an example of its kind."""
-    sample = unlabelled_structure([1], [[0.0, 0.0, 0.0]])
-    none = {field.name: np.zeros((0, *field.shape), dtype=field.dtype) for field in EDGE_FIELDS}
-    return collate_structures([{**sample, **none}], np.zeros(1, dtype=np.int64), [0.0])
-
-
 def collate_structures(
     samples: Sequence[Arrays], indices: IntArray, weights: Sequence[float]
 ) -> StructureBatch:
@@ -174,7 +168,7 @@ def collate_structures(
     weights : 1, or 0 for a sample that must not count, [G]
     """
     num_atoms = np.array([len(s["atomic_numbers"]) for s in samples], dtype=np.int64)
-    graph_ptr = np.concatenate([[0], np.cumsum(num_atoms)]).astype(np.int64)
+    graph_ptr = pointer(num_atoms)
     edge_ptr = np.cumsum([0, *(len(s["edges"]) for s in samples)])
     edges = np.empty((2, int(edge_ptr[-1])), dtype=np.int64)
     for g, sample in enumerate(samples):

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
+from bevatron.data.ragged import pointer
 from bevatron.data.samples import Field
 from bevatron.errors import StoreError
 from bevatron.files import atomic_write
@@ -57,8 +58,7 @@ def concatenate(samples: Sequence[Arrays], fields: Sequence[Field]) -> Columns:
         for value in values:
             spec.check(value)
         if spec.ragged:
-            lengths = np.array([len(value) for value in values], dtype=np.int64)
-            offsets[spec.name] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+            offsets[spec.name] = pointer([len(value) for value in values])
             empty = np.empty((0, *spec.shape), dtype=spec.dtype)
             arrays[spec.name] = np.concatenate(values) if values else empty
         else:

@@ -17,6 +17,7 @@ from bevatron.data.proteins.rows_in_memory import RowsInMemory
 from bevatron.data.proteins.sample import TemplateSource
 from bevatron.data.proteins.template_store import StoredTemplates
 from bevatron.data.proteins.weights import chain_weights
+from bevatron.data.ragged import count_up
 from bevatron.data.store.store import Store
 from bevatron.errors import DataError
 from bevatron.models.alphafold2.losses import BEST_RESOLUTION, WORST_RESOLUTION
@@ -30,7 +31,7 @@ MAX_RESOLUTION = 9.0
 """Å; chains of a lower resolution are not trained on (section 1.2.5)."""
 
 MOST_OF_ONE = 0.8
-"""Nor are chains of which one residue type makes up more than this fraction."""
+"""Chains are not trained on either if one residue type makes up more than this fraction."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,13 @@ def chain_table(store: Store) -> ChainTable:
     """List the chains of a store."""
     counts = store.lengths("chain_length")
     entry = np.repeat(np.arange(len(store)), counts)
-    number = np.arange(len(entry)) - np.repeat(np.cumsum(counts) - counts, counts)
     length, key, most = (column(store, x) for x in ("chain_length", "chain_key", "most_of_one"))
     resolution = column(store, "resolution")[entry]
     # An unknown resolution, as in NMR entries, is no reason to leave a chain out.
     usable = ~np.greater_equal(resolution, MAX_RESOLUTION) & np.less_equal(most, MOST_OF_ONE)
     sure = np.greater_equal(resolution, BEST_RESOLUTION)
     sure &= np.less_equal(resolution, WORST_RESOLUTION)
-    units = np.column_stack([entry, number]).astype(np.int64)
+    units = np.column_stack([entry, count_up(counts)]).astype(np.int64)
     cluster = clusters_of_keys(key, clusters_of(store.path))
     return ChainTable(units, length.astype(np.int64), cluster, usable, sure)
 

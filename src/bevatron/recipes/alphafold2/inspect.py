@@ -13,7 +13,7 @@ from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray
 
 LONG = 2000
-"""Residues; longer chains, of which training sees only small parts, are counted."""
+"""Residues; longer chains, of which crops show only small parts, are counted."""
 
 
 def describe(store: Store) -> list[Table]:

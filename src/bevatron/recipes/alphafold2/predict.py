@@ -10,9 +10,9 @@ from bevatron.data.proteins.chain_index import UNKNOWN_DAY
 from bevatron.data.proteins.chains import residue_types
 from bevatron.data.proteins.constants import UNKNOWN
 from bevatron.data.proteins.mmcif import format_mmcif, format_pdb
-from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.proteins.templates import NUM_TEMPLATES
 from bevatron.data.readers.proteins import read_inputs
+from bevatron.data.readers.proteins.alphabet import sequence_classes
 from bevatron.data.readers.proteins.inputs import Complex, Entity
 from bevatron.errors import DataError
 from bevatron.files import atomic_write, make_writable, write_text_atomically

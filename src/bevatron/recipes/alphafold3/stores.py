@@ -18,8 +18,8 @@ from bevatron.data.proteins.featurize import ENTRY_FIELDS, describe, featurize
 from bevatron.data.proteins.filters import FILTERS, check_structure, filter_chains
 from bevatron.data.proteins.hit_files import NamedChain, entry_code
 from bevatron.data.proteins.poses import prepare_poses
-from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.readers.proteins import open_components
+from bevatron.data.readers.proteins.alphabet import sequence_classes
 from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.samples import Field
 from bevatron.data.store.store import Store

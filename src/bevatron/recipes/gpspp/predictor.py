@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from bevatron.data.dataset import Dataset, InMemory, Subset
+from bevatron.data.ragged import pointer
 from bevatron.data.readers.molecules import MoleculeReader, molecules_in_memory
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
@@ -247,7 +248,7 @@ class MoleculePredictor:
                     if atoms:
                         nodes.append(found["node_embedding"].double().cpu().numpy())
             _check_finite(dataset, usable, graph, ["embedding"] * width)
-            offsets = np.concatenate([[0], np.cumsum(sizes["atoms"])])
+            offsets = pointer(sizes["atoms"])
             every = np.concatenate(nodes) if nodes else np.zeros((0, width))
             reasons = [_texts(dataset, "reason"), differences(dataset, model.config)]
             return Embeddings(
@@ -334,7 +335,7 @@ class _Molecules(InMemory):
         """Yield all rows of a ragged field and the samples' offsets, as a store does."""
         if self.samples:
             rows = np.concatenate([sample[field] for sample in self.samples])
-            yield rows, np.concatenate([[0], np.cumsum(self.lengths(field))])
+            yield rows, pointer(self.lengths(field))
 
 
 def _check_finite(

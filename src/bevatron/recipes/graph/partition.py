@@ -25,6 +25,7 @@ from bevatron.data.graphs import (
 from bevatron.data.graphs.graph import Edges, SparseFeatures
 from bevatron.data.graphs.pieces import needs_whole_list
 from bevatron.data.graphs.reading import read_vertices, rows_of_files
+from bevatron.data.ragged import members
 from bevatron.data.samples.graphs import (
     PARTS,
     Graph,
@@ -237,9 +238,7 @@ def _rows(graph: GraphArrays, own: IntArray) -> GraphArrays:
     nothing = np.zeros(0, dtype=np.int32)
     features = graph.features
     if isinstance(features, SparseFeatures):
-        counts = np.diff(features.indptr)[own]
-        indptr = np.concatenate([[0], np.cumsum(counts)])
-        place = np.repeat(features.indptr[own] - indptr[:-1], counts) + np.arange(indptr[-1])
+        place, indptr = members(features.indptr, own)
         values = None if features.values is None else features.values[place]
         features = SparseFeatures(indptr, features.indices[place], values, features.width)
     elif features is not None:

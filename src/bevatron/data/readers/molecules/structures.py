@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bevatron.data.ragged import pointer
 from bevatron.data.readers.base import state_and_hash
 from bevatron.data.readers.molecules.base import check_labels, text_bytes
 from bevatron.errors import DataError
@@ -183,11 +184,11 @@ class NpzGeometry:
 
     @cached_property
     def _atom_ptr(self) -> IntArray:
-        return np.concatenate([[0], np.cumsum(self._arrays["n_atoms"], dtype=np.int64)])
+        return pointer(self._arrays["n_atoms"])
 
     @cached_property
     def _heavy_ptr(self) -> IntArray:
-        return np.concatenate([[0], np.cumsum(self._arrays["n_heavy"], dtype=np.int64)])
+        return pointer(self._arrays["n_heavy"])
 
 
 class SdfFile:

@@ -42,11 +42,12 @@ class ProteinFiles:
     alignments : a3m, Stockholm and aligned FASTA (.afa) files
     hits : hhr, m8 and hmmsearch's output
     duplicates, obsolete
-        OpenFold's groups of chains of equal sequence, and the archive's list of obsolete entries.
-    dates : OpenFold's caches, of which the release dates are used
+        OpenFold's groups of chains with equal sequences, and the archive's list of obsolete
+        entries.
+    dates : OpenFold's caches of release dates
     refused : (path, reason) of members of archives that are not read, and of damaged archives
     others : number of other files
-    copies : (path, path of the structure that is used instead) of copies that were found
+    copies : (path, path of the structure that is used instead) of duplicates
     """
 
     structures: tuple[Path, ...]

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from bevatron.data.ragged import members, pointer
 from bevatron.errors import DataError
 from bevatron.typing import BoolArray, IntArray
 
@@ -205,7 +206,7 @@ class Structure:
         wanted = np.asarray(chains, dtype=np.int64)
         if len(np.unique(wanted)) != len(wanted):
             raise ValueError("a chain is named twice")
-        residues, residue_ptr = _ranges(self.chains.residue_ptr, wanted)
+        residues, residue_ptr = members(self.chains.residue_ptr, wanted)
         return self._taken(wanted, residues, residue_ptr)
 
     def take_atoms(self, keep: BoolArray) -> "Structure":
@@ -217,7 +218,7 @@ class Structure:
         """
         kept = np.flatnonzero(keep)
         counts = np.bincount(self.atoms.residue[kept], minlength=len(self.residues.number))
-        residues = replace(self.residues, atom_ptr=_pointer(counts))
+        residues = replace(self.residues, atom_ptr=pointer(counts))
         links = _renumbered(self.links, kept, len(keep))
         return replace(self, atoms=_take(self.atoms, kept), residues=residues, links=links)
 
@@ -259,7 +260,7 @@ class Structure:
         self, copies: list[tuple[IntArray, npt.NDArray[np.float64], npt.NDArray[np.float64]]]
     ) -> "Structure":
         chains = np.concatenate([wanted for wanted, _, _ in copies])
-        residues, residue_ptr = _ranges(self.chains.residue_ptr, chains)
+        residues, residue_ptr = members(self.chains.residue_ptr, chains)
         whole = self._taken(chains, residues, residue_ptr)
         ends = np.cumsum([0] + [len(wanted) for wanted, _, _ in copies])
         edges = whole.residues.atom_ptr[residue_ptr[ends]]
@@ -269,8 +270,8 @@ class Structure:
             position[part] = position[part] @ rotation.T + translation
         links = []
         for copy, (wanted, _, _) in enumerate(copies):
-            part_residues, _ = _ranges(self.chains.residue_ptr, wanted)
-            kept, _ = _ranges(self.residues.atom_ptr, part_residues)
+            part_residues, _ = members(self.chains.residue_ptr, wanted)
+            kept, _ = members(self.residues.atom_ptr, part_residues)
             found = _renumbered(self.links, kept, len(self.atoms.residue))
             links.append(replace(found, atoms=found.atoms + np.int32(edges[copy])))
         return replace(
@@ -285,7 +286,7 @@ class Structure:
         )
 
     def _taken(self, chains: IntArray, residues: IntArray, residue_ptr: IntArray) -> "Structure":
-        atoms, atom_ptr = _ranges(self.residues.atom_ptr, residues)
+        atoms, atom_ptr = members(self.residues.atom_ptr, residues)
         chain = np.repeat(np.arange(len(chains), dtype=np.int32), np.diff(residue_ptr))
         residue = np.repeat(np.arange(len(residues), dtype=np.int32), np.diff(atom_ptr))
         unique = len(np.unique(chains)) == len(chains)
@@ -350,17 +351,6 @@ def _take(table: _Table, rows: IntArray) -> _Table:
         name: column[rows] for name, column in vars(table).items() if not name.endswith("_ptr")
     }
     return replace(table, **columns)
-
-
-def _pointer(counts: IntArray) -> IntArray:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
-def _ranges(pointer: IntArray, items: IntArray) -> tuple[IntArray, IntArray]:
-    """List the members of each item by ``pointer``, and the pointer of the result."""
-    counts = np.diff(pointer)[items]
-    new = _pointer(counts)
-    return np.arange(new[-1]) + np.repeat(pointer[items] - new[:-1], counts), new
 
 
 def _renumbered(links: Links, kept: IntArray, atoms: int) -> Links:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bevatron.data.compressed import MAX_BYTES, read_whole
+from bevatron.data.ragged import pointer
 from bevatron.data.readers.proteins.atom_site import Sites, read_sites
 from bevatron.data.readers.proteins.binary_cif import is_binary_cif, parse_binary_cif
 from bevatron.data.readers.proteins.cif import Table, gemmi, parse_cif
@@ -229,14 +230,14 @@ def _tables(sites: Sites, entities: Entities) -> tuple[Residues, Chains, Any]:
         number=np.array(columns["number"], dtype=np.int32),
         author_number=np.array(columns["author"], dtype=np.int32),
         insertion=np.array(insertions, dtype=np.str_),
-        atom_ptr=_pointer(atom_counts),
+        atom_ptr=pointer(atom_counts),
     )
     chains = Chains(
         label=np.array(sites.labels, dtype=np.str_),
         author=np.array(sites.authors, dtype=np.str_),
         entity=np.array(names, dtype=np.str_),
         kind=np.array(kinds, dtype=np.str_),
-        residue_ptr=_pointer(np.array(counts)),
+        residue_ptr=pointer(counts),
     )
     return residues, chains, np.repeat(places, np.diff(sites.atom_ptr)).astype(np.int32)
 
@@ -257,10 +258,6 @@ def _numbers(sites: Sites, rows: slice) -> IntArray:
         if np.square(apart).sum(axis=-1).min() < _BONDED**2:
             step[place] = 1
     return np.cumsum([1, *step])
-
-
-def _pointer(counts: IntArray) -> IntArray:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def _resolution(block: Any, name: str) -> float | None:

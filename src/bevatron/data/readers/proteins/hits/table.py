@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bevatron.data.ragged import pointer
 from bevatron.data.readers.proteins.fasta import BLANKS
 from bevatron.errors import DataError
 from bevatron.typing import Array, BoolArray, IntArray
@@ -156,8 +157,8 @@ def joined(parts: Sequence[TemplateHits]) -> TemplateHits:
 
 def _joined_pairs(pairs: Sequence[npt.NDArray[np.int32]]) -> dict[str, Any]:
     empty = np.zeros((0, 2), dtype=np.int32)
-    ends = np.cumsum([0, *map(len, pairs)], dtype=np.int64)
-    return {"pairs": np.concatenate([empty, *pairs]), "pair_ptr": ends}
+    ptr = pointer([len(part) for part in pairs])
+    return {"pairs": np.concatenate([empty, *pairs]), "pair_ptr": ptr}
 
 
 def collect(hits: Sequence[Hit]) -> TemplateHits:
@@ -192,7 +193,7 @@ def _pairs(
     hits: Sequence[Hit], ranges: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int32], IntArray]:
     lengths = np.array([len(hit.in_query) for hit in hits], dtype=np.int64)
-    ends = np.concatenate([[0], np.cumsum(lengths)])
+    ends = pointer(lengths)
     positions = []
     both = np.ones(ends[-1], dtype=np.bool_)
     for side, start in (("in_query", 0), ("in_target", 2)):
@@ -202,7 +203,7 @@ def _pairs(
         positions.append(before[1:] - 1 + np.repeat(first, lengths))
         both &= present[1:]
     pairs = np.stack(positions, axis=1)[both].astype(np.int32)
-    return pairs, np.concatenate([[0], np.cumsum(both)])[ends].astype(np.int64)
+    return pairs, pointer(both)[ends]
 
 
 def has_residue(row: bytes) -> BoolArray:
