@@ -60,7 +60,7 @@ def searches(store: Store, chains: Sequence[NamedChain]) -> list[Table]:
     alignments, templates = opened_searches(store.path)
     named: dict[bytes, list[NamedChain]] = {}
     for chain in chains:
-        key = sequence_key(np.frombuffer(chain.classes, dtype=np.int8))
+        key = sequence_key(chain.classes)
         named.setdefault(key, []).append(chain)
     keys = set(named)
     rows: list[Row] = []

@@ -167,7 +167,7 @@ def chain_of(entry: Arrays, number: int) -> Arrays:
 
 def alignment_of(query: Array, alignments: Alignments | None) -> AlignmentRows:
     """Return the alignment of a sequence; without one the sequence is its only row."""
-    place = None if alignments is None else alignments.find(np.asarray(query, dtype=np.int8))
+    place = None if alignments is None else alignments.find(query)
     if alignments is None or place is None:
         rows = np.asarray(query, dtype=np.int8)[None]
         return RowsInMemory(rows, np.zeros(rows.shape, dtype=np.uint8))
@@ -176,8 +176,7 @@ def alignment_of(query: Array, alignments: Alignments | None) -> AlignmentRows:
 
 def templates_of(query: Array, templates: TemplateSource | None, released: int) -> Arrays:
     """Return the templates that a chain may see, `TEMPLATE_FIELDS`; nothing if there are none."""
-    key = sequence_key(np.asarray(query, dtype=np.int8))
-    return {} if templates is None else templates.find(key, released) or {}
+    return {} if templates is None else templates.find(sequence_key(query), released) or {}
 
 
 @dataclass(frozen=True)
