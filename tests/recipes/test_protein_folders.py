@@ -1,7 +1,9 @@
 """What lies in a laboratory's folders, and what is asked of them by mistake."""
 
 import csv
+import errno
 import gzip
+import os
 import tarfile
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from bevatron.recipes import proteins as common
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold2.stores import prepared as chain_stores
 from bevatron.recipes.alphafold3.stores import prepare_complexes
+from bevatron.recipes.inspect import inspect_store
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def test_copies_of_a_structure_are_left_out_and_named(folder, tmp_path):
     assert [Path(path).name for path in store.manifest["sources"]] == [
         "1abc.cif", "1abc.pdb", "2abc.cif",
     ]  # fmt: skip
-    reason = f"is a copy of {folder / '1abc.cif'}, which is used"
+    reason = f"is a copy of {folder / '1abc.cif'}, which is read instead"
     with (tmp_path / "s-rejects.csv").open(newline="") as file:
         listed = list(csv.reader(file))[1:]
     assert listed == [
@@ -76,9 +79,62 @@ def test_a_file_that_is_like_two_others_makes_them_copies_too(folder, tmp_path):
         (folder / name).write_bytes(gzip.compress(content) if ".gz" in name else content)
     store, lines = prepare(folder, tmp_path / "s")
     assert store.manifest["sources"] == [str(folder / "b/1abc.cif")]
-    reason = f"is a copy of {folder / 'b/1abc.cif'}, which is used"
+    reason = f"is a copy of {folder / 'b/1abc.cif'}, which is read instead"
     left = {line.partition(": ")[2] for line in lines if line.startswith("left out: ")}
     assert left == {f"{folder / name}: {reason}" for name in ("a copy.cif", "ab/1abc.cif.gz")}
+
+
+def test_empty_files_are_no_copies_of_each_other(folder, tmp_path):
+    for name in ("2abc.cif", "ab/2abc.cif.gz", "ab/3abc.pdb"):
+        (folder / name).write_bytes(b"")
+    _, lines = prepare(folder, tmp_path / "s")
+    left = [line for line in lines if line.startswith("left out: ")]
+    assert len(left) == 3
+    assert all(": is empty; expected" in line for line in left)
+
+
+def test_a_folder_that_may_not_be_listed_is_named(folder, tmp_path, monkeypatch):
+    (folder / "ab/2abc.cif").write_bytes(proteins.cif())
+    listed = os.scandir
+
+    def scandir(place):
+        if str(place).endswith("/ab"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(place))
+        return listed(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    store, lines = prepare(folder, tmp_path / "s")
+    assert store.manifest["sources"] == [str(folder / "1abc.cif")]
+    reason = "is a folder that cannot be read (Permission denied); check its permissions"
+    assert f"left out: {folder / 'ab'}: {reason}" in lines
+
+
+def test_the_next_command_is_quoted_for_a_shell(folder, tmp_path):
+    _, lines = prepare(folder, tmp_path / "my store")
+    out = tmp_path / "my store"
+    assert lines[-1] == f"train with: bevatron train alphafold2 --data '{out}' --output RUN"
+
+
+@pytest.mark.parametrize("text", ["no key\n", "1\n2 1\n", None], ids=["text", "twice", "missing"])
+def test_damaged_clusters_of_a_store_are_named(folder, tmp_path, text):
+    store, _ = prepare(folder, tmp_path / "s")
+    path = store.path / "clusters.txt"
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(
+        StoreError, match=r"clusters\.txt: is missing or damaged; run prepare again"
+    ):
+        protein_clusters.clusters_of(store.path)
+    with pytest.raises(
+        StoreError, match=r"clusters\.txt: is missing or damaged; run prepare again"
+    ):
+        inspect_store(store.path, tmp_path / "page")
+
+
+def test_validation_on_no_sample_is_refused():
+    with pytest.raises(ConfigError, match="valid_most: expected 1 or more, got 0"):
+        common.ProteinDataConfig(valid_most=0)
 
 
 def test_of_many_files_one_is_named_for_each_reason(folder, tmp_path):

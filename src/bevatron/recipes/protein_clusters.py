@@ -60,6 +60,20 @@ def write_clusters(
     return known
 
 
+def clusters_of(folder: Path) -> dict[int, int]:
+    """Return the number of its cluster by chain key, of the store in a folder.
+
+    Raises StoreError if the file is missing or damaged.
+    """
+    path = folder / CLUSTERS
+    try:
+        return {int(key): number for key, number in read_clusters(path).items()}
+    except (DataError, ValueError):
+        raise StoreError(
+            f"{path}: is missing or damaged; run prepare again, which rebuilds only it"
+        ) from None
+
+
 def _hash(text: str) -> str:
     return xxh3_128_hexdigest(text.encode())
 

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import math
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field, replace
@@ -41,6 +42,7 @@ from bevatron.data.store.store import MANIFEST, Store
 from bevatron.data.store.writer import REPLACE
 from bevatron.errors import ConfigError, DataError, OtherInputsError, StoreError, reason_of
 from bevatron.files import TEMPORARY, is_kept, remove_folder, write_csv_atomically
+from bevatron.models.common.hyper_parameters import check_ranges
 from bevatron.output import counted, say
 from bevatron.recipes.protein_clusters import CLUSTERS, write_clusters
 from bevatron.recipes.protein_copies import names_of_copies, without_copies
@@ -93,6 +95,7 @@ class ProteinDataConfig:
         """Convert an old key; refuse values out of range."""
         take_renamed(self, "data", valid_fraction=valid_fraction)
         check_sizes(valid_size=self.valid_size)
+        check_ranges(self, [("valid_most", 1, math.inf)])
 
     def divided(self, number: int) -> tuple[IntArray, IntArray]:
         """Divide what is trained on from what validates, both of the first store.
@@ -322,9 +325,10 @@ class StoreKind:
                 f"{store.path}: holds no usable structure: {left} left out, listed with the "
                 f"reasons in {rejects_file(store)}"
             )
+        quoted = shlex.quote(str(store.path))
         return [
             *lines,
-            f"train with: bevatron train {self.system} --data {store.path} --output RUN",
+            f"train with: bevatron train {self.system} --data {quoted} --output RUN",
         ]
 
 

@@ -12,7 +12,6 @@ from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignments import Alignments, sequence_key
 from bevatron.data.proteins.chain_index import clusters_of_keys
 from bevatron.data.proteins.chain_samples import ChainSizes, fitted, sample_chain
-from bevatron.data.proteins.clusters import read_clusters
 from bevatron.data.proteins.clusters_of_rows import AlignmentRows
 from bevatron.data.proteins.rows_in_memory import RowsInMemory
 from bevatron.data.proteins.sample import TemplateSource
@@ -24,7 +23,7 @@ from bevatron.errors import DataError
 from bevatron.models.alphafold2.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.output import counted
 from bevatron.recipes.alphafold2.stores import RESIDUE_FIELDS, labels_of, open_chains
-from bevatron.recipes.protein_clusters import CLUSTERS
+from bevatron.recipes.protein_clusters import clusters_of
 from bevatron.recipes.proteins import ProteinDataConfig, mixture, opened_searches
 from bevatron.typing import Array, Arrays, IntArray
 
@@ -88,8 +87,8 @@ def chain_table(store: Store) -> ChainTable:
     sure = np.greater_equal(resolution, BEST_RESOLUTION)
     sure &= np.less_equal(resolution, WORST_RESOLUTION)
     units = np.column_stack([entry, count_up(counts)]).astype(np.int64)
-    known = {int(word): n for word, n in read_clusters(store.path / CLUSTERS).items()}
-    return ChainTable(units, length.astype(np.int64), clusters_of_keys(key, known), usable, sure)
+    cluster = clusters_of_keys(key, clusters_of(store.path))
+    return ChainTable(units, length.astype(np.int64), cluster, usable, sure)
 
 
 class ChainDataset:

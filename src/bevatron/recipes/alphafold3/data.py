@@ -10,14 +10,13 @@ import numpy as np
 from bevatron.data.dataset import column
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.chain_index import Choices
-from bevatron.data.proteins.clusters import read_clusters
 from bevatron.data.proteins.poses import open_poses
 from bevatron.data.proteins.sample import SampleSizes, Sources, sample
 from bevatron.data.store.store import Store
 from bevatron.errors import DataError
 from bevatron.models.alphafold3.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.recipes.alphafold3.stores import POSES, open_complexes
-from bevatron.recipes.protein_clusters import CLUSTERS
+from bevatron.recipes.protein_clusters import clusters_of
 from bevatron.recipes.proteins import ProteinDataConfig, mixture, opened_searches
 from bevatron.typing import Arrays, FloatArray, IntArray
 
@@ -193,8 +192,7 @@ def units_of(store: Store, entries: IntArray) -> tuple[IntArray, FloatArray]:
     """
     allowed = np.zeros(len(store), dtype=np.bool_)
     allowed[entries] = True
-    clusters = {int(key): n for key, n in read_clusters(store.path / CLUSTERS).items()}
-    found = Choices.of(store, clusters, allowed)
+    found = Choices.of(store, clusters_of(store.path), allowed)
     return np.column_stack([found.entry, found.chains.astype(np.int64)]), found.weight
 
 
