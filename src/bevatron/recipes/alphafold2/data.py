@@ -23,8 +23,8 @@ from bevatron.errors import DataError
 from bevatron.models.alphafold2.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.output import counted
 from bevatron.recipes.alphafold2.stores import RESIDUE_FIELDS, labels_of, open_chains
-from bevatron.recipes.protein_clusters import clusters_of
-from bevatron.recipes.proteins import ProteinDataConfig, mixture, opened_searches
+from bevatron.recipes.proteins.clusters import clusters_of
+from bevatron.recipes.proteins.stores import ProteinDataConfig, mixture, opened_searches
 from bevatron.typing import Array, Arrays, IntArray
 
 MAX_RESOLUTION = 9.0
