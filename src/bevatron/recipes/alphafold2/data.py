@@ -23,8 +23,8 @@ from bevatron.errors import DataError
 from bevatron.models.alphafold2.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.output import counted
 from bevatron.recipes.alphafold2.stores import RESIDUE_FIELDS, labels_of, open_chains
-from bevatron.recipes.protein_clusters import clusters_of
-from bevatron.recipes.proteins import ProteinDataConfig, mixture, opened_searches
+from bevatron.recipes.proteins.clusters import clusters_of
+from bevatron.recipes.proteins.stores import ProteinDataConfig, mixture, opened_searches
 from bevatron.typing import Array, Arrays, IntArray
 
 MAX_RESOLUTION = 9.0
@@ -166,7 +166,7 @@ def chain_of(entry: Arrays, number: int) -> Arrays:
 
 def alignment_of(query: Array, alignments: Alignments | None) -> AlignmentRows:
     """Return the alignment of a sequence; without one the sequence is its only row."""
-    place = None if alignments is None else alignments.find(np.asarray(query, dtype=np.int8))
+    place = None if alignments is None else alignments.find(query)
     if alignments is None or place is None:
         rows = np.asarray(query, dtype=np.int8)[None]
         return RowsInMemory(rows, np.zeros(rows.shape, dtype=np.uint8))
@@ -175,8 +175,7 @@ def alignment_of(query: Array, alignments: Alignments | None) -> AlignmentRows:
 
 def templates_of(query: Array, templates: TemplateSource | None, released: int) -> Arrays:
     """Return the templates that a chain may see, `TEMPLATE_FIELDS`; nothing if there are none."""
-    key = sequence_key(np.asarray(query, dtype=np.int8))
-    return {} if templates is None else templates.find(key, released) or {}
+    return {} if templates is None else templates.find(sequence_key(query), released) or {}
 
 
 @dataclass(frozen=True)

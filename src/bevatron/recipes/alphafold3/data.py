@@ -16,8 +16,8 @@ from bevatron.data.store.store import Store
 from bevatron.errors import DataError
 from bevatron.models.alphafold3.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.recipes.alphafold3.stores import POSES, open_complexes
-from bevatron.recipes.protein_clusters import clusters_of
-from bevatron.recipes.proteins import ProteinDataConfig, mixture, opened_searches
+from bevatron.recipes.proteins.clusters import clusters_of
+from bevatron.recipes.proteins.stores import ProteinDataConfig, mixture, opened_searches
 from bevatron.typing import Arrays, FloatArray, IntArray
 
 

@@ -44,9 +44,9 @@ from bevatron.errors import ConfigError, DataError, OtherInputsError, StoreError
 from bevatron.files import TEMPORARY, is_kept, remove_folder, write_csv_atomically
 from bevatron.models.common.hyper_parameters import check_ranges
 from bevatron.output import counted, say
-from bevatron.recipes.protein_clusters import CLUSTERS, write_clusters
-from bevatron.recipes.protein_copies import names_of_copies, without_copies
-from bevatron.recipes.protein_dates import OtherDateError, Released
+from bevatron.recipes.proteins.clusters import CLUSTERS, write_clusters
+from bevatron.recipes.proteins.copies import names_of_copies, without_copies
+from bevatron.recipes.proteins.dates import OtherDateError, Released
 from bevatron.typing import Array, Arrays, IntArray
 
 Chains = tuple[Sequence[NamedChain], Sequence[bytes]]
