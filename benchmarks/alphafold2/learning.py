@@ -23,6 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -147,8 +148,10 @@ def reduced(run: Run, given: argparse.Namespace) -> Run:
 class Alone(ChainDataset):
     """Chains without their alignments and templates."""
 
-    def _open(self) -> Any:
-        return super()._open()[0], None, None
+    @cached_property
+    def opened(self) -> Any:
+        """The store alone."""
+        return super().opened[0], None, None
 
 
 def tested(predictor: ChainPredictor, path: Path, longest: int, most: int | None) -> list[Result]:

@@ -18,7 +18,9 @@ from bevatron.recipes.alphafold2.stores import prepared as chain_stores
 from bevatron.recipes.alphafold3.stores import prepare_complexes
 from bevatron.recipes.inspect import inspect_store
 from bevatron.recipes.proteins import clusters, copies
-from bevatron.recipes.proteins import stores as common
+from bevatron.recipes.proteins.data import ProteinDataConfig
+from bevatron.recipes.proteins.rejects import rejects_file
+from bevatron.recipes.proteins.stores import find_structures
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def test_structures_of_a_size_and_a_name_of_their_own_are_not_read_to_find_copie
             tar.add(tmp_path / name, name)
     hashed = []
     monkeypatch.setattr(copies, "content_hash", lambda p: hashed.append(p.name) or p.name)
-    assert len(common.find_structures([folder]).structures) == 4
+    assert len(find_structures([folder]).structures) == 4
     assert hashed == ["3abc.cif", "4abc.cif"]
 
 
@@ -134,7 +136,7 @@ def test_damaged_clusters_of_a_store_are_named(folder, tmp_path, text):
 
 def test_validation_on_no_sample_is_refused():
     with pytest.raises(ConfigError, match="valid_most: expected 1 or more, got 0"):
-        common.ProteinDataConfig(valid_most=0)
+        ProteinDataConfig(valid_most=0)
 
 
 def test_of_many_files_one_is_named_for_each_reason(folder, tmp_path):
@@ -147,7 +149,7 @@ def test_of_many_files_one_is_named_for_each_reason(folder, tmp_path):
     assert left[0].startswith(f"left out: {folder / 'damaged.cif'}: ")
     assert left[1].startswith(f"left out: {folder / 'strange00.a3m'} and 11 others: its first")
     assert left[2] == "files left out: 13"
-    assert f"all are listed in {common.rejects_file(store)}" in lines
+    assert f"all are listed in {rejects_file(store)}" in lines
 
 
 def test_hits_may_name_the_copy_of_a_structure(folder, tmp_path):
@@ -205,7 +207,7 @@ def test_aligned_fasta_is_an_alignment(folder, tmp_path):
 
 def test_no_folder_at_all_is_asked_for():
     with pytest.raises(DataError, match="no file or folder is given"):
-        common.find_structures([])
+        find_structures([])
 
 
 def test_a_file_of_clusters_is_read_before_the_work(folder, tmp_path):

@@ -1,137 +1,39 @@
-"""Preparation common to stores of complexes and of chains: alignments, templates, structures."""
+"""Preparation common to stores of complexes and of chains."""
 
 import datetime as dt
-import math
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from bevatron.config import take_renamed
-from bevatron.data.archives import archive_of
-from bevatron.data.dataset import check_sizes, set_aside
-from bevatron.data.packing.draws import Draws, Source
-from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
-from bevatron.data.proteins.alignments import Alignments, prepare_alignments
-from bevatron.data.proteins.chain_index import day_number
 from bevatron.data.proteins.clusters import read_clusters
 from bevatron.data.proteins.filters import certain
-from bevatron.data.proteins.hit_files import NamedChain, entry_code, template_queries
-from bevatron.data.proteins.places import ChainSequences
-from bevatron.data.proteins.template_store import StoredTemplates, prepare_templates
-from bevatron.data.readers.proteins import (
-    Structure,
-    read_duplicate_chains,
-    read_release_dates,
-    read_structure,
-)
-from bevatron.data.readers.proteins.folders import (
-    ProteinFiles,
-    StructureFiles,
-    find_protein_files,
-    is_rna,
-)
-from bevatron.data.readers.proteins.openfold import read_obsolete
+from bevatron.data.proteins.hit_files import NamedChain, entry_code
+from bevatron.data.readers.proteins import Structure, read_release_dates, read_structure
+from bevatron.data.readers.proteins.folders import ProteinFiles, StructureFiles, find_protein_files
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare, rank_and_world
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.data.store.writer import REPLACE
 from bevatron.errors import ConfigError, DataError, OtherInputsError, StoreError, reason_of
-from bevatron.files import TEMPORARY, is_kept, remove_folder, write_csv_atomically
-from bevatron.models.common.hyper_parameters import check_ranges
+from bevatron.files import is_kept
 from bevatron.output import counted, say
 from bevatron.recipes.proteins.clusters import CLUSTERS, write_clusters
-from bevatron.recipes.proteins.copies import names_of_copies, without_copies
+from bevatron.recipes.proteins.copies import without_copies
 from bevatron.recipes.proteins.dates import OtherDateError, Released
-from bevatron.typing import Array, Arrays, IntArray
+from bevatron.recipes.proteins.rejects import lines_of_rejects, list_rejects, rejects_file, unusable
+from bevatron.recipes.proteins.searches import prepare_searches, tables
+from bevatron.typing import Array, Arrays
 
 Chains = tuple[Sequence[NamedChain], Sequence[bytes]]
 """The proteins of a store, and the classes of its RNA."""
 
-ALIGNMENTS, TEMPLATES = "alignments", "templates"
-"""Folders inside that of a store."""
-
 UNSET = "strict", "lowest_plddt", "released"
 """Options of `Featurizer` that are no settings of a store, or only where they are given."""
-
-MOST_SHOWN = 10
-"""Files that were left out, or reasons, that are named on the terminal."""
-
-
-@dataclass(frozen=True)
-class ProteinDataConfig:
-    """Stores of proteins and how they are divided.
-
-    Attributes
-    ----------
-    train
-        Stores, or folders of structures and alignments, which are prepared into the run's folder,
-        all into one store.
-    shares
-        How often each store is drawn from, relative to the others, such as 1 3 for known and
-        predicted structures; by default in proportion to their sizes.
-    valid : stores or folders for validation; by default a part of the first of ``train``
-    valid_size
-        Size of that random part: a fraction below 1, or a number, of clusters of similar sequences
-        (chains) or of entries (complexes).
-    valid_most : maximum number of chains or complexes for validation
-    split_seed : seed of the random split
-    valid_fraction : old name of ``valid_size``
-    """
-
-    train: tuple[Path, ...] = ()
-    shares: tuple[float, ...] = ()
-    valid: tuple[Path, ...] = ()
-    valid_size: float = 0.05
-    valid_most: int = 64
-    split_seed: int = 0
-    valid_fraction: InitVar[float | None] = None
-
-    def __post_init__(self, valid_fraction: float | None) -> None:
-        """Convert an old key; refuse values out of range."""
-        take_renamed(self, "data", valid_fraction=valid_fraction)
-        check_sizes(valid_size=self.valid_size)
-        check_ranges(self, [("valid_most", 1, math.inf)])
-
-    def divided(self, number: int) -> tuple[IntArray, IntArray]:
-        """Divide what is trained on from what validates, both of the first store.
-
-        Raises ConfigError if nothing would be left to train on.
-        """
-        kept, taken = set_aside(number, self.split_seed, valid_size=self.valid_size)
-        return kept, taken
-
-    def check_given(self, what: str) -> None:
-        """Refuse nothing or twice the same to train on, other shares, several validation stores."""
-        if not self.train:
-            raise ConfigError(f"data.train: expected a store of {what} or a folder of structures")
-        places = [path.resolve() for path in self.train]
-        for path, place in zip(self.train, places, strict=True):
-            if places.count(place) > 1:
-                raise ConfigError(f"data.train: {path} is there twice; give it once")
-        if self.shares and len(self.shares) != len(self.train):
-            raise ConfigError(
-                f"data.shares: has {counted(len(self.shares), 'number')} for "
-                f"{counted(len(self.train), 'store')}; expected one for each (folders of "
-                "structures become one store)"
-            )
-        if not all(0 < share < math.inf for share in self.shares):
-            raise ConfigError("data.shares: expected numbers above 0")
-        if len(self.valid) > 1:
-            raise ConfigError("data.valid: expected one store; prepare the folders together")
-
-    def warnings(self) -> list[str]:
-        """Name stores that are, or may hold what is, both trained on and validated on."""
-        if len(self.train) > 1 and not self.valid and self.valid_size:
-            part = f"a part of {self.train[0]} is held out for validation"
-            return [f"warning: {part}, but other stores may hold its like; give data.valid"]
-        train = [path.resolve() for path in self.train]
-        both = [path for path in self.valid if path.resolve() in train]
-        return [f"warning: {path} is validated on and trained on" for path in both]
 
 
 @dataclass(frozen=True)
@@ -264,7 +166,7 @@ class StoreKind:
             (out / CLUSTERS).unlink(missing_ok=True)
         refused: list[tuple[str, str]] = []
         known: dict[str, dt.date] = {}
-        for dates in _tables(found.dates, read_release_dates, refused, strict=featurize.strict):
+        for dates in tables(found.dates, read_release_dates, refused, strict=featurize.strict):
             for code, date in dates.items():
                 if known.setdefault(code, date) != date:
                     raise DataError(
@@ -357,21 +259,6 @@ def stores_of(
     return (*stores[:first], out, *stores[first:])
 
 
-def mixture(sources: Sequence[Source], shares: Sequence[float], seed: int) -> Draws:
-    """Return the draws from stores, with the shares of the configuration if it has any.
-
-    Stores in folders of one name are told apart by their numbers.
-    """
-    names = [source.name for source in sources]
-    named = [
-        name if names.count(name) == 1 else f"{name} ({number})"
-        for number, name in enumerate(names, start=1)
-    ]
-    given = shares or [source.share for source in sources]
-    parts = zip(sources, named, given, strict=True)
-    return Draws([replace(each, name=name, share=share) for each, name, share in parts], seed)
-
-
 def find_structures(files: Sequence[str | Path]) -> ProteinFiles:
     """List the files of proteins among paths and in folders, without copies of structures.
 
@@ -395,185 +282,6 @@ def nothing(fields: Sequence[Field]) -> Arrays:
         field.name: np.zeros((0, *field.shape) if field.ragged else field.shape, field.dtype)
         for field in fields
     }
-
-
-def prepare_searches(
-    found: ProteinFiles,
-    store: Store,
-    chains: Sequence[NamedChain],
-    *,
-    strict: bool,
-    workers: int | None,
-    overwrite: bool,
-    progress: bool | None = None,
-    rna: Sequence[bytes] = (),
-    dates: Mapping[str, dt.date],
-) -> tuple[list[str], list[tuple[str, str]]]:
-    """Prepare the alignments and the templates of the chains of a store, if there are any.
-
-    Parameters
-    ----------
-    store : store of the structures
-    chains : the proteins in that store
-    strict : an unusable file is an error
-    workers, overwrite, progress
-        As in `bevatron.data.store.prepare.prepare`; ``overwrite`` also removes alignments and
-        templates if there are none any more.
-    rna : classes of the RNA in the store
-    dates : release dates of structures whose files may name none
-
-    Returns
-    -------
-    Lines for the user, and (file, reason) of what was left out.
-    """
-    names = {chain.classes: f"'{chain.entry}_{chain.names[0]}'" for chain in reversed(chains)}
-    sequences = ChainSequences([*(chain.classes for chain in chains), *rna], names)
-    options: dict[str, Any] = {"workers": workers, "overwrite": overwrite, "progress": progress}
-    reader, rejects = _read_alignments(found, sequences, rna=bool(rna), strict=strict)
-    lines = [f"alignment files: {len(found.alignments)}"]
-    if reader is not None:
-        lines[0] += f", sequences: {reader.num_samples}, parts of chains: {reader.partial}"
-    if reader is not None and reader.num_samples:
-        rejects += prepare_alignments(reader, store.path / ALIGNMENTS, **options).rejects()
-    elif overwrite and (store.path / ALIGNMENTS).exists():
-        remove_folder(store.path / ALIGNMENTS)
-    duplicates = [
-        group for groups in _tables(found.duplicates, read_duplicate_chains, rejects, strict=strict)
-        for group in groups
-    ]  # fmt: skip
-    duplicates += names_of_copies(found, chains)
-    known = {} if reader is None else reader.queries
-    queries, of_none = template_queries(
-        found.hits, chains, sequences, known, duplicates, strict=strict
-    )
-    rejects += [*found.refused, *of_none]
-    folder = store.path / TEMPLATES
-    if not queries:
-        if overwrite and folder.exists():
-            remove_folder(folder)
-        return [*lines, f"template hit files: {len(found.hits)}"], rejects
-    structures = {entry_code(path): first for path, first in reversed(found.copies)}
-    structures |= {entry_code(path): path for path in reversed(found.structures)}
-    for renamed in _tables(found.obsolete, read_obsolete, rejects, strict=strict):
-        structures |= {
-            old: structures[new] for old, new in renamed.items()
-            if old not in structures and new in structures
-        }  # fmt: skip
-    made = prepare_templates(
-        queries,
-        structures,
-        folder,
-        dates={code: day_number(date) for code, date in dates.items()}
-        | {chain.entry: chain.released for chain in chains},
-        fingerprint=str(store.manifest["fingerprint"]),
-        strict=strict,
-        **options,
-    )
-    counts = made.counts()
-    lines.append(
-        f"template hit files: {len(found.hits)}, templates: {int(counts.sum())}, sequences with "
-        f"templates: {np.count_nonzero(counts)}"
-    )
-    return lines, [*rejects, *made.rejects()]
-
-
-def _tables(
-    paths: Sequence[Path],
-    read: Callable[[Path], Any],
-    rejects: list[tuple[str, str]],
-    *,
-    strict: bool,
-) -> Iterator[Any]:
-    """Read files about all chains; one that is damaged is left out."""
-    for path in paths:
-        try:
-            yield read(path)
-        except DataError as error:
-            if strict:
-                raise
-            rejects.append((str(path), reason_of(error, path)))
-
-
-def _read_alignments(
-    found: ProteinFiles, sequences: ChainSequences, *, rna: bool, strict: bool
-) -> tuple[AlignmentReader | None, list[tuple[str, str]]]:
-    """Find out whose alignments the files hold; those of RNA are passed over if there is none."""
-    rnas = {path for path in found.alignments if is_rna(path)}
-    proteins = [path for path in found.alignments if path not in rnas]
-    if not proteins and not (rna and rnas):
-        return None, []
-    reader = AlignmentReader(proteins, sorted(rnas) if rna else (), chains=sequences, strict=strict)
-    return reader, _summed_up(reader.rejects)
-
-
-def _summed_up(rejects: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Count, per archive, alignments that belong to no chain: it may hold a whole database."""
-    listed: list[tuple[str, str]] = []
-    counts: dict[str, int] = {}
-    for file, reason in rejects:
-        inside = archive_of(Path(file)) if reason == OF_NO_CHAIN else None
-        if inside is None:
-            listed.append((file, reason))
-        else:
-            counts[str(inside[0])] = counts.get(str(inside[0]), 0) + 1
-    return listed + [
-        (archive, f"{counted(number, 'alignment')} in it of no chain of the structures")
-        for archive, number in counts.items()
-    ]
-
-
-def unusable(store: Store) -> list[tuple[str, str]]:
-    """List (file, reason) of the structures of a store that were left out, or chains of them."""
-    return [
-        (store.manifest["sources"][row], store[int(row)]["reason"].tobytes().decode())
-        for row in np.flatnonzero(store.lengths("reason"))
-    ]
-
-
-def rejects_file(store: Store) -> Path:
-    """Name the file that lists what was left out."""
-    return store.path.with_name(f"{store.path.name}-rejects.csv")
-
-
-def opened_searches(path: Path) -> tuple[Alignments | None, StoredTemplates | None]:
-    """Open the alignments and the templates of a store, where it has them."""
-    alignments, templates = path / ALIGNMENTS, path / TEMPLATES
-    return (
-        Alignments.open(alignments) if alignments.exists() else None,
-        StoredTemplates.open(templates) if templates.exists() else None,
-    )
-
-
-def list_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> None:
-    """Write that file, or remove it if there is nothing to list; rank 0 does."""
-    path = rejects_file(store)
-    if rank_and_world()[0]:
-        return
-    for unfinished in path.parent.glob(f"{path.name}.*{TEMPORARY}"):
-        unfinished.unlink(missing_ok=True)
-    if not rejects:
-        path.unlink(missing_ok=True)
-        return
-    write_csv_atomically(path, [("file", "reason"), *rejects], StoreError)
-
-
-def lines_of_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> list[str]:
-    """Name the files that were left out; of many one for each reason, and where all are listed."""
-    if len(rejects) <= MOST_SHOWN:
-        lines = [f"left out: {file}: {reason}" for file, reason in rejects]
-        return [*lines, f"files left out: {len(rejects)}"] if rejects else []
-    files: dict[str, list[str]] = {}
-    for file, reason in rejects:
-        files.setdefault(reason, []).append(file)
-    lines = []
-    for reason, (first, *others) in list(files.items())[:MOST_SHOWN]:
-        more = f" and {counted(len(others), 'other')}" if others else ""
-        lines.append(f"left out: {first}{more}: {reason}")
-    return [
-        *lines,
-        f"files left out: {len(rejects):,}",
-        f"all are listed in {rejects_file(store)}",
-    ]
 
 
 def text_bytes(text: str) -> Array:
