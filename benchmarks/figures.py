@@ -23,7 +23,6 @@ A row::
 
 import argparse
 import functools
-import itertools
 import json
 import math
 import re
@@ -40,11 +39,20 @@ from bevatron.files import write_text_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
-SECTIONS = (
-    *("mace", "mace_accuracy", "mace_scaling", "gpspp", "graph", "alphafold2", "alphafold3"),
-    *("parallel", "pair", "data"),
-    "optimizer",
-)
+SECTIONS = {
+    "mace": "MACE",
+    "mace_accuracy": "MACE",
+    "mace_scaling": "MACE",
+    "gpspp": "GPS++",
+    "graph": "Graph attention",
+    "alphafold2": "AlphaFold2",
+    "alphafold3": "AlphaFold3",
+    "parallel": "Several GPUs per sample",
+    "pair": "Pair operators",
+    "data": "Data",
+    "optimizer": "Optimiser",
+}
+"""The sections in order, and the name of each in a table of rows from several."""
 TABLE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", flags=re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 EVEN = 0.995
@@ -124,7 +132,7 @@ class Figure:
 def figures(folder: Path = ROOT / "benchmarks" / "figures") -> dict[str, list[Figure]]:
     """Read the declared rows of every section."""
     declared = {path.stem: yaml.safe_load(path.read_text()) for path in folder.glob("*.yaml")}
-    order = sorted(declared, key=lambda name: (*SECTIONS, name).index(name))
+    order = sorted(declared, key=lambda name: [*SECTIONS, name].index(name))
     return {
         name: [figure(row) for given in declared[name] for row in expanded(given)] for name in order
     }
@@ -267,14 +275,22 @@ def written(
     def fill(found: re.Match[str]) -> str:
         name = found[2]
         every = name in {"overview", "behind"}
-        chosen = [*itertools.chain(*sections.values())] if every else sections[name]
-        rows = [(row, linked(cells(row, load), page)) for row in chosen]
+        chosen = sections if every else {name: sections[name]}
+        rows = [
+            (row, linked(cells(row, load), page), SECTIONS.get(section, section))
+            for section, rows in chosen.items()
+            for row in rows
+        ]
         if name == "overview":
-            shown = [overview(text, row.overview) for row, text in rows if row.overview]
+            shown = [overview(text, row.overview) for row, text, _ in rows if row.overview]
         elif name == "behind":
-            shown = [text for _, text in rows if text["ratio"].endswith(BEHIND)]
+            shown = [
+                {"section": section, **text}
+                for _, text, section in rows
+                if text["ratio"].endswith(BEHIND)
+            ]
         else:
-            shown = [text for _, text in rows]
+            shown = [text for _, text, _ in rows]
         return f"{found[1]}{table(shown)}\n{found[3]}"
 
     return TABLE.sub(fill, text)

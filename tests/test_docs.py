@@ -1,39 +1,28 @@
 """What README.md and docs/mace.md tell a user to type works as it is written."""
 
-import functools
 import gzip
 import re
 import shlex
 from importlib.resources import files
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from bevatron import arguments, cli
+from bevatron import cli
 from bevatron.recipes.mace.run import MaceRun
+from doc_pages import blocks, lines, only_parsed
 
-ROOT = Path(__file__).resolve().parents[1]
 DATA = files("bevatron.recipes") / "demo_data" / "structures.extxyz.gz"
 PAGES = ("README.md", "docs/mace.md")
-
-
-def blocks(page, language=""):
-    """Fenced blocks of a page."""
-    text = (ROOT / page).read_text()
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    return [block for own, block in found if own == language]
 
 
 def commands():
     """Every command line of ours in the fenced blocks and in running text."""
     found = []
     for page in PAGES:
-        lines = [line for block in blocks(page) for line in block.splitlines()]
-        lines += re.findall(r"`(bevatron [^`]+)`", (ROOT / page).read_text())
-        for line in (line for line in lines if "bevatron " in line):
+        for line in (line for line in lines(page) if "bevatron " in line):
             words = shlex.split(line.partition(" > ")[0], comments=True)
             if "bevatron" in words and "..." not in words and "pip" not in words:
                 found.append(words[words.index("bevatron") + 1 :])
@@ -73,22 +62,7 @@ def test_pages_hold_commands():
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_every_command_is_understood(words, place, monkeypatch):
-    called = []
-
-    def stand_in(function):
-        @functools.wraps(function)
-        def record(*args, **kwargs):
-            called.append((function.__name__, args, kwargs))
-            return 0
-
-        return record
-
-    def call(function, *rest):
-        return parse(stand_in(function), *rest)
-
-    parse = arguments.call
-    monkeypatch.setattr(arguments, "call", call)
-    monkeypatch.setattr("bevatron.recipes.training.start", lambda *a, **k: called.append(k) or 0)
+    called = only_parsed(monkeypatch)
     assert cli.main(words) == 0
     assert called or words[-1] == "--help"
 

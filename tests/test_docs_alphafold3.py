@@ -1,7 +1,5 @@
 """What docs/alphafold3.md tells a user to type works as it is written."""
 
-import functools
-import re
 import shlex
 import shutil
 from pathlib import Path
@@ -9,11 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bevatron import arguments, cli
+from bevatron import cli
 from bevatron.data.readers.proteins import read_inputs
 from bevatron.recipes.alphafold3.run import AlphaFold3Run
+from doc_pages import blocks, lines, only_parsed
 
-PAGE = (Path(__file__).parents[1] / "docs" / "alphafold3.md").read_text()
+PAGE = "docs/alphafold3.md"
 SHORT = {
     "prepare": "--workers 1",
     "train": "--stages.initial.steps 1 --stages.initial.samples-per-step 1 "
@@ -25,15 +24,8 @@ SHORT = {
 }
 
 
-def blocks(language=""):
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
-    return [text for kind, text in found if kind == language]
-
-
 def commands():
-    lines = [line for block in blocks() for line in block.splitlines()]
-    lines += re.findall(r"`(bevatron [^`]+)`", PAGE)
-    words = [shlex.split(line) for line in lines if "bevatron " in line]
+    words = [shlex.split(line) for line in lines(PAGE) if "bevatron " in line]
     return [each[each.index("bevatron") + 1 :] for each in words]
 
 
@@ -45,17 +37,7 @@ def test_its_commands_are_all_of_the_system():
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_every_command_is_understood(words, tmp_path, monkeypatch):
-    called = []
-    parse = arguments.call
-
-    def call(function, *rest):
-        @functools.wraps(function)
-        def record(*args, **kwargs):
-            called.append(function.__name__)
-            return 0
-
-        return parse(record, *rest)
-
+    called = only_parsed(monkeypatch)
     monkeypatch.chdir(tmp_path)
     for folder in ("small", "complexes"):
         Path("runs", folder).mkdir(parents=True)
@@ -64,14 +46,12 @@ def test_every_command_is_understood(words, tmp_path, monkeypatch):
     Path("pdb/a.cif").write_text("")
     Path("alignments").mkdir()
     Path("alignments/a.a3m").write_text("")
-    monkeypatch.setattr(arguments, "call", call)
-    monkeypatch.setattr("bevatron.recipes.training.start", lambda *a, **k: called.append(k) or 0)
     assert cli.main(words) == 0
     assert called or words[-1] == "--help-all"
 
 
 def test_its_configuration_is_read():
-    values, kept = map(yaml.safe_load, blocks("yaml"))
+    values, kept = map(yaml.safe_load, blocks(PAGE, "yaml"))
     model = AlphaFold3Run.from_values(kept).model
     assert {model.checkpointing.kind, model.diffusion.checkpointing.kind} == {"none"}
     assert values.pop("recipe") == "alphafold3"
@@ -92,7 +72,7 @@ def test_the_commands_and_the_python_run_one_after_the_other(shared, tmp_path, m
     for name in ("1bna", "1fix"):
         shutil.copy(data / f"mmcif/{name}.cif.gz", "pdb")
     Path("alignments/a.a3m").write_text(">a\nMKV\n")
-    Path("complex.fasta").write_text(next(each for each in blocks() if each.startswith(">")))
+    Path("complex.fasta").write_text(next(each for each in blocks(PAGE) if each.startswith(">")))
     (entity,) = [each for each in read_inputs("complex.fasta")[0].entities if each.smiles]
     assert entity.smiles == "CCO"
     for words in commands():
@@ -105,9 +85,9 @@ def test_the_commands_and_the_python_run_one_after_the_other(shared, tmp_path, m
         assert not line or cli.main(shlex.split(line)) == 0, line
     assert Path("predicted/complex/report.html").is_file()
     assert Path("errors.json").is_file()
-    code = blocks("python")[1]
+    code = blocks(PAGE, "python")[1]
     code = code.replace("samples=1", 'samples=1, steps=1, components="components.cif.gz"')
-    exec(compile(code, "docs/alphafold3.md", "exec"), {})
+    exec(compile(code, PAGE, "exec"), {})
 
 
 @pytest.mark.shared
@@ -118,6 +98,6 @@ def test_the_parts_are_used_alone(shared, tmp_path, monkeypatch, capsys):
     shutil.copy(data / "ccd_subset.cif.gz", "components.cif")
     Path("pdb").mkdir()
     shutil.copy(data / "mmcif/1bna.cif.gz", "pdb")
-    code, _ = blocks("python")
-    exec(compile(code, "docs/alphafold3.md", "exec"), {})
+    code, _ = blocks(PAGE, "python")
+    exec(compile(code, PAGE, "exec"), {})
     assert capsys.readouterr().out.startswith("(16,) (")

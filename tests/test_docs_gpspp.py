@@ -2,36 +2,26 @@
 
 import csv
 import gzip
-import re
 import shlex
 from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bevatron import cli
 from bevatron.recipes.training import configuration
+from doc_pages import ROOT, blocks, lines, text_of
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "gpspp.md").read_text()
+PAGE = "docs/gpspp.md"
 DEMO = files("bevatron.recipes") / "demo_data" / "molecules.csv.gz"
 MODEL = "--model.num-layers 1 --model.node-width 16 --model.edge-width 8 --model.num-heads 2"
 RUN = "--molecules 16 --train.epochs 1 --train.device cpu --train.threads 1"
 WITH_FILES = {"train": ["--data.prepare-workers", "1"], "prepare": ["--workers", "1"]}
 
 
-def blocks(language):
-    """Fenced blocks of the page."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
-    return [text for name, text in found if name == language]
-
-
 def commands():
     """Commands of the page in their order, those of running text last; OGB's data are not here."""
-    lines = [line for block in blocks("") for line in block.splitlines()]
-    lines += re.findall(r"`(bevatron [^`]+)`", PAGE)
-    found = [shlex.split(line) for line in lines if line.startswith("bevatron ")]
+    found = [shlex.split(line) for line in lines(PAGE) if line.startswith("bevatron ")]
     return [words[1:] for words in found if "ogb" not in words]
 
 
@@ -81,13 +71,13 @@ def test_commands_of_the_page_run_in_their_order(place, monkeypatch, capsys):
     assert all(float(row["predicted_gap_std"]) > 0 for row in rows[:5])
     with np.load(place / "embeddings.npz") as found:
         assert np.isnan(found["graph"][5]).all()
-    (code,) = blocks("python")
-    exec(compile(code, "docs/gpspp.md", "exec"), {"__name__": "page"})
+    (code,) = blocks(PAGE, "python")
+    exec(compile(code, PAGE, "exec"), {"__name__": "page"})
     assert "nan" in capsys.readouterr().out
 
 
 def test_page_says_that_there_are_no_pretrained_weights():
-    assert "No pretrained weights are included" in PAGE
+    assert "No pretrained weights are included" in text_of(PAGE)
 
 
 def test_recipe_for_pcqm4mv2_has_the_settings_of_the_paper():

@@ -14,24 +14,16 @@ from benchmarks.paper import graph_benchmark
 from graph_data_sets import write
 
 from bevatron import cli
+from doc_pages import ROOT, blocks, lines
 
-ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = "benchmarks.paper.graph_benchmark"
-PAGE = ROOT / "docs" / "graph_attention.md"
+PAGE = "docs/graph_attention.md"
 SHORT = ["--train.epochs", "2", "--train.device", "cpu"]
-
-
-def blocks(language=""):
-    """Fenced blocks of the page."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
-    return [text for kind, text in found if kind == language]
 
 
 def commands():
     """Every command line of ours, in fenced blocks and in running text."""
-    lines = [line for block in blocks() for line in block.splitlines()]
-    lines += re.findall(r"`(bevatron [^`]+)`", PAGE.read_text())
-    words = [shlex.split(line) for line in lines if "bevatron " in line or SCRIPT in line]
+    words = [shlex.split(line) for line in lines(PAGE) if "bevatron " in line or SCRIPT in line]
     names = ("bevatron", SCRIPT)
     return [line[next(i for i, word in enumerate(line) if word in names) :] for line in words]
 
@@ -79,12 +71,12 @@ def test_all_commands_work_in_the_order_of_the_page(place, monkeypatch, capsys):
 
 def test_python_blocks_run(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    training, layer = blocks("python")
+    training, layer = blocks(PAGE, "python")
     short = 'preset="gat-cora", report=False, train={"epochs": 2, "device": "cpu"}'
     assert training.count('preset="gat-cora"') == 1
     training = training.replace('preset="gat-cora"', short)
-    exec(compile(training, "docs/graph_attention.md", "exec"), {"__name__": "page"})
-    exec(compile(layer, "docs/graph_attention.md", "exec"), {"__name__": "page"})
+    exec(compile(training, PAGE, "exec"), {"__name__": "page"})
+    exec(compile(layer, PAGE, "exec"), {"__name__": "page"})
     out = capsys.readouterr().out
     assert "kernel: dot_attention" in out
     assert "kernel: composed" in out

@@ -1,23 +1,19 @@
 """What docs/training.md shows works as it is written."""
 
 import re
-from pathlib import Path
 
 import yaml
 
 from bevatron.config import from_dict
 from bevatron.train.course import check_schedule
 from bevatron.train.settings import BatchConfig, ScheduleConfig, StageConfig
+from doc_pages import blocks
 
-PAGE = (Path(__file__).parents[1] / "docs" / "training.md").read_text()
-
-
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+PAGE = "docs/training.md"
 
 
 def test_its_settings_are_read():
-    (values,) = map(yaml.safe_load, blocks("yaml"))
+    (values,) = map(yaml.safe_load, blocks(PAGE, "yaml"))
     assert from_dict(BatchConfig, values["batch"], "batch").algorithm == "fixed_count"
     check_schedule(from_dict(ScheduleConfig, values["schedule"], "schedule"), "schedule")
     stages = {
@@ -28,7 +24,7 @@ def test_its_settings_are_read():
 
 
 def test_its_examples_run(capsys):
-    numbers, drawing = blocks("python")
-    exec(compile(numbers, "docs/training.md", "exec"), {"__name__": "page"})
-    exec(compile(drawing, "docs/training.md", "exec"), {"__name__": "page"})
+    numbers, drawing = blocks(PAGE, "python")
+    exec(compile(numbers, PAGE, "exec"), {"__name__": "page"})
+    exec(compile(drawing, PAGE, "exec"), {"__name__": "page"})
     assert re.match(r"text \d \(seed \d+\) \[", capsys.readouterr().out)

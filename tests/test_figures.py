@@ -103,7 +103,9 @@ def test_the_best_peer_is_named_and_ahead_where_it_is(toy):
     assert one[1:] == ["2 ms", "3 ms, Peer B", "1.50", "[mace/step](results/mace/step.md)", stamp]
     assert one[0] == "| A step of one"
     assert two[1:4] == ["2,000 ms", "3 ms, Peer B", "**0.00, peer ahead**"]
-    assert toy("behind").splitlines()[3].split(" | ") == two
+    behind = toy("behind").splitlines()[3].split(" | ")
+    assert behind == ["| times", "A step of two", *two[1:]]
+    assert figures.SECTIONS.keys() == figures.figures().keys()
     short = toy("overview").splitlines()[3]
     assert short == "| [one](results/mace/step.md) | A step of one | 2 ms | 3 ms, Peer B | 1.50 |"
 

@@ -332,19 +332,12 @@ def draw(rows: Sequence[Mapping[str, Any]], profiles: Sequence[Mapping[str, Any]
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write the result."""
     parser = script_parser(__doc__)
-    parser.add_argument("store", type=Path, help="of chains, made by `bevatron prepare`")
+    train_step.add_run(parser)
     parser.add_argument("--trained", type=Path, help="a run, of whose weights")
     parser.add_argument("--openfold", action="store_true", help="its step, too")
     parser.add_argument("--passes", type=int, default=4)
-    parser.add_argument("--preset", default="alphafold2")
-    parser.add_argument("--crop", type=int, help="default: that of the stage, as of the rows")
-    parser.add_argument("--msa-rows", type=int)
-    parser.add_argument("--extra-rows", type=int)
-    parser.add_argument("--templates", type=int, default=4)
-    parser.add_argument("--device", default="cuda")
     add_out(parser)
     given = parser.parse_args(argv)
-    given.stage = "initial"
     measure(given)
 
 

@@ -140,6 +140,18 @@ def sizes_of(given: argparse.Namespace) -> ChainSizes:
     )
 
 
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add what `run_of` takes, but for the stage, which is the first by default."""
+    parser.add_argument("store", type=Path, help="of chains, made by `bevatron prepare`")
+    parser.add_argument("--preset", default="alphafold2")
+    parser.add_argument("--crop", type=int, help="default: that of the stage, as of the rows")
+    parser.add_argument("--msa-rows", type=int)
+    parser.add_argument("--extra-rows", type=int)
+    parser.add_argument("--templates", type=int, default=4)
+    parser.add_argument("--device", default="cuda")
+    parser.set_defaults(stage="initial")
+
+
 def run_of(given: argparse.Namespace) -> Run:
     """Build the run that all arms are of; its weights are on the device."""
     sizes = sizes_of(given)
@@ -361,7 +373,7 @@ def notes(given: argparse.Namespace) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write the results."""
     parser = script_parser(__doc__)
-    parser.add_argument("store", type=Path, help="of chains, made by `bevatron prepare`")
+    add_run(parser)
     arms = [arm.name for arm in (BEST, EAGER, COMPILED)]
     parser.add_argument("--arms", nargs="*", choices=[*arms, OPENFOLD], default=arms)
     parser.add_argument("--ladder", nargs="*", choices=[*LADDER], default=[*LADDER])
@@ -370,13 +382,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--slow-turns", type=int, default=1, help="of steps without CUDA graphs")
     parser.add_argument("--compared", type=int, default=2, help="steps that are compared; 0 = none")
     parser.add_argument("--planned", action="store_true", help="also plan their memory on a GPU")
-    parser.add_argument("--preset", default="alphafold2")
-    parser.add_argument("--stage", choices=[*published_stages()], default="initial")
-    parser.add_argument("--crop", type=int, help="default: that of the stage, as of the rows")
-    parser.add_argument("--msa-rows", type=int)
-    parser.add_argument("--extra-rows", type=int)
-    parser.add_argument("--templates", type=int, default=4)
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--stage", choices=[*published_stages()])
     add_out(parser)
     given = parser.parse_args(argv)
     run = run_of(given)

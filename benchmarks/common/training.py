@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch.profiler import ProfilerActivity, profile
 
+from bevatron.data.dataset import InMemory, Subset
 from bevatron.train.logger import METRICS, epochs_of, read_journal
 
 
@@ -39,8 +40,8 @@ def epochs_walked(folder: Path) -> list[dict[str, Any]]:
     return [{**r, "elapsed": at} for r, at in zip(records, accumulate(spent), strict=True)]
 
 
-class Repeated:
-    """A dataset of some samples, each seen under several indices.
+def repeated(samples: Sequence[Mapping[str, Any]], length: int, name: str) -> Subset:
+    """Make a dataset of some samples, each seen under several indices.
 
     Parameters
     ----------
@@ -48,24 +49,8 @@ class Repeated:
     length : of the dataset
     name : what a sample is called in messages
     """
-
-    def __init__(self, samples: Sequence[Mapping[str, Any]], length: int, name: str) -> None:
-        self._samples, self._length, self._name = samples, length, name
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
-        return self._samples[index % len(self._samples)]
-
-    def describe(self, index: int) -> str:
-        """Name a sample."""
-        return f"{self._name} {index % len(self._samples)}"
-
-    def lengths(self, field: str) -> Any:
-        """Return the length of a field of every sample."""
-        of_each = np.array([len(sample[field]) for sample in self._samples])
-        return of_each[np.arange(self._length) % len(self._samples)]
+    different = InMemory(samples, f"{name} {{}}".format)
+    return Subset(different, np.arange(length) % len(different))
 
 
 class TracedSteps:

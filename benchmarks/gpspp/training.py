@@ -26,7 +26,7 @@ import torch
 from benchmarks.common.arguments import add_rows, read_rows, script_parser
 from benchmarks.common.report import RESULTS, write_result
 from benchmarks.common.trace import summary
-from benchmarks.common.training import Repeated, TracedSteps
+from benchmarks.common.training import TracedSteps, repeated
 from benchmarks.gpspp.molecules import load
 
 from bevatron.models.gpspp import GPSPlusPlusTask, build
@@ -80,7 +80,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 def loader_alone(mesh: Mesh, arguments: argparse.Namespace) -> dict[str, Any]:
     """Make the batches of one epoch without training on them; the first ones do not count."""
-    data = Repeated(load(arguments.molecules), arguments.number, "molecule")
+    data = repeated(load(arguments.molecules), arguments.number, "molecule")
     settings = settings_of(arguments)
     plan = plan_epoch(molecule_sizes(data), settings.batch, mesh, seed=0, epoch=0)
     collate = GPSPlusPlusTask(build("gpspp-4", num_layers=1).config).collate
@@ -106,7 +106,7 @@ def loader_alone(mesh: Mesh, arguments: argparse.Namespace) -> dict[str, Any]:
 def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, Any]:
     """Train two epochs; return the rates of the second."""
     torch.manual_seed(0)
-    data = Repeated(load(arguments.molecules), arguments.number * mesh.world, "molecule")
+    data = repeated(load(arguments.molecules), arguments.number * mesh.world, "molecule")
     model = build(name)
     on_gpu = arguments.device != "cpu"
     settings = settings_of(arguments)
@@ -143,7 +143,7 @@ def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, 
 
 def collect(folder: Path, results: Path = RESULTS) -> None:
     """Join the rows of all numbers of GPUs and write the result."""
-    rows = read_rows(folder, "rows-*.json")
+    rows = read_rows(folder)
     rows.sort(key=lambda row: (row["model"], row["GPUs"] or 0))
     single = {row["model"]: row for row in rows if row["GPUs"] == 1}
     for row in rows:

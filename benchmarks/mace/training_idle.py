@@ -21,7 +21,7 @@ from ase.build import bulk
 from benchmarks.common.arguments import add_out, script_parser
 from benchmarks.common.report import write_result
 from benchmarks.common.trace import SHORT_GAP, gaps, summary
-from benchmarks.common.training import Repeated, TracedSteps
+from benchmarks.common.training import TracedSteps, repeated
 
 from bevatron.data.dataset import Dataset, Subset
 from bevatron.data.neighbours import add_neighbours
@@ -75,7 +75,7 @@ class TracedTask(TracedSteps, MaceTask):
 def crystals(preset: str) -> tuple[Dataset, MaceConfig]:
     """Return rattled supercells and a model for them."""
     plain = MaceConfig.preset(preset)
-    data = Repeated(rattled(plain.r_max), 6_000, "crystal")
+    data = repeated(rattled(plain.r_max), 6_000, "crystal")
     neighbours = data.lengths("edges").sum() / data.lengths("atomic_numbers").sum()
     return data, plain.with_data(
         atomic_numbers=(28, 29),

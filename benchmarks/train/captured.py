@@ -26,7 +26,7 @@ import torch
 from ase.build import bulk
 from benchmarks.common.arguments import add_out, script_parser
 from benchmarks.common.report import write_result
-from benchmarks.common.training import Repeated
+from benchmarks.common.training import repeated
 from benchmarks.train.start import FILES
 
 from bevatron.data.neighbours import add_neighbours
@@ -146,7 +146,7 @@ def lengths(device: torch.device, passes: int) -> dict[str, Any]:
     config = MaceConfig().with_data(
         atomic_numbers=(29,), atomic_energies=((-3.0,),), avg_num_neighbors=40.0
     )
-    data = Repeated(crystals(config.r_max), len(LENGTHS), "crystal")
+    data = repeated(crystals(config.r_max), len(LENGTHS), "crystal")
     draws = Draws([Source("crystals", data)], seed=0)
     sizes = batch_sizes(data)
     stage = Stage("drawn", StageConfig(steps=1, samples_per_step=1), draws, sizes)

@@ -26,12 +26,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from benchmarks.common.arguments import add_out, script_parser
 from benchmarks.common.report import write_result
-from benchmarks.common.training import Repeated
 from benchmarks.mace.training_idle import crystals
 
+from bevatron.data.dataset import Subset
 from bevatron.models.mace import MACE, LossConfig, MaceTask
 from bevatron.recipes.mace.data import batch_sizes
 from bevatron.train.logger import read_journal
@@ -75,7 +76,7 @@ def trained(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     values = ARMS[name]
     torch.manual_seed(0)
     data, config = prepared(arguments.preset)
-    train, valid = (Repeated(data._samples, n, "crystal") for n in arguments.structures)  # noqa: SLF001
+    train, valid = (Subset(data, np.arange(n) % len(data)) for n in arguments.structures)
     settings = Settings(
         optim=OptimConfig(lr=1e-4, ema=0.99),
         schedule=ScheduleConfig(kind="constant"),

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 from benchmarks.common import arguments, trace
-from benchmarks.common.arguments import add_out, add_rows, read_all, read_rows
+from benchmarks.common.arguments import add_out, add_rows, change, read_all, read_rows
 from benchmarks.common.report import RESULTS, write_result
-from benchmarks.common.training import Repeated, TracedSteps
+from benchmarks.common.training import TracedSteps, repeated
 from benchmarks.mace import kernels_agreement
 
 
@@ -28,7 +28,7 @@ def test_rows_of_all_calls_are_joined(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rows-1.json").write_text(json.dumps(rows))
     assert read_all(tmp_path) == [[1], [2, 3]]
-    assert read_rows(tmp_path, "rows-*.json") == [1, 2, 3]
+    assert read_rows(tmp_path) == [1, 2, 3]
     with pytest.raises(SystemExit, match=r"holds no costs\.json"):
         read_all(tmp_path, "costs.json")
 
@@ -64,11 +64,18 @@ def test_the_union_counts_what_overlaps_once():
     assert trace.union([(0, 10), (2, 4), (8, 12), (20, 21)]) == 13
 
 
+def test_settings_of_a_recipe_are_changed_by_name():
+    values = {"optim": {"lr": 1.0, "clip": 5.0}}
+    change(values, ["optim.lr=0.5", "loader.workers=2"])
+    assert values == {"optim": {"lr": 0.5, "clip": 5.0}, "loader": {"workers": 2}}
+
+
 def test_samples_are_repeated():
-    data = Repeated([{"atoms": [1]}, {"atoms": [1, 2]}], 5, "molecule")
+    samples = [{"atoms": np.array([1])}, {"atoms": np.array([1, 2])}]
+    data = repeated(samples, 5, "molecule")
     assert len(data) == 5
     assert np.array_equal(data.lengths("atoms"), [1, 2, 1, 2, 1])
-    assert data[3] == {"atoms": [1, 2]}
+    assert data[3] is samples[1]
     assert data.describe(3) == "molecule 1"
 
 

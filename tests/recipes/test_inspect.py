@@ -55,6 +55,12 @@ def store(tmp_path_factory):
     )
 
 
+def test_figures_that_cannot_be_written_are_refused_before_they_are_drawn(store, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="file/x: cannot be written, a file is where a folder"):
+        inspect_store(store.path, tmp_path / "file/x")
+
+
 @pytest.fixture(scope="module")
 def tables(store):
     return {table.title: table for table in inspect.describe(store)}

@@ -1,7 +1,9 @@
 """What lies in a laboratory's folders, and what is asked of them by mistake."""
 
 import csv
+import errno
 import gzip
+import os
 import tarfile
 from pathlib import Path
 
@@ -11,11 +13,14 @@ import pytest
 from bevatron.cli import main
 from bevatron.data.proteins.alignments import Alignments
 from bevatron.errors import ConfigError, DataError, StoreError
-from bevatron.recipes import protein_clusters, protein_copies
-from bevatron.recipes import proteins as common
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold2.stores import prepared as chain_stores
 from bevatron.recipes.alphafold3.stores import prepare_complexes
+from bevatron.recipes.inspect import inspect_store
+from bevatron.recipes.proteins import clusters, copies
+from bevatron.recipes.proteins.data import ProteinDataConfig
+from bevatron.recipes.proteins.rejects import rejects_file
+from bevatron.recipes.proteins.stores import find_structures
 
 
 @pytest.fixture
@@ -44,7 +49,7 @@ def test_copies_of_a_structure_are_left_out_and_named(folder, tmp_path):
     assert [Path(path).name for path in store.manifest["sources"]] == [
         "1abc.cif", "1abc.pdb", "2abc.cif",
     ]  # fmt: skip
-    reason = f"is a copy of {folder / '1abc.cif'}, which is used"
+    reason = f"is a copy of {folder / '1abc.cif'}, which is read instead"
     with (tmp_path / "s-rejects.csv").open(newline="") as file:
         listed = list(csv.reader(file))[1:]
     assert listed == [
@@ -62,8 +67,8 @@ def test_structures_of_a_size_and_a_name_of_their_own_are_not_read_to_find_copie
             (tmp_path / name).write_bytes(proteins.cif() + b"# " + text)
             tar.add(tmp_path / name, name)
     hashed = []
-    monkeypatch.setattr(protein_copies, "content_hash", lambda p: hashed.append(p.name) or p.name)
-    assert len(common.find_structures([folder]).structures) == 4
+    monkeypatch.setattr(copies, "content_hash", lambda p: hashed.append(p.name) or p.name)
+    assert len(find_structures([folder]).structures) == 4
     assert hashed == ["3abc.cif", "4abc.cif"]
 
 
@@ -76,9 +81,62 @@ def test_a_file_that_is_like_two_others_makes_them_copies_too(folder, tmp_path):
         (folder / name).write_bytes(gzip.compress(content) if ".gz" in name else content)
     store, lines = prepare(folder, tmp_path / "s")
     assert store.manifest["sources"] == [str(folder / "b/1abc.cif")]
-    reason = f"is a copy of {folder / 'b/1abc.cif'}, which is used"
+    reason = f"is a copy of {folder / 'b/1abc.cif'}, which is read instead"
     left = {line.partition(": ")[2] for line in lines if line.startswith("left out: ")}
     assert left == {f"{folder / name}: {reason}" for name in ("a copy.cif", "ab/1abc.cif.gz")}
+
+
+def test_empty_files_are_no_copies_of_each_other(folder, tmp_path):
+    for name in ("2abc.cif", "ab/2abc.cif.gz", "ab/3abc.pdb"):
+        (folder / name).write_bytes(b"")
+    _, lines = prepare(folder, tmp_path / "s")
+    left = [line for line in lines if line.startswith("left out: ")]
+    assert len(left) == 3
+    assert all(": is empty; expected" in line for line in left)
+
+
+def test_a_folder_that_may_not_be_listed_is_named(folder, tmp_path, monkeypatch):
+    (folder / "ab/2abc.cif").write_bytes(proteins.cif())
+    listed = os.scandir
+
+    def scandir(place):
+        if str(place).endswith("/ab"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(place))
+        return listed(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    store, lines = prepare(folder, tmp_path / "s")
+    assert store.manifest["sources"] == [str(folder / "1abc.cif")]
+    reason = "is a folder that cannot be read (Permission denied); check its permissions"
+    assert f"left out: {folder / 'ab'}: {reason}" in lines
+
+
+def test_the_next_command_is_quoted_for_a_shell(folder, tmp_path):
+    _, lines = prepare(folder, tmp_path / "my store")
+    out = tmp_path / "my store"
+    assert lines[-1] == f"train with: bevatron train alphafold2 --data '{out}' --output RUN"
+
+
+@pytest.mark.parametrize("text", ["no key\n", "1\n2 1\n", None], ids=["text", "twice", "missing"])
+def test_damaged_clusters_of_a_store_are_named(folder, tmp_path, text):
+    store, _ = prepare(folder, tmp_path / "s")
+    path = store.path / "clusters.txt"
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(
+        StoreError, match=r"clusters\.txt: is missing or damaged; run prepare again"
+    ):
+        clusters.clusters_of(store.path)
+    with pytest.raises(
+        StoreError, match=r"clusters\.txt: is missing or damaged; run prepare again"
+    ):
+        inspect_store(store.path, tmp_path / "page")
+
+
+def test_validation_on_no_sample_is_refused():
+    with pytest.raises(ConfigError, match="valid_most: expected 1 or more, got 0"):
+        ProteinDataConfig(valid_most=0)
 
 
 def test_of_many_files_one_is_named_for_each_reason(folder, tmp_path):
@@ -91,7 +149,7 @@ def test_of_many_files_one_is_named_for_each_reason(folder, tmp_path):
     assert left[0].startswith(f"left out: {folder / 'damaged.cif'}: ")
     assert left[1].startswith(f"left out: {folder / 'strange00.a3m'} and 11 others: its first")
     assert left[2] == "files left out: 13"
-    assert f"all are listed in {common.rejects_file(store)}" in lines
+    assert f"all are listed in {rejects_file(store)}" in lines
 
 
 def test_hits_may_name_the_copy_of_a_structure(folder, tmp_path):
@@ -149,7 +207,7 @@ def test_aligned_fasta_is_an_alignment(folder, tmp_path):
 
 def test_no_folder_at_all_is_asked_for():
     with pytest.raises(DataError, match="no file or folder is given"):
-        common.find_structures([])
+        find_structures([])
 
 
 def test_a_file_of_clusters_is_read_before_the_work(folder, tmp_path):
@@ -177,8 +235,8 @@ def test_too_many_proteins_for_the_built_in_clusters_are_clusters_of_their_own(
     folder, tmp_path, monkeypatch
 ):
     (folder / "2abc.cif").write_bytes(proteins.cif(tables=proteins.tables_of(("GLY", "SER") * 8)))
-    monkeypatch.setattr(protein_clusters, "MOST_CLUSTERED", 1)
-    monkeypatch.setattr(protein_clusters.shutil, "which", lambda _: None)
+    monkeypatch.setattr(clusters, "MOST_CLUSTERED", 1)
+    monkeypatch.setattr(clusters.shutil, "which", lambda _: None)
     _, lines = prepare(folder, tmp_path / "s")
     assert any("2 distinct proteins are too many to cluster without mmseqs2" in x for x in lines)
     assert not (tmp_path / "s/clusters.txt").read_text()  # what is in no cluster is one

@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 
+from bevatron.data.dataset import InMemory
 from bevatron.models.gpspp import CorruptionConfig, GPSPlusPlusTask
 from bevatron.parallel.mesh import Mesh
 from bevatron.train import Run
@@ -28,32 +29,19 @@ PUBLISHED = {
 }
 
 
-class Molecules:
+def labelled_molecules(count=12):
     """Molecules whose label is their number of bonds."""
-
-    def __init__(self, count: int = 12) -> None:
-        random = np.random.default_rng(2)
-        self.samples = [molecules.random_molecule(random, 2 + i % 5) for i in range(count)]
-        for sample in self.samples:
-            sample["targets"] = np.array([len(sample["bonds"]) / 4], np.float32)
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, index):
-        return self.samples[index]
-
-    def describe(self, index):
-        return f"molecule {index}"
-
-    def lengths(self, field):
-        return np.array([len(sample[field]) for sample in self.samples])
+    random = np.random.default_rng(2)
+    samples = [molecules.random_molecule(random, 2 + i % 5) for i in range(count)]
+    for sample in samples:
+        sample["targets"] = np.array([len(sample["bonds"]) / 4], np.float32)
+    return InMemory(samples, "molecule {}".format)
 
 
 def make_run(folder, corruption=STILL, modes=("2d", "3d"), **groups) -> Run:
     torch.manual_seed(1)
     model = molecules.small_model(num_layers=1)
-    data = Molecules()
+    data = labelled_molecules()
     atoms = data.lengths("atom_features")
     sizes = {"atoms": atoms, "edges": data.lengths("bonds"), "pairs": atoms**2}
     return Run(

@@ -8,6 +8,7 @@ import pytest
 import tiny
 import torch
 
+from bevatron.data.dataset import InMemory
 from bevatron.data.neighbours import add_neighbours
 from bevatron.models.mace import MACE, MaceConfig, MaceTask
 from bevatron.parallel.mesh import Mesh
@@ -16,41 +17,28 @@ from bevatron.train.loop import begin_state, fit
 from bevatron.train.step import train_step
 
 
-class Molecules:
+def labelled_molecules(count=10):
     """Random molecules with labels; every third has no forces, one is a single atom."""
-
-    def __init__(self, count: int = 10) -> None:
-        random = np.random.default_rng(5)
-        self.samples = []
-        for i in range(count):
-            n = 1 if i == 4 else int(random.integers(2, 8))
-            grid = np.stack(np.meshgrid(*[np.arange(2.0)] * 3), -1).reshape(-1, 3)[:n]
-            sample = {
-                "atomic_numbers": random.choice([1, 6, 8], n).astype(np.int32),
-                "positions": 1.3 * grid + random.normal(scale=0.1, size=(n, 3)),
-                "cell": np.zeros((3, 3)),
-                "pbc": np.zeros(3, dtype=bool),
-                "energy": np.array(random.normal()),
-                "forces": random.normal(size=(n if i % 3 else 0, 3)),
-                "stress": np.full((3, 3), np.nan),
-                "weights": np.array([1.0 + i % 2, 1.0, 1.0, 1.0]),
-                "head": np.array(0, dtype=np.int32),
-                "source": np.array([0, i]),
-                "group": np.zeros(0, dtype=np.uint8),
-            }
-            self.samples.append(add_neighbours(sample, 3.0))
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, index):
-        return self.samples[index]
-
-    def describe(self, index):
-        return f"molecule {index}"
-
-    def lengths(self, field):
-        return np.array([len(sample[field]) for sample in self.samples])
+    random = np.random.default_rng(5)
+    samples = []
+    for i in range(count):
+        n = 1 if i == 4 else int(random.integers(2, 8))
+        grid = np.stack(np.meshgrid(*[np.arange(2.0)] * 3), -1).reshape(-1, 3)[:n]
+        sample = {
+            "atomic_numbers": random.choice([1, 6, 8], n).astype(np.int32),
+            "positions": 1.3 * grid + random.normal(scale=0.1, size=(n, 3)),
+            "cell": np.zeros((3, 3)),
+            "pbc": np.zeros(3, dtype=bool),
+            "energy": np.array(random.normal()),
+            "forces": random.normal(size=(n if i % 3 else 0, 3)),
+            "stress": np.full((3, 3), np.nan),
+            "weights": np.array([1.0 + i % 2, 1.0, 1.0, 1.0]),
+            "head": np.array(0, dtype=np.int32),
+            "source": np.array([0, i]),
+            "group": np.zeros(0, dtype=np.uint8),
+        }
+        samples.append(add_neighbours(sample, 3.0))
+    return InMemory(samples, "molecule {}".format)
 
 
 def make_run(folder, task=None, **groups) -> Run:
@@ -67,7 +55,7 @@ def make_run(folder, task=None, **groups) -> Run:
         num_bessel=4,
         radial_mlp=(8,),
     )
-    data = Molecules()
+    data = labelled_molecules()
     sizes = {"atoms": data.lengths("atomic_numbers"), "edges": data.lengths("edges")}
     return Run(
         model=MACE(config),

@@ -48,17 +48,11 @@ class Wide(nn.Module):
         return x
 
 
-class WideTask(tiny.TinyTask):
-    def loss(self, model, batch, normalisers):
-        x = batch.points.float().repeat(1, 86)[:, :256]
-        return Loss(model(x).square().mean(), {})
-
-
 def wide_run(folder, again, fused, **train):
     return tiny.make_run(
         folder,
         model=Wide(again),
-        task=WideTask(),
+        task=tiny.WideTask(),
         train={"dtype": "float32", **train},
         optim={"clip": 1.0, "ema": 0.9, "fused": fused},
     )
@@ -137,7 +131,7 @@ def test_a_plan_for_a_gpu_changes_nothing_here(tmp_path):
 
 
 def test_a_step_on_a_gpu_that_looks_at_values_is_told(tmp_path):
-    class Looking(WideTask):
+    class Looking(tiny.WideTask):
         def loss(self, model, batch, normalisers):
             assert float(batch.points.sum()) != 1.0
             return super().loss(model, batch, normalisers)
@@ -149,7 +143,7 @@ def test_a_step_on_a_gpu_that_looks_at_values_is_told(tmp_path):
 
 
 def test_of_processes_that_share_a_sample_the_memory_of_one_is_described(tmp_path):
-    class Shared(WideTask):
+    class Shared(tiny.WideTask):
         def loss(self, model, batch, normalisers):
             x = own(batch.points.float().repeat(1, 86)[:, :256], 0)
             return Loss(model(x).square().mean(), {})
@@ -209,7 +203,7 @@ def test_where_a_step_has_several_batches_the_gradient_of_those_before_counts(tm
 def test_a_captured_step_takes_the_gaps_in_its_pool(tmp_path):
     mib = 2**20
 
-    class Gaps(WideTask):
+    class Gaps(tiny.WideTask):
         def loss(self, model, batch, normalisers):
             first = torch.empty(12 * mib, dtype=torch.uint8, device=batch.points.device)
             second = torch.empty_like(first)

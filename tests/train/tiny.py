@@ -176,6 +176,14 @@ class TinyTask:
         return TinyMetrics()
 
 
+class WideTask(TinyTask):
+    """A loss of a model of 256 columns, whose activations count."""
+
+    def loss(self, model, batch, normalisers):
+        x = batch.points.float().repeat(1, 86)[:, :256]
+        return Loss(model(x).square().mean(), {})
+
+
 def settings(**groups) -> Settings:
     """Settings of a short run; every keyword is a dict of one group's changes."""
     defaults = {

@@ -185,7 +185,7 @@ def one_sentence(
 
 def run() -> None:
     """Run the command of this process and exit."""
-    # Threads of OpenMP that wait sleep: spinning, they take the cores from processes beside them.
+    # Waiting OpenMP threads sleep; if they spin, they take cores from other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     code = main()
     # Not imported here: Ctrl-C in the middle of an import leaves a torch that cannot be imported.

@@ -49,8 +49,8 @@ def train(arguments: list[str]) -> int:
         found = system(system_and_values(arguments[0])[0])
         say(train_help(found, f"bevatron train {arguments[0]}", TrainOptions))
         return 0
-    system_and_values(arguments[0])  # what is wrong with a file is said before torch is imported
-    with no_garbage_collection():  # a sixth of the time of imports, of which all stays
+    system_and_values(arguments[0])  # a mistake in a file is reported before torch is imported
+    with no_garbage_collection():  # saves a sixth of the import time; nothing imported is freed
         if arguments[0] in SYSTEMS and "--dry-run" not in arguments:
             from bevatron.parallel.mesh import start_gpu
 

@@ -49,13 +49,17 @@ POOR_FIT = 0.2
 """Relative error from which on fitted costs balance no batches."""
 
 
-def store_rates(path: Path, reads: int = 5000) -> Rows:
+READS = 5000
+"""Samples that are read to time a store."""
+
+
+def store_rates(path: Path) -> Rows:
     """Time opening a store and reading random samples, checksum included."""
     began = time.perf_counter()
     store = open_store(path)
     opened = time.perf_counter() - began
-    order = np.random.default_rng(0).integers(len(store), size=reads).tolist()
-    for index in order[: reads // 5]:
+    order = np.random.default_rng(0).integers(len(store), size=READS).tolist()
+    for index in order[: READS // 5]:
         store[index]
     times = []
     for index in order:

@@ -15,7 +15,7 @@ SECONDS = 10.0
 """Silence before the first line; later it is a tenth of the time so far, but no less."""
 
 Stages = Mapping[str, tuple[Sequence[nn.Module], int]]
-"""By what is counted: the modules of which each call is one, and how many calls there are."""
+"""By the name of what is counted: the modules whose calls count, and the number of calls."""
 
 
 @contextmanager

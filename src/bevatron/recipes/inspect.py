@@ -9,6 +9,8 @@ import numpy as np
 from bevatron.data.packing import CostModel
 from bevatron.data.store.store import Store
 from bevatron.data.summary import inspect
+from bevatron.errors import StoreError
+from bevatron.files import make_writable
 from bevatron.output import number, print_table
 from bevatron.recipes.dispatch import of_samples
 from bevatron.train.report import plots
@@ -46,7 +48,7 @@ def inspect_store(
 ) -> tuple[list[inspect.Table], Path]:
     """Describe and draw what is in a store, and with ``plan`` how batches would fill the ranks.
 
-    Raises StoreError if there is no finished store at ``path``.
+    Raises StoreError if there is no finished store at ``path``, or ``out`` cannot be written.
 
     Parameters
     ----------
@@ -59,6 +61,7 @@ def inspect_store(
     """
     store = Store.open(path)
     out = store.path.with_name(f"{store.path.name}-inspect") if out is None else out
+    make_writable(out, StoreError)
     report = Report(f"Store {store.path.name}", str(store.path), figures=out)
     shown = of_samples(store.manifest["settings"].get("kind", "structures")).inspected()
     tables: list[inspect.Table] = list(shown.describe(store))

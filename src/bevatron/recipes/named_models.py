@@ -47,8 +47,8 @@ def models_folder() -> Path:
 def named_model(path: Path | str) -> Path:
     """Return the folder of a model given by name; a path that exists, or is not a name, as it is.
 
-    Raises CheckpointError for a published model of which there is only a file, or none; the message
-    says what to do.
+    Raises CheckpointError for a published model that is not converted yet or has no file; the
+    message says what to do.
     """
     path = Path(path)
     folder = models_folder() / path

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -41,8 +42,8 @@ def configuration(
 ) -> Any:
     """Build the configuration that command-line arguments then override.
 
-    Raises ConfigError for an unknown recipe or key, and for a preset of which a file leaves
-    nothing.
+    Raises ConfigError for an unknown recipe or key, and for a preset that a file overrides
+    completely.
 
     Parameters
     ----------
@@ -138,15 +139,15 @@ def refuse_file(folder: Path) -> None:
 
 def _print_what_next(result: FitResult, options: str) -> None:
     """Print where the report is and which commands use the model, or how to resume."""
-    folder = result.folder
+    folder, quoted = result.folder, shlex.quote(str(result.folder))
     if result.finished is None:
         say("the same command with --resume auto resumes")
         return
     if (folder / "report.html").is_file():
         say(f"report: {folder / 'report.html'}")
     say(
-        f"errors on other data: bevatron evaluate {folder} DATA{options}; "
-        f"predictions: bevatron predict {folder} FILE OUT{options}"
+        f"errors on other data: bevatron evaluate {quoted} DATA{options}; "
+        f"predictions: bevatron predict {quoted} FILE OUT{options}"
     )
 
 

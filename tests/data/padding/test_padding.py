@@ -79,11 +79,11 @@ def test_what_is_too_large_is_refused():
         pad_structures(batch, BatchShape(batch.num_edges, 8, 3))
     rounded = replace(batch, edges=batch.edges.double())
     with pytest.raises(ValueError, match="edges: float64 does not fit into int"):
-        StaticBatch(SHAPE).fill(rounded)
+        StaticBatch(SHAPE, like=batch).fill(rounded)
 
 
 def test_a_static_batch_stays_where_it_is_and_forgets_what_was_in_it():
-    static = StaticBatch(SHAPE, torch.float32)
+    static = StaticBatch(SHAPE, torch.float32, like=clusters(2))
     address = static.batch.edges.data_ptr()
     static.fill(clusters(6, 6, 6, seed=1))
     static.fill(clusters(2, 3))
@@ -107,7 +107,7 @@ def test_a_shape_has_named_lengths_in_the_order_of_its_axes():
 
 
 def test_one_copy_moves_everything():
-    source, target = StaticBatch(SHAPE), StaticBatch(SHAPE)
+    source, target = (StaticBatch(SHAPE, like=clusters(2)) for _ in range(2))
     source.fill(clusters(2, 3))
     target.copy_from(source)
     assert torch.equal(target.batch.forces, source.batch.forces)

@@ -22,7 +22,7 @@ from bevatron.data.proteins.chain_index import (
     protein_sequences,
 )
 from bevatron.data.proteins.featurize import describe, featurize
-from bevatron.data.proteins.sample import sequence_classes
+from bevatron.data.readers.proteins.alphabet import sequence_classes
 from bevatron.data.readers.proteins.structures import read_structure
 from bevatron.data.store.prepare import write_store
 from bevatron.data.store.shards import concatenate

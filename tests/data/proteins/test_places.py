@@ -11,8 +11,7 @@ from bevatron.data.proteins.places import (
     _shared,
     difference,
 )
-from bevatron.data.proteins.sample import sequence_classes
-from bevatron.data.readers.proteins.alphabet import CLASSES
+from bevatron.data.readers.proteins.alphabet import CLASSES, sequence_classes
 
 LONG = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSG"
 OTHER = "GSHMRYWPCKDEFNNTVVLLKKAAEEDDGGRRHH"

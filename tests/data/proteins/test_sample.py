@@ -13,11 +13,11 @@ from bevatron.data.proteins.complex_batch import collate_complex
 from bevatron.data.proteins.crop import CropSizes
 from bevatron.data.proteins.featurize import describe, featurize
 from bevatron.data.proteins.poses import make_pools
-from bevatron.data.proteins.sample import SampleSizes, Sources, sample, sequence_classes
+from bevatron.data.proteins.sample import SampleSizes, Sources, sample
 from bevatron.data.proteins.template_store import TemplatesInMemory
 from bevatron.data.proteins.templates import NUM_TEMPLATES, Templates
 from bevatron.data.readers.proteins.alignments import read_alignment
-from bevatron.data.readers.proteins.alphabet import GAP
+from bevatron.data.readers.proteins.alphabet import GAP, sequence_classes
 from bevatron.data.readers.proteins.structures import read_structure
 from bevatron.errors import DataError
 from bevatron.models.alphafold3.permutation import permute_truth

@@ -11,10 +11,10 @@ from bevatron.data.proteins.alignments import sequence_key
 from bevatron.data.proteins.chain_index import UNKNOWN_DAY, day_number
 from bevatron.data.proteins.hit_files import NamedChain, template_queries
 from bevatron.data.proteins.places import ChainSequences
-from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.proteins.template_search import HitsOf, TemplateQuery
 from bevatron.data.proteins.template_store import StoredTemplates, prepare_templates
 from bevatron.data.readers.proteins import read_structure
+from bevatron.data.readers.proteins.alphabet import sequence_classes
 from bevatron.errors import DataError
 
 pytestmark = pytest.mark.shared

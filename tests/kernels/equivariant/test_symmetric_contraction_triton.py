@@ -2,8 +2,12 @@
 interpreted.
 """
 
+from functools import partial
+
+import contractions
 import pytest
 import torch
+from contractions import ELEMENTS, contraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,37 +16,13 @@ pytest.importorskip("triton")
 from bevatron import kernels
 from bevatron.kernels import symmetric_contraction
 from bevatron.kernels.equivariant.element_order import ElementOrder
-from bevatron.maths.irreps import Irreps
 from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
 from bevatron.testing import assert_close, check_op
 from replayed import check_replay
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RAN = ("symmetric_contraction", "triton")
-ELEMENTS = torch.tensor([2, 0, 2, 3, 0, 2, 2])
-
-
-def make(l_max, irreps, correlation, elements=ELEMENTS, dtype=torch.float64):
-    """Random features and weights, flat, so that derivatives can be taken by each."""
-    irreps = Irreps.parse(irreps)
-    num_channels = irreps[0].mul
-    inputs = {"a": torch.randn(len(elements), num_channels, (l_max + 1) ** 2, dtype=dtype)}
-    for block in irreps:
-        for nu in range(1, correlation + 1):
-            num_paths = symmetric_coefficients(l_max, block.l, nu).num_paths
-            inputs[f"w{block.l}_{nu}"] = torch.randn(5, num_paths, num_channels, dtype=dtype)
-    inputs["elements"] = elements.clone()
-    return {name: value.to(DEVICE) for name, value in inputs.items()}
-
-
-def contraction(irreps, correlation, coefficients=None):
-    def call(a, elements, **weights):
-        degrees = dict.fromkeys(int(name[1]) for name in weights)
-        orders = range(1, correlation + 1)
-        nested = {d: [weights[f"w{d}_{nu}"] for nu in orders] for d in degrees}
-        return symmetric_contraction(a, nested, elements, irreps, correlation, coefficients)
-
-    return call
+make = partial(contractions.make, device=DEVICE)
 
 
 def check(irreps, correlation, inputs, **options):

@@ -6,7 +6,6 @@ import os
 import pytest
 import torch
 import torch.utils.checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
 
 GPU = torch.cuda.is_available()
 if not GPU:
@@ -23,6 +22,7 @@ from bevatron.kernels import (  # noqa: E402
 from bevatron.kernels.graph.csr import launch, work  # noqa: E402
 from bevatron.kernels.graph.csr.launch import Tile  # noqa: E402
 from bevatron.testing import Tolerance, assert_close, check_op  # noqa: E402
+from dispatched import Operators  # noqa: E402
 from replayed import captured  # noqa: E402
 
 pytest.importorskip("triton")
@@ -444,17 +444,10 @@ def test_operators_can_be_recomputed_in_the_backward_pass(operator):
 
 
 def test_modes_of_the_dispatcher_see_operators():
-    seen = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(func.name())
-            return func(*args, **(kwargs or {}))
-
     csr, _ = matrix("random", values=False)
-    with kernels.use("triton"), Watch():
+    with kernels.use("triton"), Operators() as called:
         spmm(csr, draw(5, 2, 3))
-    assert "bevatron::spmm_sum" in seen
+    assert "bevatron::spmm_sum" in called.names
 
 
 def test_opcheck():

@@ -5,30 +5,15 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bevatron.kernels import launches, smooth_lddt, use
 from bevatron.kernels.pair.smooth_lddt import reference
 from bevatron.testing import assert_close, poisoned
+from dispatched import LargestTensor
+from smooth_lddt_formula import all_pairs
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
-
-
-def all_pairs(predicted, truth, radius):
-    """Algorithm 27 on dense tensors, for autograd."""
-
-    def distances(x):
-        squared = (x[..., :, None, :] - x[..., None, :, :]).square().sum(-1)
-        return (squared + torch.eye(x.shape[-2], dtype=x.dtype)).sqrt()
-
-    true = distances(truth)
-    counts = (true < radius[..., :, None]) & (radius > 0)[..., None, :]
-    counts &= ~torch.eye(truth.shape[-2], dtype=torch.bool)
-    counts = counts[..., None, :, :].double()
-    error = (distances(predicted) - true[..., None, :, :]).abs()
-    score = sum(torch.sigmoid(t - error) for t in (0.5, 1, 2, 4)) / 4
-    return (score * counts).sum((-2, -1)) / (counts.sum((-2, -1)) + 1e-10)
 
 
 def draw(atoms, copies=2, structures=1, seed=0, dtype=torch.float64):
@@ -52,27 +37,14 @@ def test_tiles_of_any_size_give_the_formula_and_its_gradient(atoms, pairs):
     assert_close(found, expected, 1e-11)
 
 
-class LargestTensor(TorchDispatchMode):
-    """Counts the elements of the largest tensor that any operation makes."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for value in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(value, torch.Tensor):
-                self.elements = max(self.elements, value.numel())
-        return result
-
-
 def test_no_tensor_holds_more_than_a_tile_of_pairs():
     case = draw(300, copies=8)
     with LargestTensor() as largest:
         reference.smooth_lddt(*case, 1 << 14).sum().backward()
-    assert largest.elements <= 1 << 14
+    assert largest.nbytes <= 8 << 14
     with LargestTensor() as largest:
         all_pairs(*case).sum().backward()
-    assert largest.elements >= 8 * 300**2
+    assert largest.nbytes >= 8 * 8 * 300**2
 
 
 def run(case, **chosen):

@@ -5,15 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from real_chain import crop_of_1ubi
 
 from bevatron.data.padding import pad
-from bevatron.data.proteins.chain_batch import collate_chain
-from bevatron.data.proteins.chain_samples import ChainSizes, sample_chain
-from bevatron.data.proteins.chains import chain_entry
+from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.data.proteins.constants import CA
-from bevatron.data.proteins.rows_in_memory import rows_in_memory
-from bevatron.data.readers.proteins import read_structure
-from bevatron.data.readers.proteins.alignments import read_alignment
 from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.drops import Drops
 from bevatron.models.alphafold2.fape import backbone_fape, sidechain_fape
@@ -41,15 +37,8 @@ WEIGHTS = replace(FINE_TUNING_WEIGHTS, tm=0.1)
 
 @pytest.fixture(scope="module")
 def batch(shared):
-    """A crop of a protein with its alignment."""
-    folder = shared / "data/proteins"
-    entry = chain_entry(read_structure(folder / "mmcif/1ubi.cif.gz"), 0)
-    (file,) = (folder / "msa/1ubi_A").iterdir()
-    rows = rows_in_memory([read_alignment(file, "protein")])
     sizes = ChainSizes(residues=32, msa_rows=5, extra_rows=6, templates=1)
-    sample = sample_chain(entry, rows, 7, sizes, cycles=3)
-    sample["seed"] = np.array(7)
-    return collate_chain([sample], np.array([0]), [1.0]).to("cpu", torch.float32)
+    return crop_of_1ubi(shared, sizes, 3).to("cpu", torch.float32)
 
 
 def model_of(seed=0):

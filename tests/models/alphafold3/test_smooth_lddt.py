@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import smooth_lddt_formula
 from bevatron.models.alphafold3.losses.smooth_lddt import smooth_lddt
 from bevatron.testing import assert_close
 
@@ -13,20 +14,8 @@ complexes = importlib.import_module("complexes")
 
 
 def all_pairs(predicted, truth, resolved, nucleic):
-    """Algorithm 27 on dense tensors, for autograd."""
-
-    def distances(x):
-        squared = (x[..., :, None, :] - x[..., None, :, :]).square().sum(-1)
-        return (squared + torch.eye(x.shape[-2], dtype=x.dtype)).sqrt()
-
-    true = distances(truth)
-    radius = torch.where(nucleic, 30.0, 15.0)[..., :, None]
-    counts = (true < radius) & resolved[..., :, None] & resolved[..., None, :]
-    counts &= ~torch.eye(truth.shape[-2], dtype=torch.bool)
-    counts = counts[..., None, :, :].double()
-    error = (distances(predicted) - true[..., None, :, :]).abs()
-    score = sum(torch.sigmoid(t - error) for t in (0.5, 1, 2, 4)) / 4
-    return (score * counts).sum((-2, -1)) / (counts.sum((-2, -1)) + 1e-10)
+    radius = torch.where(nucleic, 30.0, 15.0) * resolved
+    return smooth_lddt_formula.all_pairs(predicted, truth, radius)
 
 
 def random_case(atoms, copies=2, batch=(), seed=0):

@@ -143,6 +143,7 @@ def test_communities_are_learned_transductively(layer):
 
 
 def test_the_trainer_trains_it(tmp_path):
+    from bevatron.data.dataset import InMemory
     from bevatron.train.logger import read_journal
     from bevatron.train.loop import fit
     from bevatron.train.run import Run
@@ -156,28 +157,12 @@ def test_the_trainer_trains_it(tmp_path):
         TrainConfig,
     )
 
-    class One:
-        def __init__(self, sample):
-            self.sample = sample
-
-        def __len__(self):
-            return 1
-
-        def __getitem__(self, index):
-            return self.sample
-
-        def describe(self, index):
-            return "the graph"
-
-        def lengths(self, field):
-            return np.array([len(self.sample[field])])
-
     graph = WholeGraph(communities(40))
     sizes = {"nodes": np.array([40]), "edges": np.array([len(graph["edges"])])}
     run = Run(
         model=NodeClassifier(config_of("gat")),
         task=NodeTask("classes", 2),
-        train=One(graph.part("train")),
+        train=InMemory([graph.part("train")], "graph {}".format),
         sizes=sizes,
         folder=tmp_path / "run",
         settings=Settings(
@@ -188,7 +173,7 @@ def test_the_trainer_trains_it(tmp_path):
             checkpoint=CheckpointConfig(),
             train=TrainConfig(epochs=12, device="cpu", dtype="float32", monitor="accuracy"),
         ),
-        valid=One(graph.part("valid")),
+        valid=InMemory([graph.part("valid")], "graph {}".format),
         valid_sizes=sizes,
         identity={"model": "tiny"},
     )

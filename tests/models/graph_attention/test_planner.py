@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bevatron.errors import ConfigError
 from bevatron.kernels.graph.csr import Csr, sums
@@ -24,6 +23,7 @@ from bevatron.models.graph_attention.formula.expression import (
 from bevatron.models.graph_attention.formula.layer import Layer
 from bevatron.models.graph_attention.formula.planner import Widths, plan, virtual_nodes
 from bevatron.models.graph_attention.layers import agnn, agnn_paper, gat, gatv2, gcn, va
+from dispatched import LargestTensor
 
 cosine = A * (H @ H.T) / outer(norm(H), norm(H))
 attention = softmax(
@@ -134,21 +134,6 @@ def test_a_product_of_thin_matrices_is_put_in_the_cheap_order():
     assert str((H @ H.T) @ X) == "H @ (H.T @ X)"
 
 
-class Largest(TorchDispatchMode):
-    """Watches the largest tensor that any operation makes."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel, self.op = 0, ""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for each in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(each, torch.Tensor) and each.untyped_storage().nbytes() // 8 > self.numel:
-                self.numel, self.op = each.untyped_storage().nbytes() // 8, str(func)
-        return result
-
-
 LAYERS = {
     "gat": lambda: gat(16, 8, heads=2),
     "gatv2": lambda: gatv2(16, 8, heads=2),
@@ -172,6 +157,6 @@ def test_no_tensor_of_n_times_n_or_edges_times_features_appears(name, monkeypatc
     csr.position  # noqa: B018
     layer = LAYERS[name]().double()
     hidden = torch.randn(n, width, dtype=torch.float64, requires_grad=True)
-    with Largest() as largest, piece_elements(4096):
+    with LargestTensor() as largest, piece_elements(4096):
         layer(csr, hidden).square().sum().backward()
-    assert largest.numel < min(n * n, csr.nnz * width) * 0.75, largest.op
+    assert largest.nbytes < 8 * min(n * n, csr.nnz * width) * 0.75, largest.op

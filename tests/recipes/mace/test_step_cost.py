@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from bevatron.data.dataset import InMemory
 from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import unlabelled_structure
 from bevatron.errors import ConfigError, OutOfMemoryError
@@ -22,36 +23,23 @@ from bevatron.task import Loss
 from bevatron.train.capture.cuda_graphs import NotCapturableError
 
 
-class Crystals:
+def cubes():
     """Cubes of 1, 8, 27 hydrogen atoms; the larger ones have more neighbours per atom."""
-
-    def __init__(self):
-        self.samples = []
-        for side in (1, 2, 3):
-            grid = np.stack(np.meshgrid(*[np.arange(side)] * 3), axis=-1).reshape(-1, 3)
-            sample = unlabelled_structure(np.ones(len(grid), int), 0.9 * grid.astype(float))
-            sample["energy"] = np.array(-1.0)
-            sample["forces"] = np.zeros((len(grid), 3))
-            self.samples.append(add_neighbours(sample, 2.0))
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, index):
-        return self.samples[index]
-
-    def describe(self, index):
-        return f"cube {index}"
-
-    def lengths(self, field):
-        return np.array([len(sample[field]) for sample in self.samples], dtype=np.int64)
+    samples = []
+    for side in (1, 2, 3):
+        grid = np.stack(np.meshgrid(*[np.arange(side)] * 3), axis=-1).reshape(-1, 3)
+        sample = unlabelled_structure(np.ones(len(grid), int), 0.9 * grid.astype(float))
+        sample["energy"] = np.array(-1.0)
+        sample["forces"] = np.zeros((len(grid), 3))
+        samples.append(add_neighbours(sample, 2.0))
+    return InMemory(samples, "cube {}".format)
 
 
 def make_meter():
     config = MaceConfig.preset(
         "small", num_channels=2, l_max=1, max_L=0, correlation=1, radial_mlp=(4,), r_max=2.0
     ).with_data(atomic_numbers=(1,), atomic_energies=((0.0,),), avg_num_neighbors=4.0)
-    return StepMeter(MACE(config), MaceTask(), Crystals(), torch.device("cpu"), torch.float32)
+    return StepMeter(MACE(config), MaceTask(), cubes(), torch.device("cpu"), torch.float32)
 
 
 @pytest.fixture
@@ -148,17 +136,23 @@ def test_curve_grows_and_measures_real_steps(meter):
     assert all(cost.seconds > 0 for cost in costs)
 
 
-class Pairs(Crystals):
+class Pairs(InMemory):
     """A data set, a batch and a task that know nothing of structures: 1 to 4 pairs of numbers."""
 
     collate = staticmethod(lambda samples, indices, weights: Pairs(samples))
 
     def __init__(self, samples):
-        self.samples = samples
-        self.sizes = {"atoms": sum(map(len, samples)), "edges": 0, "graphs": len(samples)}
+        super().__init__(samples, "pairs {}".format)
+        self.sizes = {
+            "atoms": sum(len(sample["pairs"]) for sample in samples),
+            "edges": 0,
+            "graphs": len(samples),
+        }
 
     def to(self, device, dtype, *, non_blocking=False):
-        self.rows = torch.tensor(np.concatenate(self.samples)).to(device, dtype)
+        self.rows = torch.tensor(np.concatenate([sample["pairs"] for sample in self.samples])).to(
+            device, dtype
+        )
         return self
 
     def normalisers(self, batch):
@@ -170,7 +164,7 @@ class Pairs(Crystals):
 
 def test_steps_of_any_model_are_measured():
     lengths = np.array([1, 2, 3, 4])
-    pairs = Pairs([np.ones((n, 2), np.float32) for n in lengths])
+    pairs = Pairs([{"pairs": np.ones((n, 2), np.float32)} for n in lengths])
     sizes = {"atoms": lengths, "edges": 0 * lengths}
     model = torch.nn.Linear(2, 1)
     before = model.weight.detach().clone()

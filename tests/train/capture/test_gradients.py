@@ -6,7 +6,6 @@ import torch
 
 from bevatron.parallel import data_parallel
 from bevatron.parallel.mesh import Mesh
-from bevatron.task import Loss
 from bevatron.train.capture import gradients
 from bevatron.train.capture.cuda_graphs import GraphPool
 from bevatron.train.capture.gradients import GradientBuckets
@@ -122,17 +121,11 @@ def test_sums_beside_a_replay_wait_for_the_buckets_of_this_replay(monkeypatch, d
         assert sorted(float(x) for x in summed) == [40.0, 80.0], number
 
 
-class Wide(tiny.TinyTask):
-    def loss(self, model, batch, normalisers):
-        x = batch.points.float().repeat(1, 86)[:, :256]
-        return Loss(model(x).square().mean(), {})
-
-
 def test_a_rehearsal_holds_no_more_gradients_than_a_step_and_leaves_none(tmp_path, monkeypatch):
     """The kernel that forgets them may be left out of it, as all of Triton's are."""
     monkeypatch.setattr(gradients, "WAITING_BYTES", 2**20)
     model = torch.nn.Sequential(*(torch.nn.Linear(256, 256, bias=False) for _ in range(24)))
-    run = tiny.make_run(tmp_path, model=model, task=Wide(), train={"dtype": "float32"})
+    run = tiny.make_run(tmp_path, model=model, task=tiny.WideTask(), train={"dtype": "float32"})
     state, batch = begin_state(run, Mesh(), None), tiny.batch_of(run, [0])
     update = CapturedStep(run, state, Mesh())._update
     graphs = StepGraphs(run, state, Mesh(), update, rows=1)

@@ -78,7 +78,7 @@ def finish(raw: RawGraph, options: GraphOptions) -> GraphArrays:
     )
 
 
-def raw_edges(name: str, rows: Array, cols: Array, weights: Array | None, first: int = 0) -> Edges:
+def raw_edges(name: str, rows: Array, cols: Array, weights: Array | None) -> Edges:
     """Check types and lengths of an edge list; weights that are all 1 are dropped.
 
     Raises DataError for arrays that are not an edge list.
@@ -100,7 +100,7 @@ def raw_edges(name: str, rows: Array, cols: Array, weights: Array | None, first:
             )
         if weights.dtype != np.float64:
             weights = weights.astype(np.float32, copy=False)
-        if not first and (weights == 1).all():
+        if (weights == 1).all():
             weights = None
     return Edges(_signed(rows), _signed(cols), weights)  # type: ignore[arg-type]
 

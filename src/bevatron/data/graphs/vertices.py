@@ -23,6 +23,8 @@ SPLIT_NAMES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Role -> names under which files hold it."""
 
+_CHUNK = 2**20  # rows that are checked at a time
+
 
 def checked_features(
     features: Features | Array | None, num_nodes: int, options: GraphOptions, name: str
@@ -121,7 +123,7 @@ def checked_roles(
 
     Parameters
     ----------
-    splits : arrays of the file, of which those named in `SPLIT_NAMES` count
+    splits : arrays of the file; those named in `SPLIT_NAMES` count
     """
     if options.random_split is not None:
         return _random_roles(labels, num_nodes, options, name)
@@ -218,11 +220,9 @@ def _as_floating(features: Array, name: str) -> Any:
     return features.astype(np.float32)
 
 
-def _check_finite(
-    values: npt.NDArray[np.floating], name: str, indptr: Array | None = None, chunk: int = 2**20
-) -> None:
-    for start in range(0, len(values), chunk):
-        wrong = np.flatnonzero(~np.isfinite(values[start : start + chunk]).all(axis=1))
+def _check_finite(values: npt.NDArray[np.floating], name: str, indptr: Array | None = None) -> None:
+    for start in range(0, len(values), _CHUNK):
+        wrong = np.flatnonzero(~np.isfinite(values[start : start + _CHUNK]).all(axis=1))
         if len(wrong):
             place = start + int(wrong[0])
             row = values[place]

@@ -79,14 +79,13 @@ class Loader:
         Time limit in seconds for reading one sample, after which the worker is killed. Without
         workers it is checked only after the sample was read. None is no limit.
     leave_out
-        Make batches without samples that cannot be read at the second attempt either; of a data set
-        that is `bevatron.data.dataset.Replaceable` others stand in for them. Without workers there
-        is no time limit then.
+        Make batches without samples that fail twice; in a `bevatron.data.dataset.Replaceable` data
+        set others replace them. Without workers there is then no time limit.
     pin_memory : copy batches to pinned memory in the background; ignored without CUDA
     start_method : ``forkserver`` (fast start) or ``spawn``
     turns
-        Of processes that go through the same plan at the same pace: their workers make its batches
-        in turns, each for all of them. Not with a window.
+        For processes that follow the same plan at the same pace: their workers take turns, each
+        batch being made once for all of them. Not with a window.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Processes of one machine that go through the same plan make its batches in turns.
+"""Processes of one machine that follow the same plan take turns making its batches.
 
-Each makes every ``size``-th batch with its own workers. The worker's memory file goes on to the
-others, which map it too: a batch is made once and copied nowhere.
+Each makes every ``size``-th batch with its own workers. The worker's memory file is passed to the
+others, which map it too: a batch is made once and never copied.
 """
 
 import pickle
@@ -20,7 +20,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Turns:
-    """The place of this process among those that make batches in turns.
+    """The place of this process among those that take turns.
 
     Attributes
     ----------

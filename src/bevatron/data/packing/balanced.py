@@ -56,7 +56,7 @@ import numpy as np
 from bevatron.data.packing.algorithm1 import Order, algorithm1
 from bevatron.data.packing.costs import Problem, batch_sums
 from bevatron.data.packing.randomness import RandomStream, sorting_order
-from bevatron.data.packing.repair import fill_empty, move_overflow
+from bevatron.data.packing.repair import move_overflow
 from bevatron.data.ragged import count_up
 from bevatron.typing import FloatArray, IntArray
 
@@ -101,8 +101,9 @@ def balanced(problem: Problem) -> tuple[IntArray, int]:
     while num_batches < count:
         for _ in range(tries):
             batch_of = deal(size, num_batches, problem.stream, balance)
+            # None is empty: dealt to the lowest, and what is too full keeps its largest sample.
             if move_overflow(problem, batch_of, num_batches):
-                return fill_empty(batch_of, num_batches), num_batches
+                return batch_of, num_batches
         if fallback is None:
             fallback = _without_overflow(problem)
         num_batches = problem.round_up(max(num_batches + 1, int(num_batches * (1 + growth))))

@@ -1,4 +1,4 @@
-"""Repairs of a packing: move overflowing samples, fill empty batches, split costly ones."""
+"""Repairs of a packing: move overflowing samples, split costly batches."""
 
 import numpy as np
 
@@ -86,24 +86,6 @@ def _place(problem: Problem, batch_of: IntArray, moving: IntArray, room: IntArra
         else:
             offset = 0
     return False
-
-
-def fill_empty(batch_of: IntArray, num_batches: int) -> IntArray:
-    """Move samples from the batches with the most samples into empty ones.
-
-    Needs at least as many samples as batches.
-    """
-    counts = np.bincount(batch_of, minlength=num_batches)
-    empty = np.flatnonzero(counts == 0)
-    if not len(empty):
-        return batch_of
-    place = np.empty_like(batch_of)
-    place[sorting_order(batch_of)] = count_up(counts)
-    # The first sample of a batch stays.
-    remaining = np.where(place > 0, counts[batch_of] - place, 0)
-    filled = batch_of.copy()
-    filled[sorting_order(int(remaining.max()) - remaining)[: len(empty)]] = empty
-    return filled
 
 
 def split_batches(

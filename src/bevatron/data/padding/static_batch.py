@@ -38,11 +38,15 @@ class StaticBatch:
         keeps its own.
     device : where
     pin : page-locked, for copies to a GPU that do not wait
-    like : a batch of the kind that it is for; structures by default
+    like : a batch of the kind that it is for
 
     Examples
     --------
-    >>> static = StaticBatch(BatchShape(edges=8, atoms=4, graphs=2))
+    >>> from bevatron.data.neighbours import add_neighbours
+    >>> from bevatron.data.samples import collate_structures, unlabelled_structure
+    >>> hydrogen = add_neighbours(unlabelled_structure([1], [[0.0, 0.0, 0.0]]), cutoff=5.0)
+    >>> like = collate_structures([hydrogen], np.array([0]), [1.0])
+    >>> static = StaticBatch(BatchShape(edges=8, atoms=4, graphs=2), like=like)
     >>> static.batch.edges.shape
     torch.Size([2, 8])
     """
@@ -54,10 +58,9 @@ class StaticBatch:
         device: torch.device | str = "cpu",
         *,
         pin: bool = False,
-        like: Paddable | None = None,
+        like: Paddable,
     ) -> None:
         self.shape = shape
-        like = _no_structures() if like is None else like
         layout = layout_of(like, shape, dtype)
         offsets, start = {}, 0
         for name, (item, dims) in layout.items():
@@ -197,10 +200,3 @@ def layout_of(like: Paddable, shape: BatchShape, dtype: torch.dtype | None) -> L
         cast = dtype is not None and value.is_floating_point() and name not in kept
         found[name] = (dtype if cast and dtype is not None else value.dtype, tuple(dims))
     return found
-
-
-def _no_structures() -> Paddable:
-    """Return a static batch for the old interface, of structures only."""
-    from bevatron.data.samples.structures import no_structures
-
-    return no_structures()

@@ -78,9 +78,9 @@ class AlignmentReader:
     sources : the files, as given
     fingerprint : hash of their content
     num_samples : number of distinct sequences, in the order of their first files
-    rejects : (file, reason) of the files that do not even begin with a query, or belong to no chain
+    rejects : (file, reason) of files that do not begin with a query or match no chain
     queries : classes of the first sequence of each file
-    partial : how many of them are used for chains of which they are a part or which they hold
+    partial : how many of them are part of a chain or contain one, and are used for it
     """
 
     def __init__(

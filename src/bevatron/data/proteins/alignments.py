@@ -44,8 +44,10 @@ _RESIDENT = (
 )  # a thousand shards, touched to find their keys, would count as hundreds of MB
 
 
-def sequence_key(classes: npt.NDArray[np.int8]) -> bytes:
-    """Return the key of a sequence given as classes of the alphabet, [L]: 16 bytes."""
+def sequence_key(classes: Array | bytes) -> bytes:
+    """Return the key of a sequence given as classes of the alphabet, int8 [L]: 16 bytes."""
+    if isinstance(classes, bytes):
+        return xxh3_128_digest(classes)
     return xxh3_128_digest(np.ascontiguousarray(classes, dtype=np.int8).data)
 
 
@@ -108,6 +110,13 @@ def _profile(rows: npt.NDArray[np.int8]) -> npt.NDArray[np.float32]:
     return (counts.reshape(num_columns, num_classes) / len(rows)).astype(np.float32)
 
 
+def places_by_key(store: Store) -> dict[bytes, int]:
+    """Return the place of each sequence of a store by its `sequence_key`, in order."""
+    keys = [flat for flat, _ in store.flat("key")]
+    joined = np.concatenate(keys) if keys else np.empty((0, 16), dtype=np.uint8)
+    return {key.tobytes(): place for place, key in enumerate(joined)}
+
+
 class Alignments:
     """The alignments of a store, found by sequence.
 
@@ -125,11 +134,9 @@ class Alignments:
                 f"{ALIGNMENTS_VERSION}; prepare it again"
             )
         try:
-            keys = [flat for flat, _ in store.flat("key")]
+            self._places = places_by_key(store)
         except StoreError:
             raise DataError(f"{store.path}: is not a store of alignments") from None
-        joined = np.concatenate(keys) if keys else np.empty((0, 16), dtype=np.uint8)
-        self._places = {key.tobytes(): place for place, key in enumerate(joined)}
 
     @classmethod
     def open(cls, path: str | Path) -> "Alignments":
@@ -152,7 +159,7 @@ class Alignments:
         lines = [line.partition("\t") for text in texts for line in text.splitlines()]
         return [(file, reason) for file, _, reason in lines]
 
-    def find(self, classes: npt.NDArray[np.int8]) -> int | None:
+    def find(self, classes: Array | bytes) -> int | None:
         """Return the index of the alignment of a sequence, [L] classes of the alphabet."""
         return self._places.get(sequence_key(classes))
 

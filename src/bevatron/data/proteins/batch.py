@@ -4,8 +4,8 @@ A model of proteins holds N^2 numbers for N tokens, so a batch is one sample; a 
 sums their gradients. It can be padded to a shape; masks mark the real entries.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,7 +20,7 @@ from bevatron.data.padding.shape import (
     Rows,
     ragged_axes,
 )
-from bevatron.data.samples.flat import mover
+from bevatron.data.samples.flat import Movable
 from bevatron.errors import DataError
 from bevatron.typing import Arrays, IntArray
 
@@ -29,7 +29,7 @@ ENTRIES = "entries"
 
 
 @dataclass(frozen=True)
-class ProteinBatch:
+class ProteinBatch(Movable):
     """One sample; the base of the batches of AlphaFold2 and AlphaFold3.
 
     A subclass adds its tensors as fields and says along which axes they are ragged.
@@ -67,19 +67,6 @@ class ProteinBatch:
         """Return the input tensors of a model by name."""
         return {name: getattr(self, name) for name in self.ragged}
 
-    def to(
-        self,
-        device: torch.device | str,
-        dtype: torch.dtype | None = None,
-        non_blocking: bool = False,
-    ) -> Self:
-        """Copy to a device; floating-point tensors to ``dtype``."""
-        return self._map(mover(device, dtype, non_blocking))
-
-    def pin_memory(self) -> Self:
-        """Copy to page-locked memory."""
-        return self._map(lambda value: value.pin_memory())
-
     def over(self, tensors: Mapping[str, Any]) -> Self:
         """Return a batch of these tensors without reference to a sample."""
         changes: dict[str, Any] = {**tensors, "indices": np.zeros(0, dtype=np.int64)}
@@ -88,13 +75,6 @@ class ProteinBatch:
     def padding_rows(self, shape: BatchShape) -> Mapping[str, Rows]:  # noqa: ARG002  of the protocol
         """Return what follows the real rows of each field: 0 and False."""
         return {}
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        changes: dict[str, Any] = {
-            name: function(value) for name, value in values.items() if isinstance(value, Tensor)
-        }
-        return replace(self, **changes)
 
 
 def one_sample(

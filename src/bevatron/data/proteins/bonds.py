@@ -29,8 +29,8 @@ class Bonds:
     polymer_ligand : bool [b]
         Whether it joins a polymer and a ligand.
     tokens : int32 [E, 2]
-        Pairs of tokens in both directions: within residues whose atoms are tokens, and between
-        residues of which one is a ligand; the bonds of a polymer's chain are not among them.
+        Pairs of tokens in both directions: within residues whose atoms are tokens, and between a
+        ligand and another residue; a polymer's backbone bonds are not included.
     """
 
     atoms: npt.NDArray[np.int32]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bevatron.data.proteins.constants import ATOM37, CA, UNKNOWN
-from bevatron.data.readers.proteins.alphabet import CLASSES, LETTERS
+from bevatron.data.readers.proteins.alphabet import CLASSES, sequence_classes
 from bevatron.data.readers.proteins.structure import Structure
 from bevatron.data.samples import Field
 from bevatron.errors import DataError
@@ -56,7 +56,7 @@ def chain_entry(structure: Structure, chain: int) -> Arrays:
     resolution = np.nan if structure.resolution is None else structure.resolution
     return {
         "aatype": residue_types(sequence),
-        "query": np.array([LETTERS["protein"].get(x, UNKNOWN) for x in sequence], dtype=np.int8),
+        "query": sequence_classes("protein", sequence),
         "residue_index": structure.residues.number[first:past].astype(np.int32) - 1,
         "all_atom_positions": positions,
         "all_atom_mask": mask,

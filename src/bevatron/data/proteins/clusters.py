@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bevatron.data.compressed import read_whole
-from bevatron.data.readers.proteins.alphabet import LETTERS, UNKNOWN
+from bevatron.data.readers.proteins.alphabet import sequence_classes
 from bevatron.errors import DataError
 from bevatron.typing import FloatArray, IntArray
 
@@ -146,7 +146,7 @@ def similar_to_earlier(
     int64 [n]
         Index of the representative of each sequence.
     """
-    codes = [_codes(sequence) for sequence in sequences]
+    codes = [sequence_classes("protein", each).astype(np.int64) for each in sequences]
     order = np.argsort([-len(code) for code in codes], kind="stable")
     representative = np.arange(len(codes))
     index = _WordIndex()
@@ -175,11 +175,6 @@ def _first_similar(
             if len(similar):
                 return some[int(similar[0])]
     return None
-
-
-def _codes(sequence: str) -> npt.NDArray[np.int64]:
-    letters, unknown = LETTERS["protein"], UNKNOWN["protein"]
-    return np.array([letters.get(letter, unknown) for letter in sequence], dtype=np.int64)
 
 
 def _words(codes: npt.NDArray[np.int64]) -> tuple[IntArray, IntArray]:
@@ -234,8 +229,8 @@ def alignment_identities(
 ) -> FloatArray:
     """Return the share of equal residues in the global alignment of each sequence with another.
 
-    Equal pairs over the length of the longer sequence, in the alignment of most equal pairs less a
-    quarter of the unequal ones and half of the residues beside gaps; gaps at ends are free.
+    Equal pairs over the length of the longer sequence, in the best alignment: a match scores 1, a
+    mismatch -1/4, a residue opposite a gap -1/2; gaps at ends are free.
 
     Parameters
     ----------

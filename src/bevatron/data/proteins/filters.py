@@ -1,9 +1,9 @@
 """Chains that AlphaFold3 is not trained on (supplement, section 2.5.4).
 
-Crystallization aids of structures from crystals; polymers of unknown residues alone, or of fewer
-than 4 that were observed; proteins with neighbours in the sequence whose CA are more than 10 Å
-apart; of two chains of which one has more than 30 % of its atoms within 1.7 Å of the other, the one
-with the larger share. Structures above 9 Å or of more than 300 polymers are left out.
+Crystallization aids in crystal structures; polymers with only unknown residues or fewer than 4
+resolved ones; proteins with consecutive residues whose CA are more than 10 Å apart; and of two
+clashing chains, where one has more than 30 % of its atoms within 1.7 Å of the other, the one with
+the larger share. Structures above 9 Å or with more than 300 polymers are left out.
 """
 
 from itertools import combinations

@@ -65,8 +65,8 @@ def template_queries(
     """Find the chains whose hits are in files.
 
     Hits belong to the chain that the file calls their query, else to the one that the file or its
-    folder is named after, else to the query of the alignments beside the file or one folder up, if
-    these have one query, else to the only chain.
+    folder is named after, else to the query of the alignments next to the file or one folder up, if
+    they share one, else to the only chain.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ _UNKNOWN = set(UNKNOWN.values())
 
 
 class Place(NamedTuple):
-    """A chain of which a query has residues.
+    """A chain that shares residues with a query.
 
     Attributes
     ----------

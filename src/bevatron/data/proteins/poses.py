@@ -136,9 +136,9 @@ def prepare_poses(
 ) -> Poses:
     """Add the missing pools to a file and open it.
 
-    Until all are made they lie in parts beside the file, so that a kill loses no more than the
-    parts in progress; processes of several ranks each begin with another part. Raises DataError if
-    a component is unknown or the file cannot be written.
+    Until all are made they are in parts next to the file, so a kill loses only the parts in
+    progress; each rank begins with a different part. Raises DataError if a component is unknown or
+    the file cannot be written.
 
     Parameters
     ----------

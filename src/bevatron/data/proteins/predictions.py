@@ -39,9 +39,7 @@ class Extended:
         return self._own[code] if code in self._own else self._base[code]
 
 
-def featurize_inputs(
-    given: Complex, components: Dictionary, *, max_tokens: int | None = None
-) -> tuple[Arrays, Dictionary]:
+def featurize_inputs(given: Complex, components: Dictionary) -> tuple[Arrays, Dictionary]:
     """Compute the features of molecules without coordinates; see `featurize.featurize`.
 
     An ambiguous letter is the residue of its class (B aspartate), U and O of a protein are
@@ -54,7 +52,6 @@ def featurize_inputs(
     Parameters
     ----------
     given : what `read_inputs` made
-    max_tokens : more tokens are an error; None for any number
 
     Returns
     -------
@@ -71,7 +68,7 @@ def featurize_inputs(
                 "the code, or give a newer components.cif"
             )
     structure = _structure(given, known)
-    entry = featurize(structure, known, max_tokens=max_tokens)
+    entry = featurize(structure, known)
     nothing = {name: np.zeros_like(entry[name]) for name in ("position", "resolved")}
     return {**entry, **nothing}, known
 

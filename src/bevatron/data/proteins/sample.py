@@ -18,7 +18,7 @@ from bevatron.data.proteins.featurize import describe
 from bevatron.data.proteins.poses import Poses
 from bevatron.data.proteins.rows import RowStack, sample_rows, stack_rows
 from bevatron.data.proteins.templates import Templates, sample_templates
-from bevatron.data.readers.proteins.alphabet import GAP, LETTERS, UNKNOWN, Polymer
+from bevatron.data.readers.proteins.alphabet import GAP, Polymer, sequence_classes
 from bevatron.typing import Array, Arrays, IntArray
 
 _TOKEN_FIELDS = ("restype", "residue_index", "asym_id", "entity_id", "sym_id", "molecule_type")
@@ -72,13 +72,13 @@ def sample(
 ) -> dict[str, Array]:
     """Draw a sample of an entry.
 
-    Raises StoreError if what is read of an alignment is damaged; DataError if there are no poses of
-    a component.
+    Raises StoreError if the part read of an alignment is damaged; DataError if a component has no
+    poses.
 
     Parameters
     ----------
     entry : with `ENTRY_FIELDS`
-    seed : seed of crop, rows, templates and poses, each of which has a stream of its own
+    seed : of crop, rows, templates and poses, each with its own stream
     chains : ``asym_id`` of the chain or interface for which the entry was drawn; see `crop_entry`
 
     Returns
@@ -200,15 +200,3 @@ def _templates(classes: npt.NDArray[np.int8], released: int, sources: Sources) -
         return None
     found = sources.templates.find(sequence_key(classes), released)
     return None if found is None else Templates.of(found, len(classes))
-
-
-def sequence_classes(kind: Polymer, sequence: str) -> npt.NDArray[np.int8]:
-    """Return the classes of a sequence's letters, as in queries of alignments, [L].
-
-    Examples
-    --------
-    >>> sequence_classes("rna", "GA?").tolist()
-    [22, 21, 25]
-    """
-    letters, unknown = LETTERS[kind], UNKNOWN[kind]
-    return np.array([letters.get(letter, unknown) for letter in sequence], dtype=np.int8)

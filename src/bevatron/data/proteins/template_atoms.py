@@ -15,10 +15,10 @@ import torch
 from bevatron.data.proteins.chain_index import UNKNOWN_DAY, day_number
 from bevatron.data.proteins.chains import atoms37
 from bevatron.data.proteins.clusters_of_rows import GAP
-from bevatron.data.proteins.constants import ATOM37, CB, UNKNOWN
+from bevatron.data.proteins.constants import ATOM37, CB
 from bevatron.data.proteins.template_hits import EMBARGO, usable_hits
 from bevatron.data.proteins.torsions import torsions
-from bevatron.data.readers.proteins.alphabet import LETTERS
+from bevatron.data.readers.proteins.alphabet import sequence_classes
 from bevatron.data.readers.proteins.hits import TemplateHits
 from bevatron.data.readers.proteins.structure import Structure
 from bevatron.data.samples import Field
@@ -98,14 +98,13 @@ def place_template(structure: Structure, chain: int, pairs: IntArray, length: in
         np.zeros((length, len(ATOM37), 3), dtype=np.float32),
         np.zeros((length, len(ATOM37)), dtype=bool),
     )
-    letters = structure.sequence(chain)
-    classes = [LETTERS["protein"].get(letter, UNKNOWN) for letter in letters]
+    classes = sequence_classes("protein", structure.sequence(chain))
     positions, mask = atoms37(structure, chain)
     # 16-bit inputs hold coordinates near zero best.
     centre = positions[mask].mean(axis=0) if mask.any() else np.zeros(3, dtype=np.float32)
     positions = np.where(mask[..., None], positions - centre, np.float32(0.0))
     query, target = pairs.T
-    found.aatype[query] = np.array(classes, dtype=np.int8)[target]
+    found.aatype[query] = classes[target]
     found.positions[query] = positions[target]
     found.mask[query] = mask[target]
     return found

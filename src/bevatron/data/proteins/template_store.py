@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from bevatron.data.proteins.alignments import sequence_key
+from bevatron.data.proteins.alignments import places_by_key, sequence_key
 from bevatron.data.proteins.chain_index import UNKNOWN_DAY
 from bevatron.data.proteins.template_atoms import TEMPLATE_FIELDS
 from bevatron.data.proteins.template_hits import EMBARGO, MAX_TEMPLATES
@@ -90,7 +90,7 @@ class TemplateFinder:
         """Find the templates of one sequence."""
         query = self.queries[int(raw["number"])]
         found = find_templates(query, self.structures, self.dates, strict=self.strict)
-        key = sequence_key(np.frombuffer(query.classes, dtype=np.int8))
+        key = sequence_key(query.classes)
         return {
             **found.templates,
             "key": np.frombuffer(key, dtype=np.uint8),
@@ -116,9 +116,7 @@ class StoredTemplates:
             raise DataError(
                 f"{store.path}: holds no templates of this version; prepare the store again"
             )
-        keys = [flat for flat, _ in store.flat("key")]
-        table = np.concatenate(keys) if keys else np.empty((0, 16), dtype=np.uint8)
-        self._places = {key.tobytes(): place for place, key in enumerate(table)}
+        self._places = places_by_key(store)
 
     @classmethod
     def open(cls, path: str | Path) -> "StoredTemplates":

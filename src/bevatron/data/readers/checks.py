@@ -47,9 +47,9 @@ _OPEN = np.array([0.6143, 0.5381, 0.5771])
 
 
 def coinciding_atoms(
-    positions: FloatArray, cell: FloatArray, pbc: BoolArray, nearest: float = MIN_DISTANCE
+    positions: FloatArray, cell: FloatArray, pbc: BoolArray
 ) -> tuple[int, int] | None:
-    """Find two atoms closer than ``nearest``, periodic images included, in O(N log N).
+    """Find two atoms closer than `MIN_DISTANCE`, periodic images included, in O(N log N).
 
     Every atom gets one number that changes smoothly with its position and not at all with a lattice
     translation; only atoms with nearly the same number are compared.
@@ -59,7 +59,6 @@ def coinciding_atoms(
     positions : [N, 3] Å
     cell : [3, 3] Å
     pbc : [3]
-    nearest : Å
 
     Returns
     -------
@@ -83,7 +82,7 @@ def coinciding_atoms(
     number = np.cos(angles) @ _COSINE[:k] + np.sin(angles) @ _SINE[:k] + open_part @ _OPEN
     steepness = 2 * np.pi * np.linalg.norm(inverse, axis=0) @ np.hypot(_COSINE[:k], _SINE[:k])
     # Sine and cosine of large angles are a little less than exact.
-    tolerance = 1.01 * nearest * (steepness + np.linalg.norm(_OPEN)) + 1e-9
+    tolerance = 1.01 * MIN_DISTANCE * (steepness + np.linalg.norm(_OPEN)) + 1e-9
     order = np.argsort(number)
     ascending = number[order]
     for apart in range(1, len(order)):
@@ -93,7 +92,7 @@ def coinciding_atoms(
         first, second = order[close], order[close + apart]
         difference = fractions[second] - fractions[first]
         vector = (difference - np.round(difference)) @ rows + open_part[second] - open_part[first]
-        hits = np.flatnonzero((vector * vector).sum(axis=1) < nearest**2)
+        hits = np.flatnonzero((vector * vector).sum(axis=1) < MIN_DISTANCE**2)
         if len(hits):
             i, j = int(first[hits[0]]), int(second[hits[0]])
             return (i, j) if i < j else (j, i)

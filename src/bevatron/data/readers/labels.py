@@ -187,7 +187,7 @@ def _candidates(quantity: Quantity, signatures: Iterable[Signature]) -> list[tup
 
 
 def _other_is_given(quantity: Quantity, options: LabelOptions) -> bool:
-    """Whether the user named stress or virials, each of which excludes the other."""
+    """Whether the user named the other one of stress and virials, which exclude each other."""
     pair: dict[Quantity, Quantity] = {"stress": "virials", "virials": "stress"}
     return quantity in pair and bool(options.given(pair[quantity]))
 

@@ -1,4 +1,4 @@
-"""The base of batches of concatenated samples: counts, and copies on another device."""
+"""The bases of batches: copies on another device, and counts of concatenated samples."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -25,7 +25,38 @@ def mover(
 
 
 @dataclass(frozen=True)
-class AtomBatch:
+class Movable:
+    """A dataclass of tensors, among others, that can be copied as a whole."""
+
+    keeps_dtype: ClassVar[tuple[str, ...]] = ()
+    """Fields that `to` leaves in the type they have."""
+
+    def to(
+        self,
+        device: torch.device | str,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+    ) -> Self:
+        """Copy to a device; floating-point tensors to ``dtype``, but for `keeps_dtype`."""
+        keep, cast = mover(device, None, non_blocking), mover(device, dtype, non_blocking)
+        return self._map(lambda name, value: (keep if name in self.keeps_dtype else cast)(value))
+
+    def pin_memory(self) -> Self:
+        """Copy to page-locked memory."""
+        return self._map(lambda _, value: value.pin_memory())
+
+    def _map(self, function: Callable[[str, Tensor], Tensor]) -> Self:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        changes: dict[str, Any] = {
+            name: function(name, value)
+            for name, value in values.items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class AtomBatch(Movable):
     """Samples of atoms, concatenated; the base of batches of structures and of molecules.
 
     Attributes
@@ -40,9 +71,6 @@ class AtomBatch:
     graph: Tensor
     graph_ptr: Tensor
     indices: IntArray
-
-    keeps_dtype: ClassVar[tuple[str, ...]] = ()
-    """Fields that `to` leaves in the type they have."""
 
     @property
     def num_graphs(self) -> int:
@@ -69,20 +97,6 @@ class AtomBatch:
         """Counts for logs."""
         return {"graphs": self.num_graphs, "atoms": self.num_atoms, "edges": self.num_edges}
 
-    def to(
-        self,
-        device: torch.device | str,
-        dtype: torch.dtype | None = None,
-        non_blocking: bool = False,
-    ) -> Self:
-        """Copy to a device; floating-point tensors to ``dtype``, but for `keeps_dtype`."""
-        keep, cast = mover(device, None, non_blocking), mover(device, dtype, non_blocking)
-        return self._map(lambda name, value: (keep if name in self.keeps_dtype else cast)(value))
-
-    def pin_memory(self) -> Self:
-        """Copy to page-locked memory."""
-        return self._map(lambda _, value: value.pin_memory())
-
     def over(self, tensors: Mapping[str, Tensor]) -> Self:
         """Return a batch of these tensors that knows of no samples and was checked already."""
         none = np.zeros(0, dtype=np.int64)
@@ -93,12 +107,3 @@ class AtomBatch:
         """Spread a number of edges or bonds evenly over the padding atoms, ascending."""
         spare = shape.atoms - self.num_atoms
         return np.arange(number) * spare // max(number, 1)
-
-    def _map(self, function: Callable[[str, Tensor], Tensor]) -> Self:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        changes: dict[str, Any] = {
-            name: function(name, value)
-            for name, value in values.items()
-            if isinstance(value, Tensor)
-        }
-        return replace(self, **changes)

@@ -1,10 +1,9 @@
 """Graphs with labelled nodes: the fields of a sample, one graph for many steps, the batch.
 
-Two ways of learning share one batch type. *Inductive*: many graphs, of which each step takes some;
-they are put side by side as the blocks of one graph (`collate_graphs`). *Transductive*: one graph
-in every step, of which some nodes are for training, some for validation, some for testing. Such a
-graph is a `WholeGraph`; its batches are made once, and `Graph.derived` remembers whatever a model
-builds from the edges, so that no step copies or sorts them again.
+Two ways of learning share one batch type. *Inductive*: many graphs; each step takes some of them as
+the blocks of one graph (`collate_graphs`). *Transductive*: one graph in every step, with nodes for
+training, validation and testing. Such a graph is a `WholeGraph`; its batches are made once, and
+`Graph.derived` caches what a model builds from the edges, so no step copies or sorts them again.
 """
 
 import copy
@@ -332,7 +331,7 @@ class WholeGraph(Mapping[str, Any]):
         return found
 
 
-def check_graph(sample: Arrays, name: str = "graph") -> None:
+def check_graph(sample: Arrays) -> None:
     """Refuse a sample whose fields contradict each other.
 
     Raises DataError naming the field, what was found and what was expected.
@@ -341,20 +340,20 @@ def check_graph(sample: Arrays, name: str = "graph") -> None:
     edges: Any = np.asarray(sample["edges"])
     if edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype.kind not in "iu":
         raise DataError(
-            f"{name}: edges are {edges.dtype} {edges.shape}, expected whole numbers [E, 2]"
+            f"graph: edges are {edges.dtype} {edges.shape}, expected whole numbers [E, 2]"
         )
     if len(edges) and (edges.min() < 0 or edges.max() >= n):
         row = int(np.flatnonzero(((edges < 0) | (edges >= n)).any(axis=1))[0])
         raise DataError(
-            f"{name}: edge {row} is {tuple(edges[row].tolist())}, but nodes are 0..{n - 1}"
+            f"graph: edge {row} is {tuple(edges[row].tolist())}, but nodes are 0..{n - 1}"
         )
     values = np.asarray(sample.get("edge_values", ()))
     if len(values) not in {0, len(edges)}:
-        raise DataError(f"{name}: {len(values)} edge_values do not go with {len(edges)} edges")
+        raise DataError(f"graph: {len(values)} edge_values do not go with {len(edges)} edges")
     rows = len(sample["feature_ptr"]) - 1 if "feature_ptr" in sample else len(sample["features"])
     for what, count in (("features", rows), *((f, len(sample[f])) for f in ("labels", "masks"))):
         if count != n:
-            raise DataError(f"{name}: {what} have {count} rows, but there are {n} nodes")
+            raise DataError(f"graph: {what} have {count} rows, but there are {n} nodes")
 
 
 def collate_graphs(

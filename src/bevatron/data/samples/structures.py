@@ -156,13 +156,6 @@ class StructureBatch(AtomBatch):
         }
 
 
-def no_structures() -> StructureBatch:
-    """Build a batch of one atom without a label, as an example of its kind."""
-    sample = unlabelled_structure([1], [[0.0, 0.0, 0.0]])
-    none = {field.name: np.zeros((0, *field.shape), dtype=field.dtype) for field in EDGE_FIELDS}
-    return collate_structures([{**sample, **none}], np.zeros(1, dtype=np.int64), [0.0])
-
-
 def collate_structures(
     samples: Sequence[Arrays], indices: IntArray, weights: Sequence[float]
 ) -> StructureBatch:

@@ -10,9 +10,9 @@ from bevatron.data.proteins.chain_index import UNKNOWN_DAY
 from bevatron.data.proteins.chains import residue_types
 from bevatron.data.proteins.constants import UNKNOWN
 from bevatron.data.proteins.mmcif import format_mmcif, format_pdb
-from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.proteins.templates import NUM_TEMPLATES
 from bevatron.data.readers.proteins import read_inputs
+from bevatron.data.readers.proteins.alphabet import sequence_classes
 from bevatron.data.readers.proteins.inputs import Complex, Entity
 from bevatron.errors import DataError
 from bevatron.files import atomic_write, make_writable, write_text_atomically
@@ -23,8 +23,8 @@ from bevatron.recipes.alphafold2.data import alignment_of, templates_of
 from bevatron.recipes.alphafold2.predictor import ChainPredictor, structure_of
 from bevatron.recipes.devices import fitting
 from bevatron.recipes.forward_progress import forward_progress
-from bevatron.recipes.protein_inputs import Known, check_seeds, file_names, known_of
-from bevatron.recipes.structure_figures import NO_CONFIDENCES, map_figure, plddt_figure, untrained
+from bevatron.recipes.proteins.figures import NO_CONFIDENCES, map_figure, plddt_figure, untrained
+from bevatron.recipes.proteins.inputs import Known, check_seeds, file_names, known_of
 from bevatron.train.report.page import Report
 from bevatron.typing import Arrays
 

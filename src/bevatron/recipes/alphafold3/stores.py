@@ -18,15 +18,21 @@ from bevatron.data.proteins.featurize import ENTRY_FIELDS, describe, featurize
 from bevatron.data.proteins.filters import FILTERS, check_structure, filter_chains
 from bevatron.data.proteins.hit_files import NamedChain, entry_code
 from bevatron.data.proteins.poses import prepare_poses
-from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.readers.proteins import open_components
+from bevatron.data.readers.proteins.alphabet import sequence_classes
 from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.samples import Field
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError
 from bevatron.output import counted
-from bevatron.recipes.protein_dates import Released
-from bevatron.recipes.proteins import Featurizer, StoreKind, find_structures, stores_of, text_bytes
+from bevatron.recipes.proteins.dates import Released
+from bevatron.recipes.proteins.stores import (
+    Featurizer,
+    StoreKind,
+    find_structures,
+    stores_of,
+    text_bytes,
+)
 from bevatron.typing import Arrays
 
 KIND = "complexes"
@@ -175,7 +181,7 @@ def prepare_complexes(
     Parameters
     ----------
     components, assembly, max_tokens, keep_all, strict, lowest_plddt : see `ComplexFeaturizer`
-    released_before, released_from : see `bevatron.recipes.protein_dates.Released`
+    released_before, released_from : see `bevatron.recipes.proteins.dates.Released`
     """
     released = Released(released_before, released_from)
     if max_tokens is not None and max_tokens < 1:

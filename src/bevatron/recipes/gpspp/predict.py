@@ -176,7 +176,7 @@ def predict_ogb(
     Parameters
     ----------
     predictor : models of one numeric target
-    source : OGB's folder, of which this split is predicted; or a file of just this split, in order
+    source : OGB's folder, whose split is predicted; or a file of just that split, in order
     out : a folder, in which the file gets OGB's name; or a name that ends in .npz
     split : test-dev or test-challenge
     options : where the SMILES are

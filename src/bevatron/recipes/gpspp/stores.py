@@ -1,6 +1,7 @@
 """Stores of molecules, and the lists of rejected rows."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -108,7 +109,7 @@ def prepare_files(
     return [
         *lines,
         *([old] if version < FEATURES_VERSION else []),
-        f"train with: bevatron train gpspp --data {out} --output RUN",
+        f"train with: bevatron train gpspp --data {shlex.quote(str(out))} --output RUN",
     ]
 
 

@@ -28,7 +28,7 @@ class GraphDataConfig:
     ----------
     train
         One file: a graph whose splits assign vertices to training, validation and test. Several
-        files, or one together with ``valid``: graphs of which all labelled vertices are trained on.
+        files, or one together with ``valid``: graphs whose labelled vertices are all for training.
     valid : more graphs, for validation
     test : more graphs, for tests
     features : .npy file of features for an edge list, one row per vertex

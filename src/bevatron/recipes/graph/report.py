@@ -70,7 +70,7 @@ def measure(
     Parameters
     ----------
     model : with its final weights, on the device of the run
-    mesh : the processes over which the graph is cut, all of which call this; None = not cut
+    mesh : the processes that share the graph, which all call this; None = one process
     """
     sets = {"train": data.train, "valid": data.valid, "test": data.test}
     return {

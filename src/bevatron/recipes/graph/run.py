@@ -189,7 +189,7 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
 
 
 def load_parts(config: GraphRun) -> GraphData:
-    """Build data sets of which each process holds a part, see `bevatron.recipes.graph.partition`.
+    """Build data sets partitioned over the processes, see `bevatron.recipes.graph.partition`.
 
     Raises BevatronError for data that must not be trained on, or models that do not run on several
     processes.

@@ -175,8 +175,8 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
 
         Returns
         -------
-        [3N, 3N] eV/Å^2, symmetric; row 3 i + a is of atom i along axis a. For a periodic structure
-        it is that of the phonons at the centre of the Brillouin zone.
+        [3N, 3N] eV/Å^2, symmetric; row 3 i + a is atom i along axis a. For a periodic structure it
+        gives the phonons at the centre of the Brillouin zone.
         """
         atoms = self._structure(atoms)
         several = [each.hessian(self._sample(each, atoms)) for each in self.potentials]

@@ -35,13 +35,13 @@ from bevatron.typing import IntArray
 log = logging.getLogger(__name__)
 
 ON_CPU = 256
-"""Atoms of a batch on a CPU, which is busy with any."""
+"""Atoms of a batch on a CPU, which any batch keeps busy."""
 
 FIRST = 256
 """Atoms of the smallest batch that is measured."""
 
 PLANNED = 2048
-"""Atoms of the batch whose memory is planned, of which larger ones need a multiple."""
+"""Atoms of the batch whose memory is planned; larger ones need a multiple of it."""
 
 NEAR_HIGHEST = 0.95
 """Fraction of the highest rate that a batch must reach."""
@@ -284,7 +284,11 @@ def available_bytes(meter: StepMeter) -> float:
     return MEMORY_SHARE * (free + torch.cuda.memory_reserved(meter.device))
 
 
-def find_capacity(meter: StepMeter, most: int = 1 << 20) -> dict[str, int]:
+MOST_ATOMS = 1 << 20
+"""Of a batch, whatever the memory."""
+
+
+def find_capacity(meter: StepMeter) -> dict[str, int]:
     """Find the largest batches, in atoms and in edges, that fit into the device's memory.
 
     The ratio of edges to atoms is that of the whole data set, so that batches can fill both.
@@ -296,7 +300,6 @@ def find_capacity(meter: StepMeter, most: int = 1 << 20) -> dict[str, int]:
     Parameters
     ----------
     meter : measures steps on a GPU
-    most : maximum number of atoms
 
     Returns
     -------
@@ -304,7 +307,7 @@ def find_capacity(meter: StepMeter, most: int = 1 << 20) -> dict[str, int]:
     """
     if meter.device.type != "cuda":
         raise ConfigError("the largest batch that fits is measured on a GPU only")
-    return largest_capacity(meter, available_bytes(meter), most)
+    return largest_capacity(meter, available_bytes(meter), MOST_ATOMS)
 
 
 def largest_capacity(meter: StepMeter, available: float, most: int) -> dict[str, int]:

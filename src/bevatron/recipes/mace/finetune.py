@@ -64,7 +64,7 @@ class FinetuneConfig:
 class FineTuning:
     """Heads, elements and E0 of a model that starts from another.
 
-    Raises ConfigError if the old model has no head of the name that is asked for.
+    Raises ConfigError if the old model has no head of the given name.
 
     Parameters
     ----------

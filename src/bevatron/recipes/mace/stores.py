@@ -1,5 +1,6 @@
 """Stores of structures: files prepared once, stores checked for the model's cutoff."""
 
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -134,9 +135,10 @@ def prepare_files(
             f"be trained (model.r_max, {MaceConfig.r_max:g} unless a preset says otherwise)"
         )
     store = prepare_structures(files, out, cutoff, labels, **options)
+    quoted = shlex.quote(str(out))
     return [
         *store.manifest["report"],
         *suspects(store),
         f"{counted(len(store), 'structure')} in {out}",
-        f"train with: bevatron train mace --data {out} --model.r-max {cutoff:g} --output RUN",
+        f"train with: bevatron train mace --data {quoted} --model.r-max {cutoff:g} --output RUN",
     ]

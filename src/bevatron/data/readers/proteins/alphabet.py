@@ -7,6 +7,9 @@ These are AlphaFold3's classes. AlphaFold2 knows the first 21 and calls the gap 
 
 from typing import Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
+
 Polymer = Literal["protein", "rna", "dna"]
 """Kinds of polymers."""
 
@@ -34,3 +37,15 @@ LETTERS: dict[Polymer, dict[str, int]] = {
     | dict.fromkeys("RYSWKMBDHVXI", 30),
 }
 """Class of each letter of a sequence, in upper case; ambiguous letters are unknown residues."""
+
+
+def sequence_classes(kind: Polymer, sequence: str) -> npt.NDArray[np.int8]:
+    """Return the classes of a sequence's letters, as in queries of alignments, [L].
+
+    Examples
+    --------
+    >>> sequence_classes("rna", "GA?").tolist()
+    [22, 21, 25]
+    """
+    letters, unknown = LETTERS[kind], UNKNOWN[kind]
+    return np.array([letters.get(letter, unknown) for letter in sequence], dtype=np.int8)

@@ -4,8 +4,10 @@ Names and nesting do not matter: a file's suffix says what it is. An alignment b
 chain whose sequence is its query's; template hits belong to the alignments of their folder.
 """
 
+import os
 import re
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,11 +42,12 @@ class ProteinFiles:
     alignments : a3m, Stockholm and aligned FASTA (.afa) files
     hits : hhr, m8 and hmmsearch's output
     duplicates, obsolete
-        OpenFold's groups of chains of equal sequence, and the archive's list of obsolete entries.
-    dates : OpenFold's caches, of which the release dates are used
+        OpenFold's groups of chains with equal sequences, and the archive's list of obsolete
+        entries.
+    dates : OpenFold's caches of release dates
     refused : (path, reason) of members of archives that are not read, and of damaged archives
     others : number of other files
-    copies : (path, path of the structure that is used instead) of copies that were found
+    copies : (path, path of the structure that is used instead) of duplicates
     """
 
     structures: tuple[Path, ...]
@@ -68,11 +71,16 @@ def find_protein_files(paths: Sequence[str | Path]) -> ProteinFiles:
     found: dict[str, dict[Path, tuple[str, int]]] = {name: {} for name in _KINDS}
     refused: list[tuple[str, str]] = []
     others = 0
+
+    def unlisted(error: OSError) -> None:
+        reason = f"is a folder that cannot be read ({error.strerror}); check its permissions"
+        refused.append((str(error.filename), reason))
+
     for given in paths:
         root = Path(given).expanduser()
         if not root.exists():
             raise DataError(f"{given}: no such file or folder; check the path")
-        for path in _files(root):
+        for path in _files(root, unlisted):
             inside, whole = [path], path
             if is_archive(path):
                 try:
@@ -102,19 +110,28 @@ def is_protein_file(path: Path) -> bool:
     return False
 
 
-def _files(root: Path) -> Iterator[Path]:
+def _files(root: Path, unlisted: Callable[[OSError], None] | None = None) -> Iterator[Path]:
     """Yield the files of a folder at any depth, or the file itself.
 
-    A broken link counts as a file, so that it is reported.
+    A broken link counts as a file, so that it is reported, as does what may not be looked at;
+    ``unlisted`` is told of folders that may not be listed.
     """
     if not root.is_dir():
         yield root
         return
-    for path in root.rglob("*"):
-        inside = path.relative_to(root).parts
-        lost = path.is_symlink() and not path.exists()
-        if (path.is_file() or lost) and not any(part.startswith(".") for part in inside):
-            yield path
+    for place, folders, names in os.walk(root, onerror=unlisted):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(place, name) for name in names if not name.startswith(".")):
+            if not _is_special(path):
+                yield path
+
+
+def _is_special(path: Path) -> bool:
+    """Whether a path is a pipe, a socket or a device."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
 
 
 def _is_database(path: Path) -> bool:

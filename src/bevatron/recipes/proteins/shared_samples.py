@@ -29,7 +29,7 @@ RECOMPUTED: dict[Kind, str] = {
 }
 """What ``auto`` chooses from, the fastest first."""
 SPARING: dict[Kind, Kind] = {"none": "all", "pair": "all"}
-"""What steps launched beside captured ones recompute instead; weights are the same, bit for bit."""
+"""What steps launched next to captured ones recompute instead; weights stay bitwise the same."""
 GROWTH = 0.1
 """Share of a captured step's activations by which graphs of other shapes may add to the memory that
 all share. In simulated pools of AlphaFold3 it was 0.03 to 0.08."""
@@ -38,7 +38,7 @@ all share. In simulated pools of AlphaFold3 it was 0.03 to 0.08."""
 def gpu_memory(config: TrainConfig) -> int | None:
     """Return the bytes of the smallest GPU of a run's processes, None if they compute on the CPU.
 
-    All must call it together: what they choose by it has to be the same.
+    All must call it together: they have to choose the same.
     """
     if parse_device(config.device, "train.device").type != "cuda" or not torch.cuda.is_available():
         return None

@@ -23,16 +23,16 @@ ProteinFiles = Annotated[
         "Structures (.cif, .bcif, .pdb), alignments (.a3m, .sto, .afa) and template hits (.hhr, "
         ".m8), or folders of them. Alignments may also be OpenFold's alignment_db.index, hits "
         "hmmsearch's .sto; all may be .gz, .bz2, .xz or .zst, in tars, and in folders at any "
-        "depth. An alignment belongs to every chain of its first sequence; templates are taken "
-        "from the structures.",
+        "depth. An alignment is used for every chain of its first sequence; templates come from "
+        "the structures.",
     ),
 ]
 Strict = Annotated[bool, option("Stop at the first file that cannot be used.")]
 LowestPlddt = Annotated[
     float | None,
     option(
-        "Of predicted structures: residues whose pLDDT, the B-factor, is not above it count as not "
-        "observed; 50 in AlphaFold2's self-distillation."
+        "For predicted structures: residues whose pLDDT (the B-factor) is not above it count as "
+        "unresolved; 50 in AlphaFold2's self-distillation."
     ),
 ]
 ReleasedBefore = Annotated[
@@ -48,8 +48,9 @@ ReleasedFrom = Annotated[
 Clusters = Annotated[
     Path | None,
     option(
-        "File of clusters of proteins, which are drawn alike: a line of members, such as 4HHB_A, "
-        "for each, or mmseqs2's pairs. Without it, clusters at 40 % identity are made."
+        "File of protein clusters, which are drawn with equal weight: a line of members per "
+        "cluster, such as 4HHB_A, or mmseqs2's pairs. Without it, clusters at 40 % identity are "
+        "made."
     ),
 ]
 Searches = Annotated[

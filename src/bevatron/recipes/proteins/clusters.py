@@ -17,7 +17,7 @@ CLUSTERS = "clusters.txt"
 """Name inside the folder of a store; it is written last."""
 
 MADE_OF = "clusters.json"
-"""Name beside it: hashes of what it was made of and of itself, and the warnings."""
+"""File next to it: hashes of its inputs and of itself, and the warnings."""
 
 MOST_CLUSTERED = 100_000
 """Distinct proteins that are clustered without mmseqs2; of more, each is a cluster of its own."""
@@ -58,6 +58,20 @@ def write_clusters(
                 write_json_atomically(folder / MADE_OF, made, StoreError)
                 write_text_atomically(folder / CLUSTERS, text, StoreError)
     return known
+
+
+def clusters_of(folder: Path) -> dict[int, int]:
+    """Return the number of its cluster by chain key, of the store in a folder.
+
+    Raises StoreError if the file is missing or damaged.
+    """
+    path = folder / CLUSTERS
+    try:
+        return {int(key): number for key, number in read_clusters(path).items()}
+    except (DataError, ValueError):
+        raise StoreError(
+            f"{path}: is missing or damaged; run prepare again, which rebuilds only it"
+        ) from None
 
 
 def _hash(text: str) -> str:

@@ -7,17 +7,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-import numpy as np
-
 from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
 from bevatron.data.proteins.alignments import Alignments, prepare_alignments, sequence_key
 from bevatron.data.proteins.given_templates import given_templates
 from bevatron.data.proteins.hit_files import NamedChain, entry_code, template_queries
 from bevatron.data.proteins.places import ChainSequences, difference
-from bevatron.data.proteins.sample import sequence_classes
 from bevatron.data.proteins.template_search import find_templates
 from bevatron.data.proteins.template_store import TemplatesInMemory
-from bevatron.data.readers.proteins.alphabet import Polymer
+from bevatron.data.readers.proteins.alphabet import Polymer, sequence_classes
 from bevatron.data.readers.proteins.folders import ProteinFiles, find_protein_files, is_rna
 from bevatron.data.readers.proteins.inputs import Complex, Entity
 from bevatron.errors import ConfigError, DataError
@@ -150,10 +147,7 @@ def _without_alignment(given: Complex, alignments: Alignments | None) -> list[st
         if entity.kind == "protein"
         and entity.unpaired is None
         and entity.paired is None
-        and (
-            alignments is None
-            or alignments.find(np.frombuffer(_classes(entity), dtype=np.int8)) is None
-        )
+        and (alignments is None or alignments.find(_classes(entity)) is None)
     ]
 
 
@@ -189,7 +183,9 @@ def _templates(
                 chains.append(NamedChain(code.lower(), (name,), classes))
         elif entity.templates:
             where = f"{given.where}, chain {entity.chains[0]}"
-            templates[_key(classes)] = given_templates(entity.sequence, entity.templates, where)
+            templates[sequence_key(classes)] = given_templates(
+                entity.sequence, entity.templates, where
+            )
     if found is None or not found.hits or not chains:
         return templates
     sequences = ChainSequences(chain.classes for chain in chains)
@@ -199,14 +195,10 @@ def _templates(
     structures = {entry_code(path): path for path in reversed(found.structures)}
     for query in queries:
         of_query = find_templates(query, structures, strict=True)
-        templates[_key(query.classes)] = of_query.templates
+        templates[sequence_key(query.classes)] = of_query.templates
         if of_query.absent:
             note(
                 f"note: {given.name}: {len(of_query.absent)} entries that template hits name are "
                 f"not among the structures, {', '.join(of_query.absent[:5])}"
             )
     return templates
-
-
-def _key(classes: bytes) -> bytes:
-    return sequence_key(np.frombuffer(classes, dtype=np.int8))

@@ -20,7 +20,8 @@ def without_copies(found: ProteinFiles) -> ProteinFiles:
 
     The one of the shortest name is used, of equally long ones the first.
     """
-    # What has neither its size nor its name in common with another file is not read.
+    # What has neither its size nor its name in common with another file is not read; empty files
+    # are no copies of each other.
     size = {path: size_of(path) for path in found.structures}
     sizes = Counter(size.values())
     names = Counter(entry_code(path) for path in found.structures)
@@ -31,7 +32,7 @@ def without_copies(found: ProteinFiles) -> ProteinFiles:
     def used(path: Path) -> Path:
         return used(copies[path]) if path in copies else path
 
-    for path in found.structures:
+    for path in (path for path in found.structures if size[path] > 0):
         code, contents = entry_code(path), []
         try:
             if sizes[size[path]] > 1:
@@ -47,7 +48,8 @@ def without_copies(found: ProteinFiles) -> ProteinFiles:
         known |= dict.fromkeys(contents, first)
     copies = {path: used(path) for path in found.structures if path in copies}
     reasons = (
-        (str(path), f"is a copy of {first}, which is used") for path, first in copies.items()
+        (str(path), f"is a copy of {first}, which is read instead")
+        for path, first in copies.items()
     )
     return replace(
         found,
