@@ -46,7 +46,7 @@ class MoleculeFile(Protocol):
         """Return a molecule: some of `RAW_MOLECULE_FIELDS` and ``targets``."""
 
     def splits(self) -> Array | None:
-        """Index into `bevatron.data.dataset.ROLES` of each row, -1 for none; None without a split."""
+        """Index into `bevatron.data.dataset.ROLES` of each row, or -1; None without a split."""
 
     def report(self) -> list[str]:
         """Lines for the log: what was found."""
