@@ -1,11 +1,11 @@
-"""Train a graph attention network on one graph that is cut over processes.
+"""Train a graph attention network on one graph that is partitioned over processes.
 
     torchrun --nproc-per-node 8 examples/distributed_graph.py --edges graph.npz --vertices 2000000
     torchrun --nproc-per-node 2 examples/distributed_graph.py --kronecker 4096 100000
 
 Each rank reads the edges in pieces and keeps its block and the features of its own vertices; all
 train the same parameters. The plan, with the bytes that it will send, is printed first. Features
-and labels are made up here: put in your own, through `graph.scatter` or by `graph.vertices`.
+and labels are random here: pass your own with `graph.scatter`, or pick them by `graph.vertices`.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Balanced batches in anybody's DataLoader: PyTorch Geometric's, or torch's where PyG is missing.
+"""Balanced batches in any DataLoader: PyTorch Geometric's, or torch's if PyG is missing.
 
     python examples/pyg_sampler.py                      one process
     torchrun --nproc-per-node 2 examples/pyg_sampler.py each rank its share of every step
 
 The sampler needs the sizes of the graphs, not the graphs. Batches have about the same number of
-nodes whatever the graphs' sizes, at most ``MAX_NODES``; a new epoch brings other batches.
+nodes whatever the graphs' sizes, at most ``MAX_NODES``; every epoch draws new batches.
 """
 
 import numpy as np

@@ -19,14 +19,14 @@ def _die(work, out, place_to_die, done):
     done.value = 1
 
 
-def killed_at_each_step(work, root, places=None):
+def killed_at_each_step(work, root):
     """Yield a new folder below ``root`` each time ``work(folder)`` was killed, one step later.
 
-    The last one was not killed. ``places`` chooses steps, by their numbers from 0.
+    The last one was not killed.
     """
     context = multiprocessing.get_context("fork")
     done = context.Value("i", 0)
-    for place in places or range(100_000):
+    for place in range(100_000):
         out = root / f"killed{place}" / "s"
         out.parent.mkdir()
         process = context.Process(target=_die, args=(work, out, place, done))

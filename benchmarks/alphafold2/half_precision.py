@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from benchmarks.alphafold2 import openfold, train_step
 from benchmarks.common.arguments import add_out, script_parser
-from benchmarks.common.arms import free, set_policy
+from benchmarks.common.arms import first_batch, free, set_policy
 from benchmarks.common.report import add_picture, write_result
 from torch import Tensor, nn
 
@@ -239,7 +239,7 @@ def measure(given: argparse.Namespace) -> None:
     run = train_step.run_of(given)
     assert isinstance(run.task, AlphaFold2Task)
     device = next(run.model.parameters()).device
-    batch = run.task.collate([run.train[0]], np.zeros(1, np.int64), [1.0]).to(device)
+    batch = first_batch(run).to(device)
     if given.trained:
         run = replace(run, model=load_model(newest_model(given.trained)).to(device))
     model: AlphaFold2 = run.model.train()  # type: ignore[assignment]
@@ -332,19 +332,12 @@ def draw(rows: Sequence[Mapping[str, Any]], profiles: Sequence[Mapping[str, Any]
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write the result."""
     parser = script_parser(__doc__)
-    parser.add_argument("store", type=Path, help="of chains, made by `bevatron prepare`")
+    train_step.add_run(parser)
     parser.add_argument("--trained", type=Path, help="a run, of whose weights")
     parser.add_argument("--openfold", action="store_true", help="its step, too")
     parser.add_argument("--passes", type=int, default=4)
-    parser.add_argument("--preset", default="alphafold2")
-    parser.add_argument("--crop", type=int, help="default: that of the stage, as of the rows")
-    parser.add_argument("--msa-rows", type=int)
-    parser.add_argument("--extra-rows", type=int)
-    parser.add_argument("--templates", type=int, default=4)
-    parser.add_argument("--device", default="cuda")
     add_out(parser)
     given = parser.parse_args(argv)
-    given.stage = "initial"
     measure(given)
 
 

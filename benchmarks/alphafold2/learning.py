@@ -23,13 +23,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
-import yaml
 from benchmarks.alphafold2.train_step import ACTIVATIONS, FullChains
-from benchmarks.common.arguments import add_rows, read_all, script_parser
+from benchmarks.common.arguments import add_rows, add_set, change, read_all, script_parser
 from benchmarks.common.report import add_picture, hardware, versions, write_result
 
 from bevatron.data.dataset import column
@@ -96,13 +96,7 @@ def configuration(given: argparse.Namespace, folder: Path) -> AlphaFold2Run:
         "train": {"seed": given.seed, "device": given.device, "explode_factor": None},
         "report": False,
     }
-    for change in given.set:
-        key, _, value = change.partition("=")
-        place = values
-        *groups, name = key.split(".")
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[name] = yaml.safe_load(value)
+    change(values, given.set)
     return AlphaFold2Run.from_values(values)
 
 
@@ -154,8 +148,10 @@ def reduced(run: Run, given: argparse.Namespace) -> Run:
 class Alone(ChainDataset):
     """Chains without their alignments and templates."""
 
-    def _open(self) -> Any:
-        return super()._open()[0], None, None
+    @cached_property
+    def opened(self) -> Any:
+        """The store alone."""
+        return super().opened[0], None, None
 
 
 def tested(predictor: ChainPredictor, path: Path, longest: int, most: int | None) -> list[Result]:
@@ -481,7 +477,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--longest-delay", type=float, default=1.0, help="of a slow one, seconds")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--activations", choices=[*ACTIVATIONS], help="default: as the recipe")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
+    add_set(parser)
     given = parser.parse_args(argv)
     if given.collect is not None:
         collect(given.collect, given.results, given.note)

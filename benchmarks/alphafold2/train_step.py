@@ -38,6 +38,7 @@ from benchmarks.common.arms import (
     compiled_blocks,
     difference,
     drawn,
+    first_batch,
     free,
     or_out_of_memory,
     peak_gib,
@@ -140,6 +141,18 @@ def sizes_of(given: argparse.Namespace) -> ChainSizes:
     )
 
 
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add what `run_of` takes, but for the stage, which is the first by default."""
+    parser.add_argument("store", type=Path, help="of chains, made by `bevatron prepare`")
+    parser.add_argument("--preset", default="alphafold2")
+    parser.add_argument("--crop", type=int, help="default: that of the stage, as of the rows")
+    parser.add_argument("--msa-rows", type=int)
+    parser.add_argument("--extra-rows", type=int)
+    parser.add_argument("--templates", type=int, default=4)
+    parser.add_argument("--device", default="cuda")
+    parser.set_defaults(stage="initial")
+
+
 def run_of(given: argparse.Namespace) -> Run:
     """Build the run that all arms are of; its weights are on the device."""
     sizes = sizes_of(given)
@@ -226,7 +239,7 @@ def measured(
 
 def alone(training: Training, number: int, repeats: int = 3) -> float:
     """Time one step by itself, without the loader, in seconds: the median of some."""
-    batch = training.run.task.collate([training.run.train[0]], np.zeros(1, np.int64), [1.0])
+    batch = first_batch(training.run)
     times = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -240,7 +253,7 @@ def shares(training: Training) -> tuple[dict[str, float], list[dict[str, Any]]]:
 
     Returns launches and kernels of a step, and the time by class of kernel.
     """
-    batch = training.run.task.collate([training.run.train[0]], np.zeros(1, np.int64), [1.0])
+    batch = first_batch(training.run)
     steps = 2
     numbers = iter(range(1, 1 + steps))
     profiler = trace.profiled(lambda: training.launch(batch, next(numbers)).result(), steps)
@@ -327,7 +340,7 @@ def planned_gib(arm: Arm, run: Run, only: int | None) -> float:
     """Plan the peak memory of a step on a GPU, which is not asked for it."""
     set_policy(run.model, arm.policy)
     task = task_of(arm, run, only)
-    batch = task.collate([run.train[0]], np.zeros(1, np.int64), [1.0])
+    batch = first_batch(run)
     shape = batch.padding.rounded(batch.padding.size_of(batch.sizes))
     on_host = replace(run, model=deepcopy(run.model).cpu(), task=task)
     return plan_memory(on_host, batch, shape=shape, captured=arm.captured).peak / GIB
@@ -361,7 +374,7 @@ def notes(given: argparse.Namespace) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write the results."""
     parser = script_parser(__doc__)
-    parser.add_argument("store", type=Path, help="of chains, made by `bevatron prepare`")
+    add_run(parser)
     arms = [arm.name for arm in (BEST, EAGER, COMPILED)]
     parser.add_argument("--arms", nargs="*", choices=[*arms, OPENFOLD], default=arms)
     parser.add_argument("--ladder", nargs="*", choices=[*LADDER], default=[*LADDER])
@@ -370,13 +383,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--slow-turns", type=int, default=1, help="of steps without CUDA graphs")
     parser.add_argument("--compared", type=int, default=2, help="steps that are compared; 0 = none")
     parser.add_argument("--planned", action="store_true", help="also plan their memory on a GPU")
-    parser.add_argument("--preset", default="alphafold2")
-    parser.add_argument("--stage", choices=[*published_stages()], default="initial")
-    parser.add_argument("--crop", type=int, help="default: that of the stage, as of the rows")
-    parser.add_argument("--msa-rows", type=int)
-    parser.add_argument("--extra-rows", type=int)
-    parser.add_argument("--templates", type=int, default=4)
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--stage", choices=[*published_stages()])
     add_out(parser)
     given = parser.parse_args(argv)
     run = run_of(given)

@@ -112,11 +112,11 @@ def compiled_blocks(model: torch.nn.Module) -> AbstractContextManager[None]:
     return arms.compiled_blocks(blocks)
 
 
-def state_bytes(model: torch.nn.Module, *, ema: bool) -> int:
+def state_bytes(model: torch.nn.Module) -> int:
     """Count the bytes of weights, gradients, Adam's moments and averaged weights."""
     of_weights = sum(p.numel() * p.element_size() for p in model.parameters())
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
-    return of_weights * (5 if ema else 4) + buffers
+    return 5 * of_weights + buffers
 
 
 @dataclass(frozen=True)
@@ -196,4 +196,4 @@ def training_of(
 
 def peak_gib(model: torch.nn.Module) -> float:
     """Return the peak of the memory in use less weights, gradients and optimiser, GiB."""
-    return (torch.cuda.max_memory_allocated() - state_bytes(model, ema=True)) / GIB
+    return (torch.cuda.max_memory_allocated() - state_bytes(model)) / GIB

@@ -18,6 +18,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -122,8 +123,10 @@ class Still(ComplexDataset):
 class WithoutAlignments(ComplexDataset):
     """Crops of a store that show sequences alone."""
 
-    def _open(self) -> Any:
-        store, sources = super()._open()
+    @cached_property
+    def opened(self) -> Any:
+        """The store and its sources but the alignments."""
+        store, sources = super().opened
         return store, replace(sources, alignments=None)
 
 

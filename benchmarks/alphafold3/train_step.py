@@ -139,7 +139,7 @@ def measured(
             row["peak GiB"] = peak_gib(model)
             if arm.captured:
                 held = memory_with_graphs(torch.cuda.memory_allocated())
-                row["held by graphs GiB"] = (held - state_bytes(model, ema=True)) / GIB
+                row["held by graphs GiB"] = (held - state_bytes(model)) / GIB
         print(f"{arm.name}, N = {crops.tokens}: ready", flush=True)
         wait_for(given.after)
         # A captured step is read when the next is launched: the first of a loader tells nothing.

@@ -3,9 +3,11 @@
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from benchmarks.common.report import RESULTS
 
 
@@ -47,6 +49,22 @@ def add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
 
 
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """Add ``--set`` for settings of a run, which `change` sets."""
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
+
+
+def change(values: dict[str, Any], settings: Sequence[str]) -> None:
+    """Set values of a configuration, given as ``optim.lr=0.001``."""
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        place = values
+        *groups, name = key.split(".")
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[name] = yaml.safe_load(value)
+
+
 def read_all(folder: Path, pattern: str = "*.json") -> list[Any]:
     """Read every JSON file below a folder, sorted by path; exit if there is none."""
     found = [json.loads(path.read_text()) for path in sorted(folder.rglob(pattern))]
@@ -55,6 +73,6 @@ def read_all(folder: Path, pattern: str = "*.json") -> list[Any]:
     return found
 
 
-def read_rows(folder: Path, pattern: str = "*.json") -> list[Any]:
-    """Read lists of rows and join them."""
-    return [row for rows in read_all(folder, pattern) for row in rows]
+def read_rows(folder: Path) -> list[Any]:
+    """Read the lists of rows of ``rows-*.json`` and join them."""
+    return [row for rows in read_all(folder, "rows-*.json") for row in rows]

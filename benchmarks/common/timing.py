@@ -48,12 +48,11 @@ def median_ms(
     return statistics.median(times[warm_up:])
 
 
-def host_ms(call: Call, before: Call | None = None, repeats: int = 10) -> float:
+def host_ms(call: Call, before: Call) -> float:
     """Median time until a call returns, the device idle before, in ms."""
     times = []
-    for _ in range(repeats):
-        if before is not None:
-            before()
+    for _ in range(10):
+        before()
         torch.cuda.synchronize()
         begin = time.perf_counter()
         call()

@@ -20,7 +20,7 @@ from bevatron.data.proteins.sample import SampleSizes, Sources, sample
 from bevatron.data.readers.proteins.alphabet import GAP
 from bevatron.recipes.alphafold3.data import units_of
 from bevatron.recipes.alphafold3.stores import POSES, open_complexes, prepare_complexes
-from bevatron.recipes.proteins import ALIGNMENTS
+from bevatron.recipes.proteins.searches import ALIGNMENTS
 from bevatron.train.report.plots.style import FAINT, colours, new_axes
 from bevatron.typing import Array, Arrays
 

@@ -50,7 +50,8 @@ from bevatron.recipes.alphafold3.stores import (
     named_chains,
     summarise,
 )
-from bevatron.recipes.proteins import ALIGNMENTS, prepare_searches, write_clusters
+from bevatron.recipes.proteins.clusters import write_clusters
+from bevatron.recipes.proteins.searches import ALIGNMENTS, prepare_searches
 
 PUBLISHED_SECONDS = {"7a4d": 12.4, "721p": 14.0}
 """alphafold3-pytorch, one core."""

@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.arguments import add_rows, add_set, change, read_all
 from benchmarks.common.report import add_picture, hardware, spread, versions, write_result
 from benchmarks.common.training import epochs_walked, whole_schedule
 
@@ -75,13 +74,7 @@ def configuration(arguments: argparse.Namespace, folder: Path) -> GpsppRun:
     values["train"] |= {"seed": arguments.seed, "device": arguments.device}
     if arguments.start_from is not None:
         values["start_from"] = str(arguments.start_from)
-    for change in arguments.set:
-        key, _, value = change.partition("=")
-        place = values
-        *groups, name = key.split(".")
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[name] = yaml.safe_load(value)
+    change(values, arguments.set)
     return GpsppRun.from_values(values)
 
 
@@ -261,7 +254,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=workers(), help="of the loader")
     parser.add_argument("--evaluate-every", type=int, default=2, help="epochs")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
+    add_set(parser)
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write the trained model")
     parser.add_argument("--start-from", type=Path, metavar="FOLDER", help="a model to fine-tune")
     parser.add_argument("--name", default="gpspp/learning", help="of a collected result")

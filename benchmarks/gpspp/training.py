@@ -143,7 +143,7 @@ def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, 
 
 def collect(folder: Path, results: Path = RESULTS) -> None:
     """Join the rows of all numbers of GPUs and write the result."""
-    rows = read_rows(folder, "rows-*.json")
+    rows = read_rows(folder)
     rows.sort(key=lambda row: (row["model"], row["GPUs"] or 0))
     single = {row["model"]: row for row in rows if row["GPUs"] == 1}
     for row in rows:

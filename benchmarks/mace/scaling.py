@@ -205,7 +205,7 @@ Rows = list[dict[str, Any]]
 
 def collect(folder: Path, earlier: Sequence[Path], results: Path = RESULTS) -> None:
     """Join the rows of all numbers of GPUs, add efficiencies, write the result and pictures."""
-    rows: Rows = read_rows(folder, "rows-*.json")
+    rows: Rows = read_rows(folder)
     rows += weak_on_one(rows)
     with_ratios(rows)
     sources = []

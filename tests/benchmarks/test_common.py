@@ -1,15 +1,21 @@
 """What benchmarks share: options, rows of several calls, intervals of a trace, repeated samples."""
 
 import argparse
+import ast
 import json
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 from benchmarks.common import arguments, trace
-from benchmarks.common.arguments import add_out, add_rows, read_all, read_rows
+from benchmarks.common.arguments import add_out, add_rows, change, read_all, read_rows
 from benchmarks.common.report import RESULTS, write_result
 from benchmarks.common.training import TracedSteps, repeated
 from benchmarks.mace import kernels_agreement
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_rows_of_a_call_are_not_written_into_the_results():
@@ -28,7 +34,7 @@ def test_rows_of_all_calls_are_joined(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rows-1.json").write_text(json.dumps(rows))
     assert read_all(tmp_path) == [[1], [2, 3]]
-    assert read_rows(tmp_path, "rows-*.json") == [1, 2, 3]
+    assert read_rows(tmp_path) == [1, 2, 3]
     with pytest.raises(SystemExit, match=r"holds no costs\.json"):
         read_all(tmp_path, "costs.json")
 
@@ -62,6 +68,12 @@ def test_results_of_one_day_do_not_replace_each_other_in_the_history(tmp_path):
 
 def test_the_union_counts_what_overlaps_once():
     assert trace.union([(0, 10), (2, 4), (8, 12), (20, 21)]) == 13
+
+
+def test_settings_of_a_recipe_are_changed_by_name():
+    values = {"optim": {"lr": 1.0, "clip": 5.0}}
+    change(values, ["optim.lr=0.5", "loader.workers=2"])
+    assert values == {"optim": {"lr": 0.5, "clip": 5.0}, "loader": {"workers": 2}}
 
 
 def test_samples_are_repeated():
@@ -112,3 +124,22 @@ def test_collected_rows_are_written_where_the_options_say(tmp_path):
     result = json.loads((tmp_path / "results/mace/kernels_agreement.json").read_text())
     assert [row["seed"] for row in result["rows"]] == [0, 1]
     assert (tmp_path / "results/mace/kernels_agreement.png").exists()
+
+
+def test_names_that_scripts_import_from_the_package_exist():
+    # Those of peers are imported by no test, and mypy does not read them.
+    missing = []
+    scripts = [path for room in ("benchmarks", "tools") for path in (ROOT / room).rglob("*.py")]
+    for script in scripts:
+        for node in ast.walk(ast.parse(script.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("bevatron"):
+                module = import_module(str(node.module))
+                missing += [
+                    f"{script.relative_to(ROOT)}:{node.lineno} {node.module}.{name.name}"
+                    for name in node.names
+                    if not hasattr(module, name.name)
+                    and not (
+                        hasattr(module, "__path__") and find_spec(f".{name.name}", module.__name__)
+                    )
+                ]
+    assert missing == []

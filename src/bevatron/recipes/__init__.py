@@ -1,4 +1,4 @@
-"""Recipes: one folder a system, the only place that names both a model and the trainer."""
+"""Recipes: a folder for each system, `proteins` for what two share; here model and trainer meet."""
 
 import importlib
 from typing import Any

@@ -33,8 +33,8 @@ FILES = [
 ]
 
 
-def read_text(tmp_path, text, options=None, name="frames.xyz"):
-    path = tmp_path / name
+def read_text(tmp_path, text, options=None):
+    path = tmp_path / "frames.xyz"
     path.write_bytes(text.encode())
     reader = open_reader(path, options)
     return list(reader.read(0, reader.num_samples))

@@ -154,7 +154,7 @@ def test_collating_pickles_and_batches_do(batch):
 RULE = MoleculePadding()
 
 
-def shape_for(batch, max_molecule=16):
+def shape_for(batch):
     sizes = [[batch.num_edges, batch.num_atoms, batch.num_graphs, batch.num_pairs]]
     return choose_shapes(RULE, np.array(sizes), 1).shapes[0]
 

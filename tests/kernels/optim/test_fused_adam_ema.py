@@ -60,11 +60,11 @@ def make(dtype=torch.float64, amsgrad=True, ema=True, shapes=SHAPES):
     return tensors, outer
 
 
-def set_gradient(tensors, seed, scale=1.0):
+def set_gradient(tensors, seed):
     """Write the same random gradient for the same seed."""
     torch.manual_seed(seed)
     for weight, start in zip(tensors.parameters, starts_of(tensors.parameters), strict=False):
-        values = scale * torch.randn(weight.numel(), dtype=torch.float64)
+        values = torch.randn(weight.numel(), dtype=torch.float64)
         tensors.gradient[start : start + weight.numel()] = values.to(weight)
 
 

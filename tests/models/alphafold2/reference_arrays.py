@@ -53,11 +53,11 @@ class Golden:
             # Those of an offset in front of a softmax are zero but for rounding.
             close(gradients[name], self[name], name, floor=1e-3 * largest)
 
-    def check_results(self, found, tolerance=TOLERANCE):
+    def check_results(self, found):
         """Compare results where they may be compared."""
         for name, reference in self.part("out__").items():
             keep = self[f"cmp__{name}"].bool() if f"cmp__{name}" in self.arrays else ...
-            close(found[name][keep], reference[keep], name, tolerance)
+            close(found[name][keep], reference[keep], name)
 
 
 def theirs(name, prefix):

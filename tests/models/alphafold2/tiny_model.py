@@ -45,32 +45,32 @@ def random_weights(model, seed=0):
     return model
 
 
-def random_features(seed=0, length=9, rows=5, extra=7, templates=2, batch=()):
+def random_features(seed=0, length=9, rows=5, extra=7, templates=2):
     """Features of one cycle."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
-        return torch.randn(*batch, *shape, generator=generator)
+        return torch.randn(shape, generator=generator)
 
     def integers(high, *shape):
-        return torch.randint(0, high, (*batch, *shape), generator=generator)
+        return torch.randint(0, high, shape, generator=generator)
 
     def some(*shape):
-        return (torch.rand(*batch, *shape, generator=generator) > 0.2).float()
+        return (torch.rand(shape, generator=generator) > 0.2).float()
 
     T, N = templates, length
     return {
         "aatype": integers(21, N),
-        "residue_index": torch.arange(N).expand(*batch, N).clone(),
-        "seq_mask": torch.ones(*batch, N),
+        "residue_index": torch.arange(N),
+        "seq_mask": torch.ones(N),
         "target_feat": normal(N, 22),
         "msa_feat": normal(rows, N, 49),
-        "msa_mask": torch.ones(*batch, rows, N),
+        "msa_mask": torch.ones(rows, N),
         "extra_msa": integers(23, extra, N),
         "extra_has_deletion": some(extra, N),
         "extra_deletion_value": some(extra, N),
-        "extra_msa_mask": torch.ones(*batch, extra, N),
-        "template_mask": torch.ones(*batch, T),
+        "extra_msa_mask": torch.ones(extra, N),
+        "template_mask": torch.ones(T),
         "template_aatype": integers(22, T, N),
         "template_pseudo_beta": 10 * normal(T, N, 3),
         "template_pseudo_beta_mask": some(T, N),

@@ -114,7 +114,7 @@ def test_a_sequence_without_alignment_is_its_only_row(store, tmp_path):
     config = ChainDataConfig(train=(store,), valid_size=0.0)
     data = load_chains(config, SIZES, 1)
     dataset = data.draws(dataclasses.replace(SIZES, residues=100), 0).sources[0].dataset
-    dataset._opened = (open_chains(store), None, None)
+    dataset.opened = (open_chains(store), None, None)
     sample = dataset.sample(0, 1)
     assert sample["msa"].shape[1] == sample["extra_msa"].shape[1] == 1
     assert not sample["extra_msa_mask"].any()

@@ -19,10 +19,10 @@ from bevatron.errors import ConfigError
 from bevatron.models.common.folding import Checkpointing
 from bevatron.parallel.mesh import Mesh
 from bevatron.parallel.traffic import count_traffic
-from bevatron.recipes import shared_samples, staged_run
 from bevatron.recipes.alphafold2.data import ChainDataset
 from bevatron.recipes.alphafold2.run import AlphaFold2Run, build
-from bevatron.recipes.staged_run import ParallelConfig
+from bevatron.recipes.proteins import shared_samples, staged_run
+from bevatron.recipes.proteins.staged_run import ParallelConfig
 from bevatron.train.course import Stages
 from bevatron.train.logger import read_journal
 from bevatron.train.loop import fit

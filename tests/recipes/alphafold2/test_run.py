@@ -24,7 +24,7 @@ from bevatron.recipes.alphafold2.run import (
     build,
 )
 from bevatron.recipes.alphafold2.start import started_from, to_mlperf_file
-from bevatron.recipes.staged_run import LARGEST_BATCH
+from bevatron.recipes.proteins.staged_run import LARGEST_BATCH
 from bevatron.train.checkpoint import list_checkpoints, read_checkpoint, read_tensors
 from bevatron.train.loop import begin_state, fit
 from bevatron.train.optim import optimizer_tensors

@@ -10,9 +10,9 @@ from bevatron.data.proteins.alignments import Alignments
 from bevatron.data.proteins.chains import chain_entry
 from bevatron.data.readers.proteins import read_structure
 from bevatron.errors import DataError
-from bevatron.recipes import proteins
 from bevatron.recipes.alphafold2.data import chain_of, chain_table
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
+from bevatron.recipes.proteins import searches
 
 
 def test_damaged_files_are_listed_and_left_out(folder, store):
@@ -70,4 +70,4 @@ def test_alignments_in_an_archive_that_are_of_no_chain_are_one_line(tmp_path):
     inside = [(str(archive / f"{number}.a3m"), OF_NO_CHAIN) for number in range(3)]
     others = [(str(archive / "4.a3m"), "is empty"), (str(tmp_path / "5.a3m"), OF_NO_CHAIN)]
     summed = (str(archive), "3 alignments in it of no chain of the structures")
-    assert proteins._summed_up([*inside, *others]) == [*others, summed]
+    assert searches._summed_up([*inside, *others]) == [*others, summed]

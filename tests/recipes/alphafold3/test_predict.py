@@ -28,7 +28,7 @@ from bevatron.recipes.alphafold3.evaluate import evaluate_stores
 from bevatron.recipes.alphafold3.inputs import prepared_input
 from bevatron.recipes.alphafold3.predict import predict_files
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor
-from bevatron.recipes.structure_figures import NO_CONFIDENCES
+from bevatron.recipes.proteins.figures import NO_CONFIDENCES
 
 pytestmark = pytest.mark.shared
 

@@ -13,7 +13,7 @@ from graph_ranks import run_ranks
 from bevatron.errors import ConfigError
 from bevatron.parallel.traffic import count_traffic
 from bevatron.recipes.alphafold3.run import AlphaFold3Run, build
-from bevatron.recipes.staged_run import ParallelConfig
+from bevatron.recipes.proteins.staged_run import ParallelConfig
 from bevatron.train.capture import step as captured_step
 from bevatron.train.logger import read_journal
 from bevatron.train.loop import fit

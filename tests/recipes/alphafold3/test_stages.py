@@ -16,7 +16,7 @@ from bevatron.models.alphafold3.task import ROLLOUT_STEPS, StepOptions
 from bevatron.models.common.folding import Checkpointing
 from bevatron.models.common.folding.checkpointing import Recomputation, automatic
 from bevatron.recipes.alphafold3.run import AlphaFold3Run, ComplexStage, build
-from bevatron.recipes.staged_run import LARGEST_BATCH, token_sizes
+from bevatron.recipes.proteins.staged_run import LARGEST_BATCH, token_sizes
 from bevatron.train.capture import step as captured_step
 from bevatron.train.checkpoint import list_checkpoints, read_checkpoint, read_tensors
 from bevatron.train.loop import fit

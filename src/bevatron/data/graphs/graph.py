@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from bevatron.data.graphs.options import ROLES
+from bevatron.data.dataset import ROLES
 from bevatron.typing import Array, BoolArray, IntArray
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
@@ -99,7 +99,7 @@ class GraphArrays:
     labels
         [N] int32, class from 0, -1 = none; or [N, T] float32, answers 0 or 1 to T questions, NaN =
         none. None = no labels at all.
-    roles : [N] uint8: 1 + position in `ROLES`, 0 = none; None = no split
+    roles : [N] uint8: 1 + position in `bevatron.data.dataset.ROLES`, 0 = none; None = no split
     found : counts of edges, and changes made to them
     ids : [N] the file's ids of the vertices if they were renumbered
     """

@@ -44,8 +44,10 @@ _RESIDENT = (
 )  # a thousand shards, touched to find their keys, would count as hundreds of MB
 
 
-def sequence_key(classes: npt.NDArray[np.int8]) -> bytes:
-    """Return the key of a sequence given as classes of the alphabet, [L]: 16 bytes."""
+def sequence_key(classes: Array | bytes) -> bytes:
+    """Return the key of a sequence given as classes of the alphabet, int8 [L]: 16 bytes."""
+    if isinstance(classes, bytes):
+        return xxh3_128_digest(classes)
     return xxh3_128_digest(np.ascontiguousarray(classes, dtype=np.int8).data)
 
 
@@ -157,7 +159,7 @@ class Alignments:
         lines = [line.partition("\t") for text in texts for line in text.splitlines()]
         return [(file, reason) for file, _, reason in lines]
 
-    def find(self, classes: npt.NDArray[np.int8]) -> int | None:
+    def find(self, classes: Array | bytes) -> int | None:
         """Return the index of the alignment of a sequence, [L] classes of the alphabet."""
         return self._places.get(sequence_key(classes))
 

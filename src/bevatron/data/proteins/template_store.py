@@ -90,7 +90,7 @@ class TemplateFinder:
         """Find the templates of one sequence."""
         query = self.queries[int(raw["number"])]
         found = find_templates(query, self.structures, self.dates, strict=self.strict)
-        key = sequence_key(np.frombuffer(query.classes, dtype=np.int8))
+        key = sequence_key(query.classes)
         return {
             **found.templates,
             "key": np.frombuffer(key, dtype=np.uint8),

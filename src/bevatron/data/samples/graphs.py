@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bevatron.data.dataset import ROLES, Role
 from bevatron.data.ragged import pointer
 from bevatron.data.samples.fields import Field
 from bevatron.data.samples.flat import mover
@@ -22,10 +23,6 @@ from bevatron.errors import DataError
 from bevatron.typing import Arrays, IntArray
 
 T = TypeVar("T")
-
-Part = Literal["train", "valid", "test"]
-PARTS: tuple[Part, ...] = ("train", "valid", "test")
-"""Parts of a graph's nodes: the columns of ``masks``."""
 
 
 def graph_fields(
@@ -308,9 +305,9 @@ class WholeGraph(Mapping[str, Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {"_sample": self._sample, "_parts": {}, "_batches": {}}
 
-    def part(self, name: Part) -> "WholeGraph":
+    def part(self, name: Role) -> "WholeGraph":
         """Return the sample in which the labels of one part count."""
-        column = PARTS.index(name)
+        column = ROLES.index(name)
         if column not in self._parts:
             sample = {**self._sample, "part": np.array(column, dtype=np.int32)}
             self._parts[column] = WholeGraph(sample, _batches=self._batches)

@@ -32,7 +32,7 @@ SYSTEM = System(
         ("predict RUN FILE OUT", "structures of chains from FASTA and alignments"),
         ("convert alphafold2 FILE OUT", "weights of OpenFold and DeepMind, both ways"),
     ),
-    recognises=".protein_arguments:recognises",
+    recognises=".proteins.arguments:recognises",
     inspect="inspect",
     starter="starter.yaml",
     api="api",

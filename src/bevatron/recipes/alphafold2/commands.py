@@ -16,7 +16,7 @@ from bevatron.recipes.arguments import (
     Source,
     TableFile,
 )
-from bevatron.recipes.protein_arguments import (
+from bevatron.recipes.proteins.arguments import (
     Clusters,
     LowestPlddt,
     ProteinFiles,

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsIndex
+from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 
@@ -23,8 +24,9 @@ from bevatron.errors import DataError
 from bevatron.models.alphafold2.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.output import counted
 from bevatron.recipes.alphafold2.stores import RESIDUE_FIELDS, labels_of, open_chains
-from bevatron.recipes.protein_clusters import clusters_of
-from bevatron.recipes.proteins import ProteinDataConfig, mixture, opened_searches
+from bevatron.recipes.proteins.clusters import clusters_of
+from bevatron.recipes.proteins.data import ProteinDataConfig, StoredSamples, mixture
+from bevatron.recipes.proteins.searches import opened_searches
 from bevatron.typing import Array, Arrays, IntArray
 
 MAX_RESOLUTION = 9.0
@@ -91,7 +93,7 @@ def chain_table(store: Store) -> ChainTable:
     return ChainTable(units, length.astype(np.int64), cluster, usable, sure)
 
 
-class ChainDataset:
+class ChainDataset(StoredSamples):
     """Crops of the chains of a store.
 
     Parameters
@@ -108,22 +110,13 @@ class ChainDataset:
     def __init__(
         self, path: Path, units: IntArray, length: IntArray, sizes: ChainSizes, cycles: int
     ) -> None:
-        self.path, self.units, self.sizes, self.cycles = Path(path), units, sizes, cycles
+        super().__init__(path, units)
+        self.sizes, self.cycles = sizes, cycles
         self._length = length
-        self._opened: tuple[Store, Alignments | None, StoredTemplates | None] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
-
-    def __len__(self) -> int:
-        return len(self.units)
-
-    def __getitem__(self, index: SupportsIndex) -> Arrays:
-        return self.sample(index, 0)
 
     def sample(self, index: SupportsIndex, seed: int) -> Arrays:
         """Make the sample of a seed."""
-        store, alignments, templates = self._open()
+        store, alignments, templates = self.opened
         entry, number = self.units[int(index)].tolist()
         whole = store[entry]
         chain = chain_of(whole, number)
@@ -139,7 +132,7 @@ class ChainDataset:
 
     def describe(self, index: SupportsIndex) -> str:
         """Name a sample: its file, and its chain."""
-        store, *_ = self._open()
+        store, *_ = self.opened
         entry, number = self.units[int(index)].tolist()
         label = labels_of(store[entry])[number]
         return f"{store.manifest['sources'][entry]}, chain {label}"
@@ -150,10 +143,10 @@ class ChainDataset:
             raise DataError(f"{self.path}: a sample of a chain has no lengths of '{field}'")
         return np.minimum(self._length, self.sizes.residues)
 
-    def _open(self) -> tuple[Store, Alignments | None, StoredTemplates | None]:
-        if self._opened is None:
-            self._opened = open_chains(self.path), *opened_searches(self.path)
-        return self._opened
+    @cached_property
+    def opened(self) -> tuple[Store, Alignments | None, StoredTemplates | None]:
+        """The store, its alignments and its templates."""
+        return open_chains(self.path), *opened_searches(self.path)
 
 
 def chain_of(entry: Arrays, number: int) -> Arrays:
@@ -166,7 +159,7 @@ def chain_of(entry: Arrays, number: int) -> Arrays:
 
 def alignment_of(query: Array, alignments: Alignments | None) -> AlignmentRows:
     """Return the alignment of a sequence; without one the sequence is its only row."""
-    place = None if alignments is None else alignments.find(np.asarray(query, dtype=np.int8))
+    place = None if alignments is None else alignments.find(query)
     if alignments is None or place is None:
         rows = np.asarray(query, dtype=np.int8)[None]
         return RowsInMemory(rows, np.zeros(rows.shape, dtype=np.uint8))
@@ -175,8 +168,7 @@ def alignment_of(query: Array, alignments: Alignments | None) -> AlignmentRows:
 
 def templates_of(query: Array, templates: TemplateSource | None, released: int) -> Arrays:
     """Return the templates that a chain may see, `TEMPLATE_FIELDS`; nothing if there are none."""
-    key = sequence_key(np.asarray(query, dtype=np.int8))
-    return {} if templates is None else templates.find(key, released) or {}
+    return {} if templates is None else templates.find(sequence_key(query), released) or {}
 
 
 @dataclass(frozen=True)

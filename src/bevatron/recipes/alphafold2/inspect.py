@@ -5,9 +5,9 @@ import numpy as np
 from bevatron.data.dataset import column
 from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Row, Table, overview
-from bevatron.recipes import protein_inspect as common
 from bevatron.recipes.alphafold2.data import MAX_RESOLUTION, MOST_OF_ONE, chain_table
 from bevatron.recipes.alphafold2.stores import named_chains
+from bevatron.recipes.proteins import inspect as common
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray

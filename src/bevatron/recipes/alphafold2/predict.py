@@ -23,8 +23,8 @@ from bevatron.recipes.alphafold2.data import alignment_of, templates_of
 from bevatron.recipes.alphafold2.predictor import ChainPredictor, structure_of
 from bevatron.recipes.devices import fitting
 from bevatron.recipes.forward_progress import forward_progress
-from bevatron.recipes.protein_inputs import Known, check_seeds, file_names, known_of
-from bevatron.recipes.structure_figures import NO_CONFIDENCES, map_figure, plddt_figure, untrained
+from bevatron.recipes.proteins.figures import NO_CONFIDENCES, map_figure, plddt_figure, untrained
+from bevatron.recipes.proteins.inputs import Known, check_seeds, file_names, known_of
 from bevatron.train.report.page import Report
 from bevatron.typing import Arrays
 

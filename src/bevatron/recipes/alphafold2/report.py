@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
-from bevatron.recipes.structure_report import write_report
+from bevatron.recipes.proteins.report import write_report
 from bevatron.train.run import FitResult
 
 MEASURES = ("lddt_ca", "tm_score", "rmsd", "loss_fape", "distogram", "contact_precision", "plddt")

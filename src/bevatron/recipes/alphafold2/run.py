@@ -21,7 +21,7 @@ from bevatron.recipes.alphafold2 import SYSTEM
 from bevatron.recipes.alphafold2.data import ChainDataConfig, load_chains
 from bevatron.recipes.alphafold2.start import Started, started_from
 from bevatron.recipes.alphafold2.stores import prepared
-from bevatron.recipes.staged_run import StagedRun, changes_of, staged_run
+from bevatron.recipes.proteins.staged_run import StagedRun, changes_of, staged_run
 from bevatron.train.run import Run
 from bevatron.train.settings import BatchConfig, OptimConfig, ScheduleConfig, StageConfig
 

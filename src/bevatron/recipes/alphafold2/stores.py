@@ -20,8 +20,14 @@ from bevatron.data.samples import Field
 from bevatron.data.store.store import Store
 from bevatron.errors import DataError
 from bevatron.output import counted
-from bevatron.recipes.protein_dates import Released
-from bevatron.recipes.proteins import Featurizer, StoreKind, find_structures, stores_of, text_bytes
+from bevatron.recipes.proteins.dates import Released
+from bevatron.recipes.proteins.stores import (
+    Featurizer,
+    StoreKind,
+    find_structures,
+    stores_of,
+    text_bytes,
+)
 from bevatron.typing import Array, Arrays
 
 FEATURES_VERSION = 5
@@ -181,7 +187,7 @@ def prepare_chains(
     Parameters
     ----------
     strict, lowest_plddt : see `Featurizer`
-    released_before, released_from : see `bevatron.recipes.protein_dates.Released`
+    released_before, released_from : see `bevatron.recipes.proteins.dates.Released`
     """
     released = Released(released_before, released_from)
     featurize = ChainFeaturizer(strict=strict, lowest_plddt=lowest_plddt, released=released)

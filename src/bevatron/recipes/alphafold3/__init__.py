@@ -30,7 +30,7 @@ SYSTEM = System(
         ("predict RUN FILE OUT", "structures from FASTA, SMILES or AlphaFold3's JSON"),
         ("convert alphafold3 FILE OUT", "weights of Protenix, both ways"),
     ),
-    recognises=".protein_arguments:recognises",
+    recognises=".proteins.arguments:recognises",
     inspect="inspect",
     demo="demo:run_demo",
     starter="starter.yaml",

@@ -15,7 +15,7 @@ from bevatron.recipes.arguments import (
     TableFile,
     option,
 )
-from bevatron.recipes.protein_arguments import (
+from bevatron.recipes.proteins.arguments import (
     Clusters,
     LowestPlddt,
     ProteinFiles,

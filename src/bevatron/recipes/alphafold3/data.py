@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 
@@ -16,8 +17,9 @@ from bevatron.data.store.store import Store
 from bevatron.errors import DataError
 from bevatron.models.alphafold3.losses import BEST_RESOLUTION, WORST_RESOLUTION
 from bevatron.recipes.alphafold3.stores import POSES, open_complexes
-from bevatron.recipes.protein_clusters import clusters_of
-from bevatron.recipes.proteins import ProteinDataConfig, mixture, opened_searches
+from bevatron.recipes.proteins.clusters import clusters_of
+from bevatron.recipes.proteins.data import ProteinDataConfig, StoredSamples, mixture
+from bevatron.recipes.proteins.searches import opened_searches
 from bevatron.typing import Arrays, FloatArray, IntArray
 
 
@@ -34,7 +36,7 @@ class ComplexDataConfig(ProteinDataConfig):
     components: str = "biotite"
 
 
-class ComplexDataset:
+class ComplexDataset(StoredSamples):
     """Crops of the entries of a store, by entry or by chain and interface.
 
     Parameters
@@ -46,21 +48,12 @@ class ComplexDataset:
     """
 
     def __init__(self, path: Path, units: IntArray, sizes: SampleSizes) -> None:
-        self.path, self.units, self.sizes = Path(path), units, sizes
-        self._opened: tuple[Store, Sources] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
-
-    def __len__(self) -> int:
-        return len(self.units)
-
-    def __getitem__(self, index: SupportsIndex) -> Arrays:
-        return self.sample(index, 0)
+        super().__init__(path, units)
+        self.sizes = sizes
 
     def sample(self, index: SupportsIndex, seed: int) -> Arrays:
         """Make the sample of a seed."""
-        store, sources = self._open()
+        store, sources = self.opened
         entry, first, second = self.units[int(index)].tolist()
         chains = [chain for chain in (first, second) if chain]
         return sample(store[entry], seed, sources, self.sizes, chains)
@@ -68,7 +61,7 @@ class ComplexDataset:
     def describe(self, index: SupportsIndex) -> str:
         """Name a sample: its file, and its chains."""
         entry, first, second = self.units[int(index)].tolist()
-        file = self._open()[0].manifest["sources"][entry]
+        file = self.opened[0].manifest["sources"][entry]
         chains = " and ".join(str(chain) for chain in (first, second) if chain)
         return f"{file}, chain {chains}" if chains else str(file)
 
@@ -79,20 +72,18 @@ class ComplexDataset:
         """
         if field == "tokens":
             return self.tokens
-        return self._open()[0].lengths(field)[self.units[:, 0]]
+        return self.opened[0].lengths(field)[self.units[:, 0]]
 
     @property
     def tokens(self) -> IntArray:
         """Largest number of tokens of every sample, [n]."""
         return np.minimum(self.lengths("restype"), self.sizes.crop.tokens)
 
-    def _open(self) -> tuple[Store, Sources]:
-        if self._opened is None:
-            poses = open_poses(self.path / POSES)
-            self._opened = (
-                open_complexes(self.path), Sources(poses, *opened_searches(self.path))
-            )  # fmt: skip
-        return self._opened
+    @cached_property
+    def opened(self) -> tuple[Store, Sources]:
+        """The store, and poses, alignments and templates."""
+        poses = open_poses(self.path / POSES)
+        return open_complexes(self.path), Sources(poses, *opened_searches(self.path))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from bevatron.data.proteins.predictions import featurize_inputs
 from bevatron.data.proteins.sample import SampleSizes, Sources, sample
 from bevatron.data.readers.proteins.components import Dictionary
 from bevatron.data.readers.proteins.inputs import Complex
-from bevatron.recipes.protein_inputs import known_of
+from bevatron.recipes.proteins.inputs import known_of
 from bevatron.typing import Arrays
 
 ROWS = 16_384
@@ -58,7 +58,7 @@ def prepared_input(
 
     Parameters
     ----------
-    given, searches : see `bevatron.recipes.protein_inputs.known_of`
+    given, searches : see `bevatron.recipes.proteins.inputs.known_of`
     """
     entry, known_components = featurize_inputs(given, components)
     poses = make_pools(known_components[code] for code in describe(entry)["components"])

@@ -8,8 +8,8 @@ from bevatron.data.dataset import column
 from bevatron.data.proteins.featurize import describe as words_of
 from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Row, Table, overview, sizes_table
-from bevatron.recipes import protein_inspect as common
 from bevatron.recipes.alphafold3.stores import named_chains
+from bevatron.recipes.proteins import inspect as common
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray

@@ -10,7 +10,7 @@ from bevatron.data.proteins.featurize import describe
 from bevatron.models.alphafold3.predict import Predicted
 from bevatron.models.common.folding.metrics import MAX_ERROR
 from bevatron.output import counted
-from bevatron.recipes.structure_figures import NO_CONFIDENCES, map_figure, plddt_figure, untrained
+from bevatron.recipes.proteins.figures import NO_CONFIDENCES, map_figure, plddt_figure, untrained
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, Arrays
 

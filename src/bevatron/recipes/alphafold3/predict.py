@@ -19,8 +19,8 @@ from bevatron.recipes.alphafold3.pages import write_page
 from bevatron.recipes.alphafold3.predictor import ComplexPredictor
 from bevatron.recipes.devices import fitting
 from bevatron.recipes.forward_progress import forward_progress
-from bevatron.recipes.protein_inputs import check_seeds, file_names
-from bevatron.recipes.structure_figures import untrained
+from bevatron.recipes.proteins.figures import untrained
+from bevatron.recipes.proteins.inputs import check_seeds, file_names
 
 SCORES, ERRORS, PAGE = "scores.json", "pae.npz", "report.html"
 

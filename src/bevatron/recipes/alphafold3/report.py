@@ -7,7 +7,7 @@ from torch import nn
 
 from bevatron.models.alphafold3.metrics import PAIRS
 from bevatron.models.common.folding.metrics.lddt import KINDS
-from bevatron.recipes.structure_report import write_report
+from bevatron.recipes.proteins.report import write_report
 from bevatron.train.report.measures import measure_name
 from bevatron.train.report.training import Metric
 from bevatron.train.run import FitResult

@@ -23,7 +23,7 @@ from bevatron.recipes.alphafold3 import SYSTEM
 from bevatron.recipes.alphafold3.data import ComplexDataConfig, load_complexes, sizes_for_validation
 from bevatron.recipes.alphafold3.start import started_from
 from bevatron.recipes.alphafold3.stores import prepared
-from bevatron.recipes.staged_run import StagedRun, changes_of, staged_run
+from bevatron.recipes.proteins.staged_run import StagedRun, changes_of, staged_run
 from bevatron.train.run import Run
 from bevatron.train.settings import BatchConfig, OptimConfig, StageConfig
 

@@ -25,8 +25,14 @@ from bevatron.data.samples import Field
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError
 from bevatron.output import counted
-from bevatron.recipes.protein_dates import Released
-from bevatron.recipes.proteins import Featurizer, StoreKind, find_structures, stores_of, text_bytes
+from bevatron.recipes.proteins.dates import Released
+from bevatron.recipes.proteins.stores import (
+    Featurizer,
+    StoreKind,
+    find_structures,
+    stores_of,
+    text_bytes,
+)
 from bevatron.typing import Arrays
 
 KIND = "complexes"
@@ -175,7 +181,7 @@ def prepare_complexes(
     Parameters
     ----------
     components, assembly, max_tokens, keep_all, strict, lowest_plddt : see `ComplexFeaturizer`
-    released_before, released_from : see `bevatron.recipes.protein_dates.Released`
+    released_before, released_from : see `bevatron.recipes.proteins.dates.Released`
     """
     released = Released(released_before, released_from)
     if max_tokens is not None and max_tokens < 1:

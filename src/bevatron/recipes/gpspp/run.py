@@ -315,7 +315,7 @@ def _matmul_dtype(config: GpsppRun, *, on_gpu: bool) -> Literal["bfloat16", "flo
 def molecules_per_step(number: int) -> int:
     """Choose how many molecules a step has, from the number of training molecules.
 
-    The power of two next to its square root, 8 to 256: as many steps in an epoch as molecules in a
+    The power of two nearest its square root, 8 to 256: as many steps in an epoch as molecules in a
     step. Few molecules need small steps, or an epoch is too few of them.
 
     Examples

@@ -10,7 +10,7 @@ import pyarrow as pa
 from xxhash import xxh3_64
 
 from bevatron.data.compressed import read_blocks
-from bevatron.data.readers.elements import ATOMIC_NUMBERS
+from bevatron.data.readers.elements import PDB_NUMBERS
 from bevatron.data.readers.proteins.cif import Table, parse_cif
 from bevatron.errors import DataError, require
 from bevatron.files import atomic_write
@@ -48,7 +48,6 @@ _BOND = {
 }
 _CATEGORIES = {"_chem_comp": _COMPONENT, "_chem_comp_atom": _ATOM, "_chem_comp_bond": _BOND}
 _ORDERS = {"SING": 1, "DOUB": 2, "TRIP": 3, "QUAD": 4}
-_NUMBERS = {symbol.upper(): number for symbol, number in ATOMIC_NUMBERS.items()} | {"D": 1, "T": 1}
 _PIECE = 1 << 24
 Columns: TypeAlias = dict[str, dict[str, list[str]]]
 
@@ -159,7 +158,7 @@ def write_index(path: Path, columns: Columns, key: str, source: Path) -> None:
         | {
             "atoms": _lists(atom_ptr, names),
             "other_names": _lists(atom_ptr, others),
-            "elements": per_atom(_mapped(atoms["element"], _NUMBERS)),
+            "elements": per_atom(_mapped(atoms["element"], PDB_NUMBERS)),
             "charges": per_atom(_charges(atoms["charge"], name)),
             "leaving": per_atom(_mapped(atoms["leaving"], {"Y": 1})),
             "aromatic": per_atom(_mapped(atoms["aromatic"], {"Y": 1})),

@@ -17,7 +17,7 @@ from bevatron.recipes.alphafold2.predict import chain_to_predict
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold3.data import ComplexDataset
 from bevatron.recipes.alphafold3.stores import open_complexes, prepare_complexes
-from bevatron.recipes.protein_inputs import known_of
+from bevatron.recipes.proteins.inputs import known_of
 
 pytestmark = pytest.mark.shared
 NAMES = "4hhb", "1crr", "102m"

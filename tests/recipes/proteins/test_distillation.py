@@ -12,7 +12,7 @@ from bevatron.recipes.alphafold2.data import ChainDataConfig, load_chains
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold3.data import ComplexDataConfig, load_complexes
 from bevatron.recipes.alphafold3.stores import open_complexes, prepare_complexes
-from bevatron.recipes.proteins import stores_of
+from bevatron.recipes.proteins.stores import stores_of
 
 SURE = np.array([number not in {1, 2, 7} for number in range(len(proteins.RESIDUES))])
 

@@ -15,8 +15,8 @@ from bevatron.errors import ConfigError
 from bevatron.models.common.folding.checkpointing import automatic
 from bevatron.parallel import axial
 from bevatron.parallel.mesh import parse_device, ranks_from_environment
+from bevatron.recipes.proteins.shared_samples import fitted, gpu_memory
 from bevatron.recipes.run_config import LARGE_MODEL, RunConfig, SaveModel, WriteReport
-from bevatron.recipes.shared_samples import fitted, gpu_memory
 from bevatron.recipes.system import System
 from bevatron.task import Task
 from bevatron.train.run import Run, SamplesApart, SamplesInGroups, Sharing, Stage
@@ -33,7 +33,7 @@ class ParallelConfig:
     axial
         Consecutive processes that compute one sample together; 1 = each has samples of its own,
         ``auto`` = as few as give every process a part of the samples of a step and, on GPUs, have
-        the memory, see `bevatron.recipes.shared_samples`.
+        the memory, see `bevatron.recipes.proteins.shared_samples`.
     """
 
     axial: int | Literal["auto"] = 1

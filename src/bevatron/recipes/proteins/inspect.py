@@ -13,8 +13,9 @@ from bevatron.data.proteins.alignments import Alignments, sequence_key
 from bevatron.data.proteins.hit_files import NamedChain
 from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Row, Table
-from bevatron.recipes.protein_clusters import clusters_of
-from bevatron.recipes.proteins import opened_searches, rejects_file
+from bevatron.recipes.proteins.clusters import clusters_of
+from bevatron.recipes.proteins.rejects import rejects_file
+from bevatron.recipes.proteins.searches import opened_searches
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray
@@ -60,7 +61,7 @@ def searches(store: Store, chains: Sequence[NamedChain]) -> list[Table]:
     alignments, templates = opened_searches(store.path)
     named: dict[bytes, list[NamedChain]] = {}
     for chain in chains:
-        key = sequence_key(np.frombuffer(chain.classes, dtype=np.int8))
+        key = sequence_key(chain.classes)
         named.setdefault(key, []).append(chain)
     keys = set(named)
     rows: list[Row] = []

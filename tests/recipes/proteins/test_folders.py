@@ -13,12 +13,14 @@ import pytest
 from bevatron.cli import main
 from bevatron.data.proteins.alignments import Alignments
 from bevatron.errors import ConfigError, DataError, StoreError
-from bevatron.recipes import protein_clusters, protein_copies
-from bevatron.recipes import proteins as common
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold2.stores import prepared as chain_stores
 from bevatron.recipes.alphafold3.stores import prepare_complexes
 from bevatron.recipes.inspect import inspect_store
+from bevatron.recipes.proteins import clusters, copies
+from bevatron.recipes.proteins.data import ProteinDataConfig
+from bevatron.recipes.proteins.rejects import rejects_file
+from bevatron.recipes.proteins.stores import find_structures
 
 
 @pytest.fixture
@@ -65,8 +67,8 @@ def test_structures_of_a_size_and_a_name_of_their_own_are_not_read_to_find_copie
             (tmp_path / name).write_bytes(proteins.cif() + b"# " + text)
             tar.add(tmp_path / name, name)
     hashed = []
-    monkeypatch.setattr(protein_copies, "content_hash", lambda p: hashed.append(p.name) or p.name)
-    assert len(common.find_structures([folder]).structures) == 4
+    monkeypatch.setattr(copies, "content_hash", lambda p: hashed.append(p.name) or p.name)
+    assert len(find_structures([folder]).structures) == 4
     assert hashed == ["3abc.cif", "4abc.cif"]
 
 
@@ -125,7 +127,7 @@ def test_damaged_clusters_of_a_store_are_named(folder, tmp_path, text):
     with pytest.raises(
         StoreError, match=r"clusters\.txt: is missing or damaged; run prepare again"
     ):
-        protein_clusters.clusters_of(store.path)
+        clusters.clusters_of(store.path)
     with pytest.raises(
         StoreError, match=r"clusters\.txt: is missing or damaged; run prepare again"
     ):
@@ -134,7 +136,7 @@ def test_damaged_clusters_of_a_store_are_named(folder, tmp_path, text):
 
 def test_validation_on_no_sample_is_refused():
     with pytest.raises(ConfigError, match="valid_most: expected 1 or more, got 0"):
-        common.ProteinDataConfig(valid_most=0)
+        ProteinDataConfig(valid_most=0)
 
 
 def test_of_many_files_one_is_named_for_each_reason(folder, tmp_path):
@@ -147,7 +149,7 @@ def test_of_many_files_one_is_named_for_each_reason(folder, tmp_path):
     assert left[0].startswith(f"left out: {folder / 'damaged.cif'}: ")
     assert left[1].startswith(f"left out: {folder / 'strange00.a3m'} and 11 others: its first")
     assert left[2] == "files left out: 13"
-    assert f"all are listed in {common.rejects_file(store)}" in lines
+    assert f"all are listed in {rejects_file(store)}" in lines
 
 
 def test_hits_may_name_the_copy_of_a_structure(folder, tmp_path):
@@ -205,7 +207,7 @@ def test_aligned_fasta_is_an_alignment(folder, tmp_path):
 
 def test_no_folder_at_all_is_asked_for():
     with pytest.raises(DataError, match="no file or folder is given"):
-        common.find_structures([])
+        find_structures([])
 
 
 def test_a_file_of_clusters_is_read_before_the_work(folder, tmp_path):
@@ -233,8 +235,8 @@ def test_too_many_proteins_for_the_built_in_clusters_are_clusters_of_their_own(
     folder, tmp_path, monkeypatch
 ):
     (folder / "2abc.cif").write_bytes(proteins.cif(tables=proteins.tables_of(("GLY", "SER") * 8)))
-    monkeypatch.setattr(protein_clusters, "MOST_CLUSTERED", 1)
-    monkeypatch.setattr(protein_clusters.shutil, "which", lambda _: None)
+    monkeypatch.setattr(clusters, "MOST_CLUSTERED", 1)
+    monkeypatch.setattr(clusters.shutil, "which", lambda _: None)
     _, lines = prepare(folder, tmp_path / "s")
     assert any("2 distinct proteins are too many to cluster without mmseqs2" in x for x in lines)
     assert not (tmp_path / "s/clusters.txt").read_text()  # what is in no cluster is one

@@ -10,7 +10,7 @@ from bevatron.data.proteins.clusters import cluster_proteins
 from bevatron.errors import DataError
 from bevatron.recipes.alphafold2 import stores as chains
 from bevatron.recipes.alphafold3 import stores as complexes
-from bevatron.recipes.protein_clusters import CLUSTERS, write_clusters
+from bevatron.recipes.proteins.clusters import CLUSTERS, write_clusters
 
 SEQUENCES = {
     1: "MKVLAAGIVG" * 4,
@@ -60,7 +60,7 @@ def clustered_by(monkeypatch, calls, seconds=0.0):
         time.sleep(seconds)
         return cluster_proteins(sequences, advance=advance)
 
-    monkeypatch.setattr("bevatron.recipes.protein_clusters.cluster_proteins", cluster)
+    monkeypatch.setattr("bevatron.recipes.proteins.clusters.cluster_proteins", cluster)
 
 
 def test_clusters_of_the_same_proteins_and_file_are_kept(tmp_path, monkeypatch):

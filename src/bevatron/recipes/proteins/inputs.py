@@ -7,8 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-import numpy as np
-
 from bevatron.data.proteins.alignment_files import OF_NO_CHAIN, AlignmentReader
 from bevatron.data.proteins.alignments import Alignments, prepare_alignments, sequence_key
 from bevatron.data.proteins.given_templates import given_templates
@@ -149,10 +147,7 @@ def _without_alignment(given: Complex, alignments: Alignments | None) -> list[st
         if entity.kind == "protein"
         and entity.unpaired is None
         and entity.paired is None
-        and (
-            alignments is None
-            or alignments.find(np.frombuffer(_classes(entity), dtype=np.int8)) is None
-        )
+        and (alignments is None or alignments.find(_classes(entity)) is None)
     ]
 
 
@@ -188,7 +183,9 @@ def _templates(
                 chains.append(NamedChain(code.lower(), (name,), classes))
         elif entity.templates:
             where = f"{given.where}, chain {entity.chains[0]}"
-            templates[_key(classes)] = given_templates(entity.sequence, entity.templates, where)
+            templates[sequence_key(classes)] = given_templates(
+                entity.sequence, entity.templates, where
+            )
     if found is None or not found.hits or not chains:
         return templates
     sequences = ChainSequences(chain.classes for chain in chains)
@@ -198,14 +195,10 @@ def _templates(
     structures = {entry_code(path): path for path in reversed(found.structures)}
     for query in queries:
         of_query = find_templates(query, structures, strict=True)
-        templates[_key(query.classes)] = of_query.templates
+        templates[sequence_key(query.classes)] = of_query.templates
         if of_query.absent:
             note(
                 f"note: {given.name}: {len(of_query.absent)} entries that template hits name are "
                 f"not among the structures, {', '.join(of_query.absent[:5])}"
             )
     return templates
-
-
-def _key(classes: bytes) -> bytes:
-    return sequence_key(np.frombuffer(classes, dtype=np.int8))

@@ -103,7 +103,7 @@ def test_a_store_that_is_being_overwritten_is_not_opened(system, folder, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("bevatron.recipes.proteins.prepare_searches", stopped)
+        patch.setattr("bevatron.recipes.proteins.stores.prepare_searches", stopped)
         with pytest.raises(KeyboardInterrupt):
             prepare(system, folder, overwrite=True)
     with pytest.raises(DataError, match="was not prepared completely"):
