@@ -11,7 +11,7 @@ from bevatron.typing import Array, BoolArray, IntArray
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 
-Index = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Index = npt.NDArray[np.int32] | IntArray
 
 
 @dataclass(frozen=True, eq=False)
