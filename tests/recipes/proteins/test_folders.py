@@ -19,8 +19,8 @@ from bevatron.recipes.alphafold3.stores import prepare_complexes
 from bevatron.recipes.inspect import inspect_store
 from bevatron.recipes.proteins import clusters, copies
 from bevatron.recipes.proteins.data import ProteinDataConfig
-from bevatron.recipes.proteins.rejects import rejects_file
 from bevatron.recipes.proteins.stores import find_structures
+from bevatron.recipes.rejects import rejects_file
 
 
 @pytest.fixture

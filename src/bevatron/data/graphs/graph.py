@@ -11,7 +11,7 @@ from bevatron.typing import Array, BoolArray, IntArray
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 
-Index = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Index = npt.NDArray[np.int32] | IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +177,7 @@ class GraphArrays:
         return lines
 
     def sample(self) -> dict[str, Array]:
-        """Write the graph as a sample, see `bevatron.data.samples.graphs.graph_fields`."""
+        """Write the graph as a sample, see `bevatron.data.samples.graphs.check_graph`."""
         roles = np.zeros(self.num_nodes, dtype=np.uint8) if self.roles is None else self.roles
         labels = np.full(self.num_nodes, -1) if self.labels is None else self.labels
         weights = self.edges.weights

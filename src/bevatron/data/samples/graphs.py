@@ -17,53 +17,11 @@ from torch import Tensor
 
 from bevatron.data.dataset import ROLES, Role
 from bevatron.data.ragged import pointer
-from bevatron.data.samples.fields import Field
 from bevatron.data.samples.flat import mover
 from bevatron.errors import DataError
 from bevatron.typing import Arrays, IntArray
 
 T = TypeVar("T")
-
-
-def graph_fields(
-    num_features: int, label_columns: int = 0, *, sparse: bool = False
-) -> tuple[Field, ...]:
-    """Return the fields of a graph sample, for a store of many graphs.
-
-    Parameters
-    ----------
-    num_features : width of the node features
-    label_columns
-        0 for one class number per node (int64); else how many numbers a node's label has, 0 or 1
-        for a yes-or-no label, NaN where it is not known (float32).
-    sparse
-        Features by their entries that are not zero (``feature_ptr``, ``feature_columns``,
-        ``feature_values``) instead of all (``features``).
-    """
-    features: tuple[Field, ...]
-    if sparse:
-        features = (
-            Field("feature_ptr", "int64", (), True, "[N + 1] where each node's entries begin"),
-            Field("feature_columns", "int32", (), True, "column of each entry"),
-            Field("feature_values", "float32", (), True, "value of each entry"),
-            Field("num_features", "int64", (), False, "columns"),
-        )
-    else:
-        features = (Field("features", "float32", (num_features,), True, "[N, F]"),)
-    labels = (
-        Field("labels", "float32", (label_columns,), True, "[N, T] 0 or 1; NaN = no label")
-        if label_columns
-        else Field("labels", "int64", (), True, "[N] class; -1 = no label")
-    )
-    return (
-        Field("num_nodes", "int64", (), False, "N"),
-        Field("edges", "int32", (2,), True, "[E, 2] (sender, receiver)"),
-        Field("edge_values", "float32", (), True, "[E] weights; no rows = all one"),
-        *features,
-        labels,
-        Field("masks", "bool", (3,), True, "[N, 3] train, valid, test"),
-        Field("part", "int32", (), False, "column of masks whose labels count"),
-    )
 
 
 @dataclass(frozen=True)
@@ -266,7 +224,7 @@ class GraphBatch:
 class WholeGraph(Mapping[str, Any]):
     """A sample that is the same graph in every step, with a part of its nodes that counts.
 
-    A mapping with the fields of `graph_fields`, like any sample; `collate_graphs` gives the same
+    A mapping like any sample, see `check_graph`; `collate_graphs` gives the same
     batch object for it every time, and the samples of `part` share edges, features and whatever is
     derived from them, on every device. Raises DataError if fields contradict each other.
 
@@ -332,6 +290,16 @@ def check_graph(sample: Arrays) -> None:
     """Refuse a sample whose fields contradict each other.
 
     Raises DataError naming the field, what was found and what was expected.
+
+    Parameters
+    ----------
+    sample
+        ``num_nodes`` N; ``edges`` int32 [E, 2], (sender, receiver); ``edge_values`` float32 [E],
+        their weights, no rows for all one; ``features`` float32 [N, F], or those that are not zero
+        by ``feature_ptr`` int64 [N + 1], ``feature_columns`` int32, ``feature_values`` float32 and
+        ``num_features`` F; ``labels`` int64 [N], -1 without a class, or float32 [N, T], 0 or 1, NaN
+        without an answer; ``masks`` bool [N, 3] of training, validation and test; ``part``, the
+        column of the masks whose labels count.
     """
     n = int(sample["num_nodes"])
     edges: Any = np.asarray(sample["edges"])
@@ -360,7 +328,7 @@ def collate_graphs(
 
     Parameters
     ----------
-    samples : each with the fields of `graph_fields`; a single `WholeGraph` is not copied
+    samples : each with the fields of `check_graph`; a single `WholeGraph` is not copied
     indices : positions of the samples in their data set, [G]
     weights : 1, or 0 for a sample whose labels must not count, [G]
     """

@@ -25,9 +25,9 @@ from bevatron.recipes.gpspp.stores import (
     features_version_of,
     prepare_molecules,
     rejects,
-    rejects_file,
     summary_lines,
 )
+from bevatron.recipes.rejects import rejects_file
 from bevatron.typing import IntArray
 
 

@@ -14,8 +14,8 @@ from bevatron.data.proteins.hit_files import NamedChain
 from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Row, Table
 from bevatron.recipes.proteins.clusters import clusters_of
-from bevatron.recipes.proteins.rejects import rejects_file
 from bevatron.recipes.proteins.searches import opened_searches
+from bevatron.recipes.rejects import rejects_file
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray

@@ -13,7 +13,7 @@ from bevatron.data.readers.elements import PDB_NUMBERS
 from bevatron.data.readers.proteins.cif import Table
 from bevatron.data.readers.proteins.structure import UNKNOWN_NUMBER, Strings
 from bevatron.errors import DataError
-from bevatron.typing import BoolArray, IntArray
+from bevatron.typing import BoolArray, FloatArray, IntArray
 
 FARTHEST = 1e6
 """Å; squares of larger coordinates have no digits left in 32 bits."""
@@ -223,7 +223,7 @@ def _one_location(rows: _Rows, residue: IntArray, kept: IntArray, chosen: IntArr
     return best[np.argsort(residue[best], kind="stable")]
 
 
-def _preferred(group: IntArray, label: IntArray, occupancy: npt.NDArray[np.float64]) -> IntArray:
+def _preferred(group: IntArray, label: IntArray, occupancy: FloatArray) -> IntArray:
     """Return for each group 0, 1, ... the label of highest mean occupancy, the first at ties."""
     first, pair = _unique(group, label)
     mean = np.bincount(pair, weights=occupancy) / np.bincount(pair)
