@@ -7,6 +7,7 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import ase
 import ase.io
@@ -20,6 +21,7 @@ from bevatron import cli
 from bevatron.data.padding import BatchShape
 from bevatron.data.padding.size_buckets import SizeBuckets
 from bevatron.errors import ConfigError
+from bevatron.recipes import bench_profile
 from bevatron.recipes.bench_profile import _activations, profile, profile_folder, short
 from bevatron.recipes.mace.run import build
 from bevatron.recipes.training import configuration
@@ -147,6 +149,19 @@ def test_batches_that_several_epochs_fill_better_are_enough_for_a_profile(run, t
     # An epoch fills little more than half of its two batches.
     barely = replace(config, batch=replace(config.batch, capacity=atoms - 1))
     assert profile(build(barely), steps=4, warm=1)["steps"] == 4
+
+
+@pytest.mark.parametrize(("device", "steps"), [("cpu", 10), ("cuda", 50)])
+def test_fewer_steps_are_traced_without_a_gpu(run, monkeypatch, device, steps):
+    asked = []
+    monkeypatch.setattr(
+        bench_profile, "parse_device", lambda name, _key: SimpleNamespace(type=name)
+    )
+    monkeypatch.setattr(bench_profile, "profile", lambda _run, *numbers: asked.append(numbers))
+    built = SimpleNamespace(settings=SimpleNamespace(train=SimpleNamespace(device=device)))
+    monkeypatch.setattr(bench_profile, "recipe", lambda _name: (None, lambda _config: built))
+    assert profile_folder(run) == ([], [])
+    assert asked == [(steps, 10)]
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
