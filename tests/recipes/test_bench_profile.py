@@ -30,6 +30,7 @@ from bevatron.train.capture import step as captured_step
 from bevatron.train.profiling import steps as profiled_steps
 from bevatron.train.profiling.steps import ProfiledTrainer
 from bevatron.train.report.plots import png
+from tiny_sizes import GPSPP
 
 
 @pytest.fixture(scope="module")
@@ -236,13 +237,9 @@ def test_steps_of_molecules_are_profiled(tmp_path, capturing):
     molecules = ["C", "CC", "CCC", "CCO", "CCN", "CO", "c1ccccc1", "CC(=O)O", "C1CC1", "CF", "C=C"]
     lines = ["smiles,size", *(f"{one},{10 * len(one)}" for one in molecules)]
     (tmp_path / "m.csv").write_text("\n".join(lines))
-    model = {
-        "num_layers": 1, "node_width": 16, "edge_width": 8, "global_width": 4, "num_heads": 2,
-        "ffn_width": 16, "expansion": 2, "embedding_width": 4, "num_kernels": 4,
-    }  # fmt: skip
     data = {"train": [str(tmp_path / "m.csv")], "prepare_workers": 1, "valid_size": 2}
     data["columns"] = {"targets": ["size"]}
-    path = quick(tmp_path, recipe="gpspp", data=data, model=model, molecules=4)
+    path = quick(tmp_path, recipe="gpspp", data=data, model=GPSPP, molecules=4)
     profile_folder(path, steps=2, warm=1)
     (rank,) = json.loads((tmp_path / "run" / "profile" / "profile.json").read_text())["ranks"]
     assert 2 < rank["sizes"]["graphs"] <= 4

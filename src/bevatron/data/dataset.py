@@ -108,7 +108,7 @@ class InMemory:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, index: int) -> Arrays:
+    def __getitem__(self, index: SupportsIndex) -> Arrays:
         return self.samples[index]
 
     def describe(self, index: int) -> str:
