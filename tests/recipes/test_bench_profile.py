@@ -152,7 +152,7 @@ def test_batches_that_several_epochs_fill_better_are_enough_for_a_profile(run, t
     assert profile(build(barely), steps=4, warm=1)["steps"] == 4
 
 
-@pytest.mark.parametrize(("device", "steps"), [("cpu", 10), ("cuda", 50)])
+@pytest.mark.parametrize(("device", "steps"), [("cpu", 3), ("cuda", 50)])
 def test_fewer_steps_are_traced_without_a_gpu(run, monkeypatch, device, steps):
     asked = []
     monkeypatch.setattr(

@@ -83,8 +83,8 @@ def profile_folder(
     ----------
     source : folder of a run or a configuration
     steps
-        Steps to time, and then as many to trace; by default 50 on a GPU and 10 elsewhere, where
-        each operator is traced: 50 steps of AlphaFold3's ``small`` take 14 GB.
+        Steps to time, and then as many to trace; by default 50 on a GPU and 3 elsewhere, where
+        each operator is traced: 10 steps of AlphaFold2's ``small`` take 13 GB.
     warm : warm-up steps before them
     device : overrides that of the configuration
     out : folder for profile.json and the figures; ``profile`` in the run's folder by default
@@ -107,7 +107,7 @@ def profile_folder(
             run: Run = build(dataclasses.replace(config, output=place))
             if steps is None:
                 on_gpu = parse_device(run.settings.train.device, "train.device").type == "cuda"
-                steps = 50 if on_gpu else 10
+                steps = 50 if on_gpu else 3
             found = profile(run, steps, warm)
     if found is None:
         return [], []
