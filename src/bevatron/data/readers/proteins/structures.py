@@ -144,15 +144,7 @@ def _block_of_pdb(data: bytes, name: str) -> Any:
         raise DataError(
             f"{name}, line {line}: has no three numbers in columns 31 to 54, found '{text}'"
         )
-    return _completed(lambda: _with_named_chains(_read_pdb(data, name)), name)
-
-
-def _read_pdb(data: bytes, name: str) -> Any:
-    """Read PDB; gemmi calls a structure without a header "string"."""
-    structure = gemmi().read_pdb_string(data)
-    if structure.name == "string":
-        structure.name = Path(name).name.partition(".")[0]
-    return structure
+    return _completed(lambda: _with_named_chains(gemmi().read_pdb_string(data)), name)
 
 
 def _with_named_chains(structure: Any) -> Any:
