@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from bevatron import files
 from bevatron.errors import BevatronError, CheckpointError
@@ -93,6 +94,26 @@ def test_folder_is_replaced_and_nothing_is_left_over(tmp_path):
             (folder / "inner" / "a.txt").write_text(text)
     assert (path / "inner" / "a.txt").read_text() == "new"
     assert [p.name for p in tmp_path.iterdir()] == ["best"]
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_full_disk_while_torch_writes_is_named(tmp_path, hook, place):
+    path = tmp_path / "weights.pt"
+    count = iter(range(100))
+
+    def refuse(name, _path):
+        if name == "write" and next(count) == place:
+            raise OSError(errno.ENOSPC, "full")
+
+    hook(refuse)
+
+    def write():
+        with files.atomic_write(path) as file:
+            torch.save({"a": torch.zeros(10_000), "b": torch.zeros(10_000)}, file)
+
+    with pytest.raises(BevatronError, match="disk is full"):
+        write()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("place", range(4))

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from benchmarks.alphafold2 import openfold, train_step
 from benchmarks.common.arguments import add_out, script_parser
-from benchmarks.common.arms import free, set_policy
+from benchmarks.common.arms import first_batch, free, set_policy
 from benchmarks.common.report import add_picture, write_result
 from torch import Tensor, nn
 
@@ -239,7 +239,7 @@ def measure(given: argparse.Namespace) -> None:
     run = train_step.run_of(given)
     assert isinstance(run.task, AlphaFold2Task)
     device = next(run.model.parameters()).device
-    batch = run.task.collate([run.train[0]], np.zeros(1, np.int64), [1.0]).to(device)
+    batch = first_batch(run).to(device)
     if given.trained:
         run = replace(run, model=load_model(newest_model(given.trained)).to(device))
     model: AlphaFold2 = run.model.train()  # type: ignore[assignment]

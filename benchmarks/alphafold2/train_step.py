@@ -38,6 +38,7 @@ from benchmarks.common.arms import (
     compiled_blocks,
     difference,
     drawn,
+    first_batch,
     free,
     or_out_of_memory,
     peak_gib,
@@ -238,7 +239,7 @@ def measured(
 
 def alone(training: Training, number: int, repeats: int = 3) -> float:
     """Time one step by itself, without the loader, in seconds: the median of some."""
-    batch = training.run.task.collate([training.run.train[0]], np.zeros(1, np.int64), [1.0])
+    batch = first_batch(training.run)
     times = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -252,7 +253,7 @@ def shares(training: Training) -> tuple[dict[str, float], list[dict[str, Any]]]:
 
     Returns launches and kernels of a step, and the time by class of kernel.
     """
-    batch = training.run.task.collate([training.run.train[0]], np.zeros(1, np.int64), [1.0])
+    batch = first_batch(training.run)
     steps = 2
     numbers = iter(range(1, 1 + steps))
     profiler = trace.profiled(lambda: training.launch(batch, next(numbers)).result(), steps)
@@ -339,7 +340,7 @@ def planned_gib(arm: Arm, run: Run, only: int | None) -> float:
     """Plan the peak memory of a step on a GPU, which is not asked for it."""
     set_policy(run.model, arm.policy)
     task = task_of(arm, run, only)
-    batch = task.collate([run.train[0]], np.zeros(1, np.int64), [1.0])
+    batch = first_batch(run)
     shape = batch.padding.rounded(batch.padding.size_of(batch.sizes))
     on_host = replace(run, model=deepcopy(run.model).cpu(), task=task)
     return plan_memory(on_host, batch, shape=shape, captured=arm.captured).peak / GIB

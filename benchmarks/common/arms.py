@@ -212,6 +212,11 @@ def drawn(module: torch.nn.Module) -> None:
                 weight.normal_(std=STARTED)
 
 
+def first_batch(run: Run) -> Any:
+    """Make the batch of a run's first sample."""
+    return run.task.collate([run.train[0]], np.zeros(1, np.int64), [1.0])
+
+
 def set_policy(model: torch.nn.Module, kind: Kind) -> None:
     """Set what the backward pass computes again, in all stacks."""
     for module in model.modules():

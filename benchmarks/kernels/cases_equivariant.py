@@ -107,6 +107,16 @@ def _draw(setup: Setup, *shape: int) -> Tensor:
     return torch.randn(shape, dtype=setup.dtype, device=setup.device)
 
 
+def _of_product(read: int, out: int) -> dict[str, float]:
+    """Return the bytes that a product over edges moves in each pass, of its inputs' and its own."""
+    forward, backward = read + out, 2 * read + out
+    return {
+        "forward": forward,
+        "backward": forward + backward,
+        "training": forward + backward + 3 * read + 2 * out,
+    }
+
+
 @cases("channelwise_tensor_product", EQUIVARIANT)
 def channelwise_cases(setup: Setup) -> list[Case]:
     """Return both layers of the paper's MACE: 128 channels, harmonics up to l = 3."""
@@ -120,14 +130,8 @@ def channelwise_cases(setup: Setup) -> list[Case]:
             "harmonics": _draw(setup, crystal.edges, 16),
             "weights": _draw(setup, crystal.edges, table.num_weights),
         }
-        x, y, w = (tensor.nbytes for tensor in inputs.values())
         out = crystal.atoms * table.irreps_mid.dim * setup.dtype.itemsize
-        forward, backward = x + y + w + out, 2 * (x + y + w) + out
-        moved = {
-            "forward": forward,
-            "backward": forward + backward,
-            "training": forward + backward + 3 * (x + y + w) + 2 * out,
-        }
+        moved = _of_product(sum(tensor.nbytes for tensor in inputs.values()), out)
         found.append(_edge_case("channelwise_tensor_product", name, inputs, edges, irreps, moved))
     return found
 
@@ -146,14 +150,8 @@ def radial_cases(setup: Setup) -> list[Case]:
             "hidden": _draw(setup, crystal.edges, 64),
             "last_weight": _draw(setup, 64, table.num_weights) / 8,
         }
-        x, y, h, last = (tensor.nbytes for tensor in inputs.values())
         out = crystal.atoms * table.irreps_mid.dim * setup.dtype.itemsize
-        forward, backward = x + y + h + last + out, 2 * (x + y + h + last) + out
-        moved = {
-            "forward": forward,
-            "backward": forward + backward,
-            "training": forward + backward + 3 * (x + y + h + last) + 2 * out,
-        }
+        moved = _of_product(sum(tensor.nbytes for tensor in inputs.values()), out)
         # Matmuls of [E, 64] with [64, W]: w; again w, gh, gW; again w, aw, dh, dW, gw and aW.
         product = 2.0 * crystal.edges * 64 * table.num_weights
         counts = {"forward": product, "backward": 4 * product, "training": 12 * product}

@@ -10,7 +10,7 @@ from mace.tools import AtomicNumberTable
 from mace.tools.torch_geometric.dataloader import DataLoader
 
 from bevatron.models.mace import MACE, to_mace_torch
-from bevatron.models.mace.convert import build_mace_torch
+from bevatron.models.mace.mace_torch_file import build_mace_torch
 from bevatron.train.settings import OptimConfig
 
 

@@ -192,9 +192,12 @@ def atomic_write(path: Path, error: type[BevatronError] = BevatronError) -> Iter
                 os.fsync(file.fileno())
             step("rename", path)
             temporary.replace(path)
-        except BaseException:
+        except BaseException as problem:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+            # What the system refuses, torch.save turns into an error of its own archive.
+            if isinstance(problem, RuntimeError) and isinstance(problem.__context__, OSError):
+                raise problem.__context__ from None
             raise
         fsync_folder(path.parent)
 

@@ -10,12 +10,9 @@ from benchmarks.paper.gpspp_ablation import ROWS, chosen_rows, configuration, pa
 
 from bevatron.models.gpspp import GPSPlusPlus
 from bevatron.recipes.gpspp.stores import prepare_molecules
+from tiny_sizes import GPSPP
 
 DEMO = files("bevatron.recipes") / "demo_data" / "molecules.csv.gz"
-TINY = {
-    "num_layers": 1, "node_width": 16, "edge_width": 8, "global_width": 4, "num_heads": 2,
-    "ffn_width": 16, "expansion": 2, "embedding_width": 4, "num_kernels": 4,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +26,7 @@ def base(tmp_path):
     """A recipe that is quick."""
     path = tmp_path / "base.yaml"
     train = {"threads": 1, "dtype": "float64"}
-    path.write_text(yaml.safe_dump({"recipe": "gpspp", "model": TINY, "train": train}))
+    path.write_text(yaml.safe_dump({"recipe": "gpspp", "model": GPSPP, "train": train}))
     return path
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import ase
 import ase.io
@@ -20,6 +21,7 @@ from bevatron import cli
 from bevatron.data.padding import BatchShape
 from bevatron.data.padding.size_buckets import SizeBuckets
 from bevatron.errors import ConfigError
+from bevatron.recipes import bench_profile
 from bevatron.recipes.bench_profile import _activations, profile, profile_folder, short
 from bevatron.recipes.mace.run import build
 from bevatron.recipes.training import configuration
@@ -28,6 +30,7 @@ from bevatron.train.capture import step as captured_step
 from bevatron.train.profiling import steps as profiled_steps
 from bevatron.train.profiling.steps import ProfiledTrainer
 from bevatron.train.report.plots import png
+from tiny_sizes import GPSPP
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +152,19 @@ def test_batches_that_several_epochs_fill_better_are_enough_for_a_profile(run, t
     assert profile(build(barely), steps=4, warm=1)["steps"] == 4
 
 
+@pytest.mark.parametrize(("device", "steps"), [("cpu", 3), ("cuda", 50)])
+def test_fewer_steps_are_traced_without_a_gpu(run, monkeypatch, device, steps):
+    asked = []
+    monkeypatch.setattr(
+        bench_profile, "parse_device", lambda name, _key: SimpleNamespace(type=name)
+    )
+    monkeypatch.setattr(bench_profile, "profile", lambda _run, *numbers: asked.append(numbers))
+    built = SimpleNamespace(settings=SimpleNamespace(train=SimpleNamespace(device=device)))
+    monkeypatch.setattr(bench_profile, "recipe", lambda _name: (None, lambda _config: built))
+    assert profile_folder(run) == ([], [])
+    assert asked == [(steps, 10)]
+
+
 def test_a_folder_that_is_no_run_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no config\.yaml"):
         profile_folder(tmp_path)
@@ -221,13 +237,9 @@ def test_steps_of_molecules_are_profiled(tmp_path, capturing):
     molecules = ["C", "CC", "CCC", "CCO", "CCN", "CO", "c1ccccc1", "CC(=O)O", "C1CC1", "CF", "C=C"]
     lines = ["smiles,size", *(f"{one},{10 * len(one)}" for one in molecules)]
     (tmp_path / "m.csv").write_text("\n".join(lines))
-    model = {
-        "num_layers": 1, "node_width": 16, "edge_width": 8, "global_width": 4, "num_heads": 2,
-        "ffn_width": 16, "expansion": 2, "embedding_width": 4, "num_kernels": 4,
-    }  # fmt: skip
     data = {"train": [str(tmp_path / "m.csv")], "prepare_workers": 1, "valid_size": 2}
     data["columns"] = {"targets": ["size"]}
-    path = quick(tmp_path, recipe="gpspp", data=data, model=model, molecules=4)
+    path = quick(tmp_path, recipe="gpspp", data=data, model=GPSPP, molecules=4)
     profile_folder(path, steps=2, warm=1)
     (rank,) = json.loads((tmp_path / "run" / "profile" / "profile.json").read_text())["ranks"]
     assert 2 < rank["sizes"]["graphs"] <= 4

@@ -23,11 +23,8 @@ from bevatron.recipes.gpspp import demo as gpspp_demo
 from bevatron.recipes.graph import demo as graph_demo
 from bevatron.recipes.mace import demo
 from bevatron.recipes.mace.stores import prepare_structures
+from tiny_sizes import GPSPP
 
-TINY_GPSPP = {
-    "num_layers": 1, "node_width": 16, "edge_width": 8, "global_width": 4, "num_heads": 2,
-    "ffn_width": 16, "expansion": 2, "embedding_width": 4, "num_kernels": 4,
-}  # fmt: skip
 SHORT_ALPHAFOLD3 = {
     "initial": {"steps": 20, "evaluate_every": 20, "step": {"copies": 4, "confidence_every": 0}}
 }
@@ -47,7 +44,7 @@ def demonstration(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, contextlib.chdir(place):
         patch.setitem(demo.SETTINGS, "model", TINY_MACE)
         patch.setattr(demo, "run_dynamics", run_dynamics)
-        patch.setitem(gpspp_demo.SETTINGS, "model", TINY_GPSPP)
+        patch.setitem(gpspp_demo.SETTINGS, "model", GPSPP)
         patch.setitem(alphafold3_demo.SETTINGS, "stages", SHORT_ALPHAFOLD3)
         patch.setattr(alphafold3_demo, "STEPS", 10)
         for settings, epochs in ((demo, 1), (gpspp_demo, 2), (graph_demo, 3)):

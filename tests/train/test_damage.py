@@ -126,19 +126,10 @@ def test_a_checkpoint_of_a_newer_version_is_not_taken_for_a_damaged_one(copy):
 
 
 def test_damaged_best_weights_are_not_the_final_ones(copy):
-    class Worse(tiny.TinyTask):
-        """Validation errors that rise from now on."""
-
-        def metrics(self):
-            class Metrics(tiny.TinyMetrics):
-                def compute(self):
-                    return {**super().compute(), "loss": 1e9}
-
-            return Metrics()
-
+    worse = tiny.LossesTask(lambda _epochs: 1e9)  # from now on
     flip(copy / "best" / "weights.safetensors", 0.9)
     damaged = (copy / "best" / "weights.safetensors").read_bytes()
-    fit(tiny.make_run(copy, resume=True, task=Worse(), train={"epochs": 3}, **GROUPS))
+    fit(tiny.make_run(copy, resume=True, task=worse, train={"epochs": 3}, **GROUPS))
     final = (copy / "weights.safetensors").read_bytes()
     assert final != damaged
     assert final == (copy / "best" / "weights.safetensors").read_bytes()

@@ -11,24 +11,17 @@ from bevatron import files
 from bevatron.train.loop import fit
 
 
-class Improving(tiny.TinyTask):
-    """Validation errors that fall from epoch to epoch."""
-
-    def metrics(self):
-        count = len(self.epochs)
-
-        class Metrics(tiny.TinyMetrics):
-            def compute(self):
-                return {**super().compute(), "loss": 1.0 / count}
-
-        return Metrics()
+def better(epochs):
+    return 1.0 / epochs
 
 
 def quick(folder, seconds, epochs=6, **more):
     """A run that is saved only when an epoch improves."""
     checkpoint = {"every_epochs": None, "best_seconds": seconds}
     groups = {"count": 8, "train": {"epochs": epochs}, "checkpoint": checkpoint}
-    return tiny.make_run(folder, task=Improving(), **groups, **more)
+    return tiny.make_run(
+        folder, task=tiny.LossesTask(lambda epochs: 1.0 / epochs), **groups, **more
+    )
 
 
 def savings(folder, seconds):
@@ -57,7 +50,7 @@ def test_improved_epochs_are_saved_once_their_time_is_over(tmp_path, monkeypatch
     monkeypatch.setattr("bevatron.train.run_folder.time.monotonic", lambda: now[0])
     found = []
 
-    class OnceBetter(tiny.TinyTask):
+    class OnceBetter(tiny.LossesTask):
         def begin_epoch(self, epoch):
             super().begin_epoch(epoch)
             now[0] += 4.0
@@ -68,31 +61,23 @@ def test_improved_epochs_are_saved_once_their_time_is_over(tmp_path, monkeypatch
             kept = [p.name for p in sorted(tmp_path.glob("checkpoints/step-*"))]
             found.append(([note["epoch"] for note in notes], len(kept)))
 
-        def metrics(self):
-            count = len(self.epochs)
-
-            class Metrics(tiny.TinyMetrics):
-                def compute(self):
-                    return {**super().compute(), "loss": 1.0 if count == 1 else 2.0}
-
-            return Metrics()
-
+    task = OnceBetter(lambda epochs: 1.0 if epochs == 1 else 2.0)
     checkpoint = {"every_epochs": None, "best_seconds": 10.0}
     groups = {"count": 8, "train": {"epochs": 5}, "checkpoint": checkpoint}
-    fit(tiny.make_run(tmp_path, task=OnceBetter(), **groups))
+    fit(tiny.make_run(tmp_path, task=task, **groups))
     # The clock shows 4, 8, 12: the first step of the third epoch saves what the first one found.
     assert found == [([], 0), ([], 0), ([], 0), ([0], 1), ([0], 1)]
 
 
 def test_a_signal_saves_improved_epochs_that_waited(tmp_path):
-    class Signalled(Improving):
+    class Signalled(tiny.LossesTask):
         def begin_epoch(self, epoch):
             super().begin_epoch(epoch)
             if epoch == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     run = quick(tmp_path, 1e6)
-    run.task = Signalled()
+    run.task = Signalled(better)
     assert fit(run).stopped_by == "SIGTERM"
     assert json.loads((tmp_path / "best/best.json").read_text())["epoch"] == 2
     resumed = quick(tmp_path, 1e6, resume=True)

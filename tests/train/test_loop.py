@@ -91,21 +91,13 @@ def test_without_averaging_the_weights_themselves_are_kept(tmp_path):
     assert all(torch.equal(raw[name], weights[name]) for name in raw)
 
 
-class Worsening(tiny.TinyTask):
+def worsening():
     """Validation errors that rise from the third epoch on."""
-
-    def metrics(self):
-        count = len(self.epochs)
-
-        class Metrics(tiny.TinyMetrics):
-            def compute(self):
-                return {**super().compute(), "loss": abs(count - 3.0) + 1}
-
-        return Metrics()
+    return tiny.LossesTask(lambda epochs: abs(epochs - 3.0) + 1)
 
 
 def test_patience_ends_the_run_and_the_best_weights_are_its_result(tmp_path):
-    result = fit(tiny.make_run(tmp_path, task=Worsening(), train={"epochs": 20, "patience": 2}))
+    result = fit(tiny.make_run(tmp_path, task=worsening(), train={"epochs": 20, "patience": 2}))
     assert result.finished == "patience"
     assert result.epochs == 5
     assert (result.best, result.best_epoch) == (1.0, 2)
@@ -118,11 +110,11 @@ def test_patience_ends_the_run_and_the_best_weights_are_its_result(tmp_path):
 
 
 def test_best_weights_that_are_damaged_are_not_taken(tmp_path, capsys):
-    run = tiny.make_run(tmp_path, task=Worsening(), train={"epochs": 4})
+    run = tiny.make_run(tmp_path, task=worsening(), train={"epochs": 4})
     fit(run)
     weights = tmp_path / "best" / WEIGHTS
     weights.write_bytes(weights.read_bytes()[:40])
-    again = tiny.make_run(tmp_path, task=Worsening(), train={"epochs": 5}, resume=True)
+    again = tiny.make_run(tmp_path, task=worsening(), train={"epochs": 5}, resume=True)
     assert fit(again).finished == "epochs"
     assert (tmp_path / WEIGHTS).stat().st_size > 40
 
@@ -131,7 +123,7 @@ def test_the_plateau_schedule_follows_the_validation(tmp_path):
     fit(
         tiny.make_run(
             tmp_path,
-            task=Worsening(),
+            task=worsening(),
             train={"epochs": 7},
             schedule={"kind": "plateau", "patience": 1, "factor": 0.5},
         )
@@ -144,7 +136,7 @@ def test_the_second_stage_begins_anew_and_outlives_patience(tmp_path):
     result = fit(
         tiny.make_run(
             tmp_path,
-            task=Worsening(),
+            task=worsening(),
             train={"epochs": 8, "patience": 1},
             schedule={"stage_two_start": 6, "stage_two_lr": 0.001},
         )
@@ -185,21 +177,9 @@ def test_a_monitored_metric_without_data_is_refused_at_the_first_validation(tmp_
     assert task.seen
 
 
-class Failing(tiny.TinyTask):
-    """Validation that is not a number from the second epoch on."""
-
-    def metrics(self):
-        count = len(self.epochs)
-
-        class Metrics(tiny.TinyMetrics):
-            def compute(self):
-                return {**super().compute(), "loss": 1.0 if count < 2 else float("nan")}
-
-        return Metrics()
-
-
 def test_weights_whose_validation_is_no_number_are_told_of_and_never_the_best(tmp_path):
-    result = fit(tiny.make_run(tmp_path, task=Failing(), train={"epochs": 2}))
+    task = tiny.LossesTask(lambda epochs: 1.0 if epochs < 2 else float("nan"))
+    result = fit(tiny.make_run(tmp_path, task=task, train={"epochs": 2}))
     assert (result.best, result.best_epoch) == (1.0, 0)
     told = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "is nan" in line]
     assert len(told) == 1

@@ -117,8 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = _dispatch(command, rest, as_json=as_json)
         if not isinstance(found, Result):
             return found or 0
-        if not {"RANK", "SLURM_PROCID"}.isdisjoint(os.environ) and not _is_main_process():
-            return 0
+        if not {"RANK", "SLURM_PROCID"}.isdisjoint(os.environ):
+            from bevatron.parallel.mesh import is_main_process
+
+            if not is_main_process():
+                return 0
         if as_json:
             print(found.as_json())  # noqa: T201
         else:
@@ -126,12 +129,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
     return one_sentence(run, options, debug=debug)
-
-
-def _is_main_process() -> bool:
-    from bevatron.parallel.mesh import is_main_process
-
-    return is_main_process()
 
 
 def one_sentence(
@@ -201,7 +198,7 @@ def run() -> None:
     sys.exit(code)
 
 
-def _dispatch(command: str, arguments: list[str], *, as_json: bool = False) -> Outcome:
+def _dispatch(command: str, arguments: list[str], *, as_json: bool) -> Outcome:
     """Call the function of a command, whose name is one word or two."""
     from bevatron.recipes import systems
 

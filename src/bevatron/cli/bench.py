@@ -127,7 +127,7 @@ def bench_capacity(
 
 def bench_profile(
     run: RunFolder,
-    steps: int = 50,
+    steps: int | None = None,
     warm: int = 10,
     device: str | None = None,
     out: Path | None = None,
@@ -139,7 +139,7 @@ def bench_profile(
     Parameters
     ----------
     run : folder of a run, or a YAML file
-    steps : number of steps to time, and then to trace
+    steps : number of steps to time, and then to trace; 50 on a GPU, 3 elsewhere by default
     warm : Warm-up steps; in the first, all batch shapes are captured where CUDA graphs are used
     device : ``auto``, cpu, cuda or cuda:N; the run's by default
     out : folder for profile.json and figures; ``profile`` in the run's folder by default

@@ -11,7 +11,7 @@ from bevatron.cli.help import asks_for_help, train_help
 from bevatron.errors import ConfigError
 from bevatron.garbage import no_garbage_collection
 from bevatron.output import say
-from bevatron.recipes import system
+from bevatron.recipes import SYSTEMS, system
 from bevatron.recipes.dispatch import system_and_values
 
 
@@ -33,8 +33,6 @@ class TrainOptions:
 
 def train(arguments: list[str]) -> int:
     """Train: the first argument is a system or a YAML file, the others override its keys."""
-    from bevatron.recipes import SYSTEMS
-
     recipes = ", ".join(sorted(SYSTEMS))
     if not arguments:
         raise ConfigError(

@@ -2,12 +2,16 @@
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, SupportsIndex, runtime_checkable
+from typing import Any, Literal, Protocol, SupportsIndex, get_args, runtime_checkable
 
 import numpy as np
 
 from bevatron.errors import ConfigError, DataError
 from bevatron.typing import Array, Arrays, FloatArray, IntArray
+
+Role = Literal["train", "valid", "test"]
+ROLES: tuple[Role, ...] = get_args(Role)
+"""What samples, or vertices of a graph, are for."""
 
 
 class SampleSource(Protocol):
@@ -104,7 +108,7 @@ class InMemory:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, index: int) -> Arrays:
+    def __getitem__(self, index: SupportsIndex) -> Arrays:
         return self.samples[index]
 
     def describe(self, index: int) -> str:

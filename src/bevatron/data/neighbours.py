@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bevatron.errors import DataError
-from bevatron.typing import Arrays
+from bevatron.typing import Array, Arrays, BoolArray, FloatArray
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 
@@ -92,7 +92,7 @@ def neighbour_list(
     return pairs[order].astype(np.int32), shifts[order].astype(np.int32)
 
 
-def add_neighbours(sample: Arrays, cutoff: float) -> dict[str, npt.NDArray[np.generic]]:
+def add_neighbours(sample: Arrays, cutoff: float) -> dict[str, Array]:
     """Add the fields ``edges`` and ``edge_shifts`` to a raw sample.
 
     With ``functools.partial(add_neighbours, cutoff=5.0)`` it is what `prepare` takes. Raises
@@ -107,9 +107,7 @@ def add_neighbours(sample: Arrays, cutoff: float) -> dict[str, npt.NDArray[np.ge
     return {**sample, "edges": edges, "edge_shifts": shifts}
 
 
-def span_volume(
-    cell: npt.NDArray[np.float64], periodic: npt.NDArray[np.bool_], thinnest: float = 0.1
-) -> bool:
+def span_volume(cell: FloatArray, periodic: BoolArray, thinnest: float = 0.1) -> bool:
     """Whether the periodic lattice vectors span a volume (or an area, or a length).
 
     Heights are compared, not the volume: every periodic vector must extend at least ``thinnest`` Å
@@ -130,9 +128,9 @@ def span_volume(
 
 
 def refuse_large_extent(
-    positions: npt.NDArray[np.float64],
-    cell: npt.NDArray[np.float64],
-    periodic: npt.NDArray[np.bool_],
+    positions: FloatArray,
+    cell: FloatArray,
+    periodic: BoolArray,
 ) -> None:
     """Refuse a cell or distances between atoms above `LARGEST_EXTENT`.
 
@@ -161,9 +159,9 @@ VESIN_CELLS = 1e5
 
 
 def _too_thin_for_vesin(
-    positions: npt.NDArray[np.float64],
-    cell: npt.NDArray[np.float64],
-    periodic: npt.NDArray[np.bool_],
+    positions: FloatArray,
+    cell: FloatArray,
+    periodic: BoolArray,
     cutoff: float,
 ) -> bool:
     """Whether vesin's coarser grid may leave no cell along a thin axis, at which it aborts."""
@@ -182,11 +180,11 @@ def _too_thin_for_vesin(
 
 
 def _pairs_by_ase(
-    positions: npt.NDArray[np.float64],
-    cell: npt.NDArray[np.float64],
-    periodic: npt.NDArray[np.bool_],
+    positions: FloatArray,
+    cell: FloatArray,
+    periodic: BoolArray,
     cutoff: float,
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.float64]]:
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], FloatArray]:
     """Find pairs, shifts and distances as vesin does, slower, in a box of any shape."""
     from ase.neighborlist import primitive_neighbor_list
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver, spawn
+from multiprocessing import forkserver, resource_tracker, spawn
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -103,8 +103,10 @@ def start_fork_server() -> None:
 
 @contextmanager
 def _without_stop_signals() -> Iterator[None]:
-    """Block the signals by which schedulers announce the end of a job, for processes started."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
+    """Block Ctrl-C, and the signals that announce the end of a job, for processes started."""
+    resource_tracker.ensure_running()  # its start lets Ctrl-C through again
+    left = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, left)
     try:
         yield
     finally:
@@ -121,9 +123,10 @@ def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> Non
     classes sent there. That costs a second or more, and a script without a main guard would run
     again.
 
-    Schedulers announce the end of a job by SIGUSR1 or SIGUSR2 to all its processes, and the main
-    process decides what to do. The new process, and the fork server if this starts it, inherit a
-    mask that blocks both signals.
+    A terminal sends Ctrl-C to all processes of a job, and schedulers announce its end to them by
+    SIGUSR1 or SIGUSR2; the main process decides what to do. The new process, and the fork server
+    if this starts it, inherit a mask that blocks these signals: to ignore them is not enough, as
+    RDKit installs a handler of its own while it makes poses.
 
     Parameters
     ----------

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from bevatron.data.neighbours import Int32Array, neighbour_list
 from bevatron.errors import ConfigError
+from bevatron.typing import BoolArray, FloatArray
 
 
 class VerletList:
@@ -42,7 +43,7 @@ class VerletList:
             raise ConfigError(f"skin: expected a length of 0 Å or more, got {skin}")
         self.cutoff, self.skin = float(cutoff), float(skin)
         self.num_builds = 0
-        self._positions: npt.NDArray[np.float64] | None = None
+        self._positions: FloatArray | None = None
         self._frame: tuple[bytes, bytes] | None = None
         self._edges = np.zeros((0, 2), np.int32)
         self._shifts = np.zeros((0, 3), np.int32)
@@ -84,9 +85,9 @@ class VerletList:
 
     def _still_valid(
         self,
-        r: npt.NDArray[np.float64],
-        box: npt.NDArray[np.float64],
-        periodic: npt.NDArray[np.bool_],
+        r: FloatArray,
+        box: FloatArray,
+        periodic: BoolArray,
     ) -> bool:
         if self._positions is None or self._positions.shape != r.shape:
             return False

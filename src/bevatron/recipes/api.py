@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bevatron.data.readers.paths import Paths
 from bevatron.errors import CheckpointError
 from bevatron.recipes import systems
 from bevatron.recipes.dispatch import system_of_kind
@@ -17,8 +18,6 @@ from bevatron.recipes.system import System
 from bevatron.recipes.training import Resume, begin, configuration
 from bevatron.train.loop import fit
 from bevatron.train.run import FitResult
-
-Paths = str | Path | Sequence[str | Path]
 
 
 def train(

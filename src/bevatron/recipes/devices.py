@@ -23,6 +23,8 @@ def device_to_use(device: torch.device | str) -> torch.device:
     device(type='cpu')
     """
     found = parse_device(device, "device")
+    if found.type not in {"cpu", "cuda"}:
+        raise ConfigError(f"device: expected auto, cpu, cuda or cuda:N, got '{device}'")
     try:
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError) as error:

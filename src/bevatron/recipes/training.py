@@ -167,7 +167,8 @@ def _describe(config: Any) -> None:
                 parameters = sum(weight.numel() for weight in run.model.parameters())
                 if parameters > LARGE_MODEL:
                     note(f"planning a step of {parameters / 1e6:.0f} million parameters: minutes")
-                training = mesh.world - run.settings.train.evaluation_ranks
+                # Nor need the processes of the run be there.
+                training = max(mesh.world - run.settings.train.evaluation_ranks, 1)
                 _print_description(describe(run, training, gpu=gpu), run, training)
             barrier(mesh)
     finally:

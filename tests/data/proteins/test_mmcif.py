@@ -36,6 +36,15 @@ def test_text_of_any_kind_is_quoted(shared):
     assert again.atoms.name[0] == 'O5\' "x"'
 
 
+@pytest.mark.parametrize(("name", "written"), [("Häm 1", "H_m_1"), ("", "structure")])
+def test_a_structure_of_any_name_can_be_read_again(shared, name, written):
+    structure = read_structure(next((shared / "data").glob("*/mmcif/1crn.cif.gz")))
+    text = format_mmcif(dataclasses.replace(structure, name=name))
+    assert text.startswith(f"data_{written}\n")
+    assert len(parse_structure(text.encode(), "again").atoms.name) == len(structure.atoms.name)
+    assert "ATOM" in format_pdb(text)
+
+
 @pytest.mark.parametrize(("label", "written"), [("B", "B"), ("AB12", "A")])
 def test_a_chain_as_pdb_has_a_label_of_one_letter(shared, label, written):
     structure = read_structure(next((shared / "data").glob("*/mmcif/1crn.cif.gz")))

@@ -24,7 +24,7 @@ from bevatron.data.proteins.poses import (
 from bevatron.data.readers.proteins.structures import read_structure
 from bevatron.errors import DataError
 
-rdkit = pytest.importorskip("rdkit")
+rdDistGeom = pytest.importorskip("rdkit.Chem.rdDistGeom")
 
 
 def distances(points):
@@ -263,3 +263,21 @@ def test_bonds_to_a_metal_have_no_order():
 def test_a_string_that_is_no_smiles_is_refused():
     with pytest.raises(DataError, match=r"'C\(' is not valid SMILES"):
         component_of_smiles("C(", "B")
+
+
+def test_a_pose_that_was_interrupted_is_no_failure(dictionary, monkeypatch):
+    # RDKit takes Ctrl-C for itself, and returns -1 as where there is no pose.
+    component, embed = dictionary["ATP"], rdDistGeom.EmbedMolecule
+    failures = iter([True])
+
+    def interrupted(*given):
+        return -1 if next(failures, False) else embed(*given)
+
+    monkeypatch.setattr(rdDistGeom, "EmbedMolecule", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_poses(component, 1)
+    failures = iter([True])
+    with pytest.raises(KeyboardInterrupt):
+        component_of_smiles("CCO", "LIG")
+    monkeypatch.setattr(rdDistGeom, "EmbedMolecule", lambda *_: -1)
+    assert np.array_equal(make_poses(component, 1)[0], component.ideal[heavy_atoms(component)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bevatron.data.samples import WholeGraph, check_graph, collate_graphs, graph_fields
+from bevatron.data.samples import WholeGraph, check_graph, collate_graphs
 
 
 def sample(n=4, seed=0, sparse=False, **changes):
@@ -135,10 +135,3 @@ def test_fields_that_contradict_each_other_are_refused(changes, message):
 
     with pytest.raises(DataError, match=message):
         check_graph(sample(**changes))
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_fields_describe_samples(sparse):
-    for each in graph_fields(3, sparse=sparse):
-        array = sample(sparse=sparse)[each.name]
-        each.check(np.asarray(array).astype(each.dtype))

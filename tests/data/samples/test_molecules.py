@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bevatron.data.padding import BatchShape, StaticBatch, fill_of, pad_molecules
+from bevatron.data.padding import BatchShape, StaticBatch, pad_molecules
 from bevatron.data.padding.atoms import MAX_PADDING_MOLECULE, MoleculePadding
 from bevatron.data.padding.size_buckets import choose_shapes, smallest_shape
 from bevatron.data.samples import MoleculeBatch, collate_molecules, molecule_fields
@@ -211,11 +211,6 @@ def test_a_static_batch_is_filled_again_and_again(batch):
         after = getattr(static.batch, field.name)
         if isinstance(after, torch.Tensor):
             assert torch.equal(after, getattr(expected, field.name)), field.name
-
-
-def test_fill_is_the_share_in_use(batch):
-    fill = fill_of(batch, BatchShape(48, 28, 8, 140))
-    assert fill == {"edges": 0.5, "atoms": 0.5, "graphs": 0.5, "pairs": 0.5}
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=60))

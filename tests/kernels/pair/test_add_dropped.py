@@ -2,16 +2,13 @@
 
 import pytest
 import torch
+from pair_operators import DEVICE, DTYPES, HALF
 
 from bevatron.kernels import add_dropped, use
 from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-HALF = torch.bfloat16 if GPU else torch.float16
-DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if GPU else [])
 SHAPES = [(3, 5, 8), (2, 9, 17, 12), (1, 1, 1), (4, 0, 8), (2, 2, 3, 70), (2, 3, 1030)]
 
 

@@ -3,17 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from pair_operators import DEVICE, GPU, HALF, check_kernels, saved
 
 from bevatron.kernels import conditioned_transition, use
 from bevatron.kernels.shared import chunked_linear as products
-from bevatron.testing import Tolerance, assert_close, check_op
+from bevatron.testing import Tolerance, assert_close
 from half_precision import check_no_worse
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
-
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-HALF = torch.bfloat16 if GPU else torch.float16
 
 
 def make(rows, width, conditions, hidden, dtype=torch.float32):
@@ -40,12 +37,7 @@ def make(rows, width, conditions, hidden, dtype=torch.float32):
 
 
 def check(inputs, **options):
-    check_op(
-        *(conditioned_transition, conditioned_transition, inputs),
-        order=1,
-        ran=("conditioned_transition", "triton"),
-        **options,
-    )
+    check_kernels(conditioned_transition, inputs, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -96,13 +88,8 @@ def test_the_reference_is_the_published_algorithm():
 
 
 def test_only_inputs_the_result_and_four_numbers_per_row_are_saved():
-    inputs = {k: v.requires_grad_() for k, v in make((10,), 12, 8, 24).items()}
-    given = {value.data_ptr() for value in inputs.values()}
-    kept = []
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
-    with hooks, use(conditioned_transition="triton"):
-        given.add(conditioned_transition(**inputs).data_ptr())
-    assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 4 * 10
+    result, kept = saved(conditioned_transition, make((10,), 12, 8, 24))
+    assert sum(t.numel() for t in kept if t.data_ptr() != result.data_ptr()) == 4 * 10
 
 
 def test_custom_operators_pass_opcheck():

@@ -4,16 +4,14 @@ from functools import partial
 
 import pytest
 import torch
+from pair_operators import DEVICE, HALF, check_kernels
 
 from bevatron.kernels import global_attention, use
-from bevatron.testing import Tolerance, assert_close, check_op
+from bevatron.testing import Tolerance, assert_close
 from half_precision import check_no_worse
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-HALF = torch.bfloat16 if GPU else torch.float16
 TOLERANCES = {torch.float32: Tolerance(4e-6, 2e-5), HALF: Tolerance(2e-2, 6e-2)}
 
 
@@ -44,13 +42,7 @@ def make(rows, length, width, heads, head, batch=(), dtype=torch.float32):
 
 
 def check(inputs, **options):
-    check_op(
-        *(global_attention, global_attention, inputs),
-        order=1,
-        tolerance=TOLERANCES[inputs["m"].dtype],
-        ran=("global_attention", "triton"),
-        **options,
-    )
+    check_kernels(global_attention, inputs, TOLERANCES[inputs["m"].dtype], **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from pair_operators import DEVICE, DTYPES, GPU
 
 from bevatron.errors import KernelError
 from bevatron.kernels import add_norm, launches, layer_norm, use
@@ -11,10 +12,6 @@ from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-# Interpreted, bfloat16 is covered by the conversions that float16 shares.
-DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if GPU else [])
 WIDTHS = (1, 8, 9, 23, 64, 100, 128, 256, 384, 768, 1000, 2048)
 EXACT = Tolerance(2e-6, 2e-5)
 TOLERANCES = {torch.float32: EXACT}

@@ -2,16 +2,14 @@
 
 import pytest
 import torch
+from pair_operators import DEVICE, HALF, check_kernels, saved
 
 from bevatron.kernels import layer_norm_linear, use
 from bevatron.kernels.shared import chunked_linear as products
-from bevatron.testing import Tolerance, assert_close, check_op
+from bevatron.testing import Tolerance, assert_close
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-HALF = torch.bfloat16 if GPU else torch.float16
 TOLERANCES = {torch.float32: Tolerance(2e-6, 2e-5), HALF: Tolerance(2e-2, 4e-2)}
 
 
@@ -31,13 +29,7 @@ def make(rows, width, out, *names, dtype=torch.float32):
 
 
 def check(inputs, **options):
-    check_op(
-        *(layer_norm_linear, layer_norm_linear, inputs),
-        order=1,
-        tolerance=TOLERANCES[inputs["x"].dtype],
-        ran=("layer_norm_linear", "triton"),
-        **options,
-    )
+    check_kernels(layer_norm_linear, inputs, TOLERANCES[inputs["x"].dtype], **options)
 
 
 @pytest.fixture(autouse=True)
@@ -80,14 +72,8 @@ def test_any_number_of_rows_is_right(rows):
 
 
 def test_the_normalised_rows_are_not_saved():
-    inputs = make((10,), 16, 4, "norm_weight", "norm_bias", "bias")
-    inputs = {name: value.requires_grad_() for name, value in inputs.items()}
-    given = {value.data_ptr() for value in inputs.values()}
-    kept = []
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
-    with hooks, use(layer_norm_linear="triton"):
-        layer_norm_linear(**inputs)
-    assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 2 * 10
+    _, kept = saved(layer_norm_linear, make((10,), 16, 4, "norm_weight", "norm_bias", "bias"))
+    assert sum(t.numel() for t in kept) == 2 * 10
 
 
 def test_custom_operators_pass_opcheck():

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from pair_operators import DEVICE, HALF, check_kernels
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -15,9 +16,6 @@ from half_precision import check_no_worse
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-HALF = torch.bfloat16 if GPU else torch.float16
 TOLERANCES = {torch.float32: Tolerance(4e-6, 2e-5), HALF: Tolerance(2e-2, 4e-2)}
 BIASES = ("a_bias", "b_bias", "out_bias")
 
@@ -42,13 +40,7 @@ def make(rows, length, width, hidden, out, biases=BIASES, batch=(), dtype=torch.
 
 
 def check(inputs, **options):
-    check_op(
-        *(outer_product_mean, outer_product_mean, inputs),
-        order=1,
-        tolerance=TOLERANCES[inputs["m"].dtype],
-        ran=("outer_product_mean", "triton"),
-        **options,
-    )
+    check_kernels(outer_product_mean, inputs, TOLERANCES[inputs["m"].dtype], **options)
 
 
 @pytest.fixture(autouse=True, params=["kept", "made again"])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from pair_operators import DEVICE, HALF
 
 from bevatron.kernels import pair_attention, qkvg, use
 from bevatron.kernels.pair.qkvg.tiles import TILES
@@ -12,9 +13,6 @@ from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-HALF = torch.bfloat16 if GPU else torch.float16
 TOLERANCES = {torch.float32: Tolerance(2e-6, 2e-5), HALF: Tolerance(2e-2, 4e-2)}
 PARTS = {"q": 8, "k": 5, "v": 6, "gate": 8}
 

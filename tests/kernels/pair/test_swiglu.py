@@ -2,15 +2,13 @@
 
 import pytest
 import torch
+from pair_operators import DEVICE, DTYPES, check_kernels
 
 from bevatron.kernels import swiglu, use
-from bevatron.testing import Tolerance, assert_close, check_op
+from bevatron.testing import Tolerance, assert_close
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if GPU else [])
 TOLERANCES = {torch.float32: Tolerance(2e-6, 2e-5)}
 
 
@@ -20,10 +18,7 @@ def draw(*shape, dtype=torch.float32, seed=7):
 
 
 def check(inputs, **options):
-    tolerance = TOLERANCES.get(inputs["gate"].dtype)
-    check_op(
-        swiglu, swiglu, inputs, order=1, tolerance=tolerance, ran=("swiglu", "triton"), **options
-    )
+    check_kernels(swiglu, inputs, TOLERANCES.get(inputs["gate"].dtype), **options)
 
 
 @pytest.mark.parametrize("shape", [(5, 24), (0, 8), (3, 1), (2, 3, 65), (7, 1030)])

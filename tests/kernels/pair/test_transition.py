@@ -3,19 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from pair_operators import DEVICE, GPU, HALF, check_kernels, saved
 
 from bevatron.kernels import transition, use
 from bevatron.kernels.pair.transition.tiles import TILES
 from bevatron.kernels.shared import chunked_linear as products
 from bevatron.kernels.shared.tiles import Tiles
-from bevatron.testing import Tolerance, assert_close, check_op
+from bevatron.testing import Tolerance, assert_close
 from half_precision import check_no_worse
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-HALF = torch.bfloat16 if GPU else torch.float16
 NAMES = ("x", "norm_weight", "norm_bias", "up_weight", "down_weight")
 EXACT = Tolerance(2e-6, 2e-5)
 ROUNDED = Tolerance(2e-2, 4e-2) if GPU else Tolerance(3e-3, 6e-3)
@@ -45,15 +43,7 @@ def make(rows, width, hidden, *names, dtype=torch.float32, out=None, seed=7):
 
 def check(inputs, **options):
     tolerance = EXACT if inputs["x"].dtype == torch.float32 else ROUNDED
-    check_op(
-        transition,
-        transition,
-        inputs,
-        order=1,
-        tolerance=tolerance,
-        ran=("transition", "triton"),
-        **options,
-    )
+    check_kernels(transition, inputs, tolerance, **options)
 
 
 @pytest.fixture
@@ -156,13 +146,8 @@ def test_sixteen_bits_are_no_worse_than_the_reference(width, hidden, names, smal
 @pytest.mark.parametrize(("least", "numbers"), [(10, 2), (11, 2 + 12 + 2 * 48)])
 def test_only_few_rows_save_more_than_the_input_and_two_numbers(least, numbers, monkeypatch):
     monkeypatch.setattr(products, "CHUNK_MULTIPLE", least)
-    inputs = {k: v.requires_grad_() for k, v in make((10,), 12, 48, *GATED).items()}
-    given = {value.data_ptr() for value in inputs.values()}
-    kept = []
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
-    with hooks, use(transition="triton"):
-        transition(**inputs)
-    assert sum(t.numel() for t in kept if t.data_ptr() not in given) == numbers * 10
+    _, kept = saved(transition, make((10,), 12, 48, *GATED))
+    assert sum(t.numel() for t in kept) == numbers * 10
 
 
 @pytest.mark.parametrize("choice", ["reference", "triton"])

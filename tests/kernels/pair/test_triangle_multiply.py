@@ -6,6 +6,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from pair_operators import DEVICE, GPU, HALF
 
 from bevatron.errors import KernelError
 from bevatron.kernels import triangle_multiply, use
@@ -17,10 +18,7 @@ from replayed import captured
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
-GPU = torch.cuda.is_available()
 ON_GPU = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
-DEVICE = "cuda" if GPU else "cpu"
-HALF = torch.bfloat16 if GPU else torch.float16
 EXACT = Tolerance(4e-6, 2e-5)
 ROUNDED = Tolerance(2e-2, 4e-2) if GPU else Tolerance(4e-3, 8e-3)
 BIASES = ("a_bias", "a_gate_bias", "b_bias", "b_gate_bias", "out_bias", "out_gate_bias")

@@ -21,7 +21,12 @@ from bevatron.models.alphafold2.structure_module import StructureModule
 from bevatron.models.alphafold2.task import AlphaFold2Task
 from bevatron.models.common.folding.metrics import ca_lddt
 from bevatron.task import Capturable, Numbered, StepNumbers
-from from_the_host import NothingFromTheHost, one_hot
+from from_the_host import one_hot
+from protein_tasks import (
+    check_step_can_be_captured,
+    check_step_is_a_function_of_its_numbers,
+    loss_of,
+)
 
 pytest.importorskip("gemmi")
 
@@ -55,10 +60,6 @@ def task_of(step=0, weights=WEIGHTS):
     return task, task.begin_step(StepNumbers(step, 77 + step))
 
 
-def loss_of(task, model, batch):
-    return task.loss(model, batch, task.normalisers(batch))
-
-
 def test_every_term_of_the_published_loss_is_there_and_every_weight_learns(batch):
     task, _ = task_of()
     assert isinstance(task, Numbered)
@@ -84,14 +85,7 @@ def test_the_passes_of_a_step_are_uniform_over_steps():
 
 
 def test_a_step_is_a_function_of_its_numbers(batch):
-    model = model_of()
-    first, again, other = (loss_of(task_of(step)[0], model, batch).total for step in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.isclose(first, other)
-    task, _ = task_of(1)
-    loss_of(task, model, batch)
-    task.begin_step(StepNumbers(0, 77))  # the seed is filled in place
-    assert torch.equal(loss_of(task, model, batch).total, first)
+    check_step_is_a_function_of_its_numbers(task_of, model_of(), batch)
 
 
 def test_a_repeated_sample_counts_nothing(batch):
@@ -122,16 +116,11 @@ def test_stages_have_weights_of_their_own(batch):
 @pytest.mark.parametrize("weights", [LossWeights(), WEIGHTS])
 def test_a_step_can_be_captured(batch, weights, monkeypatch):
     monkeypatch.setattr("torch.nn.functional.one_hot", one_hot)
-    model = model_of()
     task, _ = task_of(1, weights)
     assert isinstance(task, Capturable)
     assert task.constants() == weights
     assert task.cycles > 1
-    counts = task.normalisers(batch)
-    task.loss(model, batch, counts)  # copies constant tables
-    with NothingFromTheHost():
-        found = task.loss(model, batch, counts).total
-        torch.autograd.grad(found, list(model.parameters()), allow_unused=True)
+    check_step_can_be_captured(task, model_of(), batch)
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])

@@ -18,7 +18,12 @@ from bevatron.models.common.folding import Checkpointing
 from bevatron.models.common.folding.checkpointing import automatic
 from bevatron.models.common.folding.normal import SeededNormal
 from bevatron.task import Capturable, Numbered, StepNumbers
-from from_the_host import NothingFromTheHost, one_hot
+from from_the_host import one_hot
+from protein_tasks import (
+    check_step_can_be_captured,
+    check_step_is_a_function_of_its_numbers,
+    loss_of,
+)
 
 pytest.importorskip("gemmi")
 
@@ -26,10 +31,6 @@ pytest.importorskip("gemmi")
 @pytest.fixture(scope="module")
 def batch(shared, tmp_path_factory):
     return crop_of_1pfe(shared, tmp_path_factory.mktemp("components") / "index")
-
-
-def loss_of(task, model, batch):
-    return task.loss(model, batch, task.normalisers(batch))
 
 
 def test_every_term_of_the_published_loss_is_there_and_every_weight_learns(batch):
@@ -52,14 +53,7 @@ def test_every_term_of_the_published_loss_is_there_and_every_weight_learns(batch
 
 
 def test_a_step_is_a_function_of_its_numbers(batch):
-    model = model_of()
-    first, again, other = (loss_of(task_of(step)[0], model, batch).total for step in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.isclose(first, other)
-    task, _ = task_of(1)
-    loss_of(task, model, batch)
-    task.begin_step(StepNumbers(0, 77))  # the seed is filled in place
-    assert torch.equal(loss_of(task, model, batch).total, first)
+    check_step_is_a_function_of_its_numbers(task_of, model_of(), batch)
 
 
 def test_steps_have_one_to_the_most_passes_through_the_trunk(batch, monkeypatch):
@@ -211,13 +205,8 @@ def test_a_sampling_rounds_its_weights_once_and_gives_the_same_bits(batch, monke
 
 def test_a_step_can_be_captured(batch, monkeypatch):
     monkeypatch.setattr("torch.nn.functional.one_hot", one_hot)
-    model = model_of()
     task, _ = task_of(copies=2)
-    counts = task.normalisers(batch)
-    task.loss(model, batch, counts)
-    with NothingFromTheHost():
-        found = task.loss(model, batch, counts).total
-        torch.autograd.grad(found, list(model.parameters()), allow_unused=True)
+    check_step_can_be_captured(task, model_of(), batch)
 
 
 def test_padding_changes_neither_loss_nor_gradients_of_a_training_step(batch):

@@ -34,6 +34,12 @@ def derivatives(model, task, batch):
     return loss, [g for g in gradients if g is not None], normalisers
 
 
+def check_same(found, gradients):
+    for one, other in zip(found, gradients, strict=True):
+        scale = float(other.abs().max())
+        assert float((one - other).abs().max()) <= 1e-13 * max(scale, 1.0)
+
+
 LOSSES = {
     "weighted": LossConfig(stress_weight=1.0, virials_weight=0.5),
     "huber": LossConfig(kind="huber", stress_weight=1.0),
@@ -56,9 +62,7 @@ def test_padding_changes_neither_loss_nor_gradients(structures, tiny, monkeypatc
     assert float(found.total.detach()) == pytest.approx(float(loss.total.detach()), rel=1e-13)
     for name, term in loss.terms.items():
         assert float(found.terms[name]) == pytest.approx(float(term), rel=1e-13)
-    for one, other in zip(found_gradients, gradients, strict=True):
-        scale = float(other.abs().max())
-        assert float((one - other).abs().max()) <= 1e-13 * max(scale, 1.0)
+    check_same(found_gradients, gradients)
 
 
 @pytest.mark.parametrize("changes", [{"pair_repulsion": True, "distance_transform": "agnesi"}])
@@ -67,9 +71,7 @@ def test_padding_of_a_model_with_repulsion_is_harmless(structures, tiny, changes
     batch = labelled_batch(structures)
     _, gradients, _ = derivatives(model, task, batch)
     _, found, _ = derivatives(model, task, pad_structures(batch, SHAPE))
-    for one, other in zip(found, gradients, strict=True):
-        scale = float(other.abs().max())
-        assert float((one - other).abs().max()) <= 1e-13 * max(scale, 1.0)
+    check_same(found, gradients)
 
 
 def test_padding_changes_no_metric(structures, tiny):

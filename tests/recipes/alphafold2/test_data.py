@@ -1,6 +1,7 @@
 """What chains are drawn, how often, and what samples of them hold."""
 
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -64,6 +65,16 @@ def test_a_sample_is_a_function_of_its_chain_and_seed(loaded):
     assert first["aatype"].shape == (24,)
     rows = [dataset.sample(index, 0)["msa"].shape for index in range(len(dataset))]
     assert max(rows) == (2, 6, 24)
+
+
+def test_what_a_data_set_has_open_is_not_sent_to_workers(loaded):
+    """They open it themselves: a mapped file and its tables would be copied."""
+    expected = loaded.valid[0]
+    sent = pickle.loads(pickle.dumps(loaded.valid))
+    assert "opened" in vars(loaded.valid)
+    assert "opened" not in vars(sent)
+    for name, value in sent[0].items():
+        np.testing.assert_array_equal(value, expected[name])
 
 
 def test_validation_has_whole_chains(loaded):

@@ -1,6 +1,7 @@
 """Runs of AlphaFold2: they learn, resume to the last bit and start from weights of others."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from bevatron.recipes.alphafold2.run import (
 )
 from bevatron.recipes.alphafold2.start import started_from, to_mlperf_file
 from bevatron.recipes.proteins.staged_run import LARGEST_BATCH
+from bevatron.recipes.training import start
 from bevatron.train.checkpoint import list_checkpoints, read_checkpoint, read_tensors
 from bevatron.train.loop import begin_state, fit
 from bevatron.train.optim import optimizer_tensors
@@ -187,6 +189,18 @@ def test_a_stage_changes_only_what_it_gives():
     assert config.stages["128"].steps == 7
     assert config.stages["128"].target == 0.8
     assert list(config.stages) == ["128"]
+
+
+@pytest.mark.parametrize("stage", [None, 3, "a"])
+def test_a_stage_without_keys_is_named(stage):
+    with pytest.raises(ConfigError, match=r"stages\.initial: "):
+        AlphaFold2Run.from_values({"preset": "small", "stages": {"initial": stage}})
+
+
+def test_a_dry_run_needs_none_of_the_processes_that_validate(config, capsys):
+    alone = replace(config, train=replace(config.train, evaluation_ranks=2))
+    assert start(alone, dry_run=True) == 0
+    assert re.search(r"ranks +1\n", capsys.readouterr().out)
 
 
 def test_unknown_presets_and_batches_are_refused():

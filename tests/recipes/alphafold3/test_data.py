@@ -8,10 +8,14 @@ import pytest
 from bevatron.data.proteins.chain_index import Choices
 from bevatron.data.proteins.crop import CropSizes
 from bevatron.data.proteins.sample import SampleSizes
-from bevatron.errors import ConfigError
+from bevatron.errors import ConfigError, DataError
 from bevatron.recipes.alphafold3.data import ComplexDataConfig, load_complexes, sizes_for_validation
 from bevatron.recipes.alphafold3.run import AlphaFold3Run
-from bevatron.recipes.alphafold3.stores import open_complexes, prepare_complexes
+from bevatron.recipes.alphafold3.stores import (
+    ComplexFeaturizer,
+    open_complexes,
+    prepare_complexes,
+)
 
 
 def report_of(store, **changes):
@@ -39,6 +43,14 @@ def test_a_store_of_one_complex_says_that_nothing_is_validated(shared, component
     said = "warning: nothing is validated, there is one complex alone"
     assert said in report_of(tmp_path)
     assert said not in report_of(tmp_path, valid_size=0.0)
+
+
+def test_a_structure_without_a_chain_to_train_on_says_which_are_left_out(shared, components):
+    path = shared / "data/complexes/bm5/bound/4FQI_target.pdb.gz"
+    with pytest.raises(
+        DataError, match=r"all chains are left .* \(2 broken backbones\); --keep-all"
+    ):
+        ComplexFeaturizer(components).entry(str(path))
 
 
 def test_nothing_is_said_where_all_have_a_resolution(complexes):

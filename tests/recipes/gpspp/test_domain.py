@@ -25,20 +25,17 @@ from bevatron.recipes.gpspp.predictor import MoleculePredictor
 from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.stores import prepare_files, prepare_molecules
 from bevatron.train.loop import fit
+from tiny_sizes import GPSPP
 
 pytest.importorskip("rdkit.Chem")
 
-TINY = {
-    "num_layers": 1, "node_width": 16, "edge_width": 8, "global_width": 4, "num_heads": 2,
-    "ffn_width": 16, "expansion": 2, "embedding_width": 4, "num_kernels": 4,
-}  # fmt: skip
 SMILES = ["CCO", "CCN", "CCF", "CC=O", "CCCO", "CCC#N", "CCCC", "CC(F)F", "COC", "C1CC1"]
 IN_3D = "[H]O[H] |(0.76,-0.48,0.1;0,0.12,0.3;-0.76,-0.48,0.2)|"
 FIRST, NEWEST = 1, 2
 
 
 def config(folder, *sources, **changes):
-    values = {"output": str(folder), "model": TINY, "molecules": 4, "report": False}
+    values = {"output": str(folder), "model": GPSPP, "molecules": 4, "report": False}
     values |= {"train": {"epochs": 1, "device": "cpu", "threads": 1}, **changes}
     values["data"] = {
         "train": [str(s) for s in sources], "prepare_workers": 1, "valid_size": 2,
@@ -67,7 +64,7 @@ def run(tmp_path_factory, table):
 
 def model(seed=0, **changes):
     torch.manual_seed(seed)
-    return new_model("gpspp-4", torch.float64, **{**TINY, **changes})
+    return new_model("gpspp-4", torch.float64, **{**GPSPP, **changes})
 
 
 def test_a_run_records_its_elements_and_sizes(run):

@@ -19,13 +19,10 @@ from bevatron.recipes.gpspp.evaluate import errors, evaluate_files, print_errors
 from bevatron.recipes.gpspp.predict import predict_file, predict_ogb
 from bevatron.recipes.gpspp.predictor import MoleculePredictor
 from bevatron.recipes.gpspp.stores import prepare_molecules
+from tiny_sizes import GPSPP
 
 Chem = pytest.importorskip("rdkit.Chem")
 
-TINY = {
-    "num_layers": 1, "node_width": 16, "edge_width": 8, "global_width": 4, "num_heads": 2,
-    "ffn_width": 16, "expansion": 2, "embedding_width": 4, "num_kernels": 4,
-}  # fmt: skip
 MIXED = ["CCO", "no molecule", "C", "", "[Na+].[Cl-]", "C" * 120, "c1ccccc1", "[U]"]
 BAD = [1, 3]
 KINDS = (
@@ -37,7 +34,7 @@ KINDS = (
 
 def model(seed=0, **changes):
     torch.manual_seed(seed)
-    return build("gpspp-4", torch.float64, **{**TINY, **changes})
+    return build("gpspp-4", torch.float64, **{**GPSPP, **changes})
 
 
 def exact(models, **options):

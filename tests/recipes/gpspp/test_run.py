@@ -21,12 +21,9 @@ from bevatron.recipes.gpspp.targets import TargetConfig, labels_of, targets_of
 from bevatron.train.evaluate import make_loader
 from bevatron.train.loop import fit
 from bevatron.train.settings import BatchConfig
+from tiny_sizes import GPSPP
 
 DEMO = files("bevatron.recipes") / "demo_data" / "molecules.csv.gz"
-TINY = {
-    "num_layers": 1, "node_width": 16, "edge_width": 8, "global_width": 4, "num_heads": 2,
-    "ffn_width": 16, "expansion": 2, "embedding_width": 4, "num_kernels": 4,
-}  # fmt: skip
 TRAIN = {"epochs": 2, "device": "cpu", "threads": 1, "log_every": 100}
 SMILES = [
     *("C", "CC", "CCC", "CCO", "CCN", "CO", "c1ccccc1", "CC(=O)O", "C1CC1", "CF", "C=C", "C#N"),
@@ -57,7 +54,7 @@ def table(tmp_path_factory):
 
 
 def config(folder, *sources, **changes):
-    values = {"output": str(folder / "run"), "model": TINY, "molecules": 12, "report": False}
+    values = {"output": str(folder / "run"), "model": GPSPP, "molecules": 12, "report": False}
     values |= {"train": TRAIN, **changes}
     values["data"] = {
         "train": [str(s) for s in sources], "prepare_workers": 1, **changes.get("data", {}),
@@ -247,7 +244,7 @@ def test_fine_tuning_for_other_targets_makes_a_new_read_out(tmp_path, table, tra
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": {**TINY, "num_layers": 3}}, "model.num_layers: is 3"),
+        ({"model": {**GPSPP, "num_layers": 3}}, "model.num_layers: is 3"),
         ({"finetune": {"frozen": ["nothing.*"]}}, "no parameter matches 'nothing"),
         ({"finetune": {"frozen": ["*"]}}, "nothing would be learnt"),
         ({"data": {"feature_set": "set2"}}, "feature_set: is 'set2', but the model's is 'set1'"),
@@ -261,13 +258,13 @@ def test_what_cannot_be_fine_tuned_is_refused(tmp_path, table, trained, changes,
 
 
 def test_dropouts_are_the_sources_unless_given(tmp_path, table):
-    own = {**TINY, "dropout": {"node": 0.05, "global_": 0.02}}
+    own = {**GPSPP, "dropout": {"node": 0.05, "global_": 0.02}}
     source = tmp_path / "source"
     fit(build(size_only(source, table, model=own, train={**TRAIN, "epochs": 0})))
     kept = build(size_only(tmp_path / "a", table, start_from=str(source / "run")))
     assert kept.model.config.dropout == trained_model(source / "run").config.dropout
     assert any("node 0.05" in line for line in kept.notes)
-    given = {**TINY, "dropout": {"attention": 0.2}}
+    given = {**GPSPP, "dropout": {"attention": 0.2}}
     made = build(size_only(tmp_path / "b", table, start_from=str(source / "run"), model=given))
     rates = made.model.config.dropout
     assert (rates.node, rates.attention, rates.global_, rates.edge) == (0.05, 0.2, 0.02, 0.0035)
@@ -328,12 +325,12 @@ def test_positions_are_validated_in_both_modes_unless_nothing_reads_them(tmp_pat
     both = build(config(tmp_path / "a", DEMO, data=data))
     assert {"gap_mae", "3d/gap_mae"} <= set(fit(both).metrics)
     blind = dict.fromkeys(("distance_bias", "distance_sum", "bond_lengths"), False)
-    flat = build(config(tmp_path / "b", DEMO, data=data, model={**TINY, **blind}))
+    flat = build(config(tmp_path / "b", DEMO, data=data, model={**GPSPP, **blind}))
     assert flat.task.modes == ("2d",)
     first = build(config(tmp_path / "c", DEMO, data=data, mode="3d"))
     assert first.task.modes == ("3d", "2d")
     with pytest.raises(ConfigError, match="needs a model that uses positions"):
-        build(config(tmp_path / "d", DEMO, data=data, mode="3d", model={**TINY, **blind}))
+        build(config(tmp_path / "d", DEMO, data=data, mode="3d", model={**GPSPP, **blind}))
     assert not any("no training molecule has a 3D" in line for line in (*both.notes, *flat.notes))
 
 
@@ -348,15 +345,15 @@ def test_parts_for_positions_without_positions_are_warned_of(tmp_path, table):
     assert len(told) == 1
     assert told[0].startswith("warning: no training molecule has a 3D structure")
     blind = dict.fromkeys(("distance_bias", "distance_sum", "bond_lengths"), False)
-    flat = build(size_only(tmp_path / "flat", table, model={**TINY, **blind}))
+    flat = build(size_only(tmp_path / "flat", table, model={**GPSPP, **blind}))
     assert not any("3D structure, so" in line for line in flat.notes)
 
 
 def test_feature_set_of_data_or_model_is_enough(tmp_path, table):
-    made = build(size_only(tmp_path, table, model={**TINY, "feature_set": "set3"}))
+    made = build(size_only(tmp_path, table, model={**GPSPP, "feature_set": "set3"}))
     assert made.model.config.feature_set == "set3"
     assert made.train[0]["atom_features"].shape[1] == len(made.model.config.features.atom)
-    changes = {"model": {**TINY, "feature_set": "set3"}, "data": {"feature_set": "set2"}}
+    changes = {"model": {**GPSPP, "feature_set": "set3"}, "data": {"feature_set": "set2"}}
     with pytest.raises(ConfigError, match=r"model.feature_set: is 'set3'"):
         build(size_only(tmp_path, table, **changes))
 
@@ -372,7 +369,7 @@ def test_duplicates_across_the_division_are_told_in_the_report(tmp_path):
 
 def test_training_from_the_command_line(tmp_path, table, capsys):
     words = f"train gpspp --data {table} --data.columns.targets size --output {tmp_path / 'r'}"
-    tiny = "".join(f" --model.{k.replace('_', '-').rstrip('-')} {v}" for k, v in TINY.items())
+    tiny = "".join(f" --model.{k.replace('_', '-').rstrip('-')} {v}" for k, v in GPSPP.items())
     more = " --train.epochs 1 --train.device cpu --data.prepare-workers 1 --precision bfloat16"
     assert cli.main((words + tiny + more).split()) == 0
     assert "size_mae" in capsys.readouterr().out

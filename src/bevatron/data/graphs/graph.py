@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from bevatron.data.graphs.options import ROLES
+from bevatron.data.dataset import ROLES
 from bevatron.typing import Array, BoolArray, IntArray
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 
-Index = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Index = npt.NDArray[np.int32] | IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ class GraphArrays:
     labels
         [N] int32, class from 0, -1 = none; or [N, T] float32, answers 0 or 1 to T questions, NaN =
         none. None = no labels at all.
-    roles : [N] uint8: 1 + position in `ROLES`, 0 = none; None = no split
+    roles : [N] uint8: 1 + position in `bevatron.data.dataset.ROLES`, 0 = none; None = no split
     found : counts of edges, and changes made to them
     ids : [N] the file's ids of the vertices if they were renumbered
     """
@@ -177,7 +177,7 @@ class GraphArrays:
         return lines
 
     def sample(self) -> dict[str, Array]:
-        """Write the graph as a sample, see `bevatron.data.samples.graphs.graph_fields`."""
+        """Write the graph as a sample, see `bevatron.data.samples.graphs.check_graph`."""
         roles = np.zeros(self.num_nodes, dtype=np.uint8) if self.roles is None else self.roles
         labels = np.full(self.num_nodes, -1) if self.labels is None else self.labels
         weights = self.edges.weights

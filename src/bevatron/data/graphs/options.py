@@ -5,9 +5,6 @@ from typing import Literal, Self
 
 from bevatron.errors import ConfigError
 
-ROLES = ("train", "valid", "test")
-"""Roles of vertices, in the order of their numbers 1, 2, 3; 0 is none."""
-
 
 @dataclass(frozen=True)
 class EdgePolicy:

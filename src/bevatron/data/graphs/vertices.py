@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bevatron.data.dataset import ROLES
 from bevatron.data.graphs.graph import Labels, SparseFeatures
-from bevatron.data.graphs.options import ROLES, GraphOptions
+from bevatron.data.graphs.options import GraphOptions
 from bevatron.errors import DataError
 from bevatron.typing import Array, BoolArray
 

@@ -11,7 +11,7 @@ which named axis, what its padding rows hold and, by a `PaddingRule`, which shap
 from typing import TypeAlias
 
 from bevatron.data.padding.shape import Axis, BatchShape, Paddable, PaddingRule, Ragged
-from bevatron.data.padding.static_batch import StaticBatch, fill_of, pad
+from bevatron.data.padding.static_batch import StaticBatch, pad
 
 __all__ = [
     "Axis",
@@ -21,7 +21,6 @@ __all__ = [
     "PaddingRule",
     "Ragged",
     "StaticBatch",
-    "fill_of",
     "pad",
     "pad_molecules",
     "pad_structures",

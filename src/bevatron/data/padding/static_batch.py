@@ -183,11 +183,6 @@ def pad(batch: P, shape: BatchShape) -> P:
     return dataclasses.replace(batch, **tensors)  # type: ignore[type-var]
 
 
-def fill_of(batch: Paddable, shape: BatchShape) -> dict[str, float]:
-    """Share of each axis of a shape that a batch uses, by the axis's name."""
-    return {name: batch.sizes[name] / length for name, length in shape.lengths if length}
-
-
 def layout_of(like: Paddable, shape: BatchShape, dtype: torch.dtype | None) -> Layout:
     """Return type and shape of every tensor of a padded batch."""
     kept = getattr(like, "keeps_dtype", ())

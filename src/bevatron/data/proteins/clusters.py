@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from bevatron.data.compressed import read_whole
 from bevatron.data.readers.proteins.alphabet import sequence_classes
@@ -161,7 +160,7 @@ def similar_to_earlier(
 
 
 def _first_similar(
-    candidates: Sequence[int], codes: Sequence[npt.NDArray[np.int64]], place: int, identity: float
+    candidates: Sequence[int], codes: Sequence[IntArray], place: int, identity: float
 ) -> int | None:
     """Return the first similar one; mostly the first of all is, so the others wait."""
     for start, stop in (
@@ -177,7 +176,7 @@ def _first_similar(
     return None
 
 
-def _words(codes: npt.NDArray[np.int64]) -> tuple[IntArray, IntArray]:
+def _words(codes: IntArray) -> tuple[IntArray, IntArray]:
     """Words of a sequence and where they begin; those with an unknown residue are left out."""
     if len(codes) < _WORD:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -194,13 +193,13 @@ class _WordIndex:
         self._of_word: dict[int, array[int]] = {}
         self._length: dict[int, int] = {}
 
-    def add(self, number: int, codes: npt.NDArray[np.int64]) -> None:
+    def add(self, number: int, codes: IntArray) -> None:
         """Index a representative."""
         self._length[number] = len(codes)
         for word, place in zip(*(part.tolist() for part in _words(codes)), strict=True):
             self._of_word.setdefault(word, array("q")).append(number << _SHIFT | place)
 
-    def candidates(self, codes: npt.NDArray[np.int64]) -> list[int]:
+    def candidates(self, codes: IntArray) -> list[int]:
         """Find representatives that share words on a band of diagonals, most of them first."""
         words, places = _words(codes)
         parts = [np.frombuffer(self._of_word.get(word, b""), np.int64) for word in words.tolist()]
@@ -224,9 +223,7 @@ class _WordIndex:
         return [number for _, number in sorted(enough)]
 
 
-def alignment_identities(
-    longer: Sequence[npt.NDArray[np.int64]], shorter: npt.NDArray[np.int64]
-) -> FloatArray:
+def alignment_identities(longer: Sequence[IntArray], shorter: IntArray) -> FloatArray:
     """Return the share of equal residues in the global alignment of each sequence with another.
 
     Equal pairs over the length of the longer sequence, in the best alignment: a match scores 1, a

@@ -1,5 +1,6 @@
 """Reference poses: low-energy shapes of one component, by RDKit or from its dictionary."""
 
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -131,15 +132,32 @@ def _embed(molecule: Any, number: int, key: int) -> list[npt.NDArray[np.float32]
     failed = 0
     while len(found) < number and failed < _MAX_FAILED:
         settings.randomSeed = (key + 7919 * (len(found) + failed)) % (2**31 - 1)
-        try:
-            done = geometry.EmbedMolecule(molecule, settings) >= 0
-        except (ValueError, RuntimeError):
-            done = False
-        if done:
+        if _embeds(molecule, settings):
             found.append(np.asarray(molecule.GetConformer().GetPositions(), dtype=np.float32))
         else:
             failed += 1
     return found
+
+
+def _embeds(molecule: Any, settings: Any) -> bool:
+    """Embed a pose; whether that succeeded.
+
+    RDKit takes Ctrl-C for itself while it embeds, and returns as if it had failed. What fails only
+    once was interrupted: KeyboardInterrupt.
+    """
+    embed = require("rdkit.Chem.rdDistGeom", "molecules").EmbedMolecule
+    begun = time.monotonic()
+    try:
+        if embed(molecule, settings) >= 0:
+            return True
+        if time.monotonic() - begun > _MAX_SECONDS:
+            return False
+        interrupted = embed(molecule, settings) >= 0
+    except (ValueError, RuntimeError):
+        return False
+    if interrupted:
+        raise KeyboardInterrupt
+    return False
 
 
 def component_of_smiles(smiles: str, code: str) -> Component:
@@ -231,7 +249,7 @@ def _shape(molecule: Any, smiles: str) -> npt.NDArray[np.float32]:
         settings.randomSeed = xxhash.xxh3_64_intdigest(smiles.encode()) % (2**31 - 1)
         settings.maxIterations = _MAX_ATTEMPTS
         settings.useRandomCoords = random
-        if geometry.EmbedMolecule(molecule, settings) >= 0:
+        if _embeds(molecule, settings):
             return np.asarray(molecule.GetConformer().GetPositions(), dtype=np.float32)
     raise DataError(f"RDKit finds no shape for '{smiles}'; check the string")
 

@@ -1,5 +1,6 @@
 """Structures written as mmCIF, the format of predictions, and as PDB."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,8 +32,10 @@ def format_mmcif(structure: Structure, notes: Mapping[str, str] = {}) -> str:
     """
     cif = gemmi().cif
     document = cif.Document()
-    block = document.add_new_block(structure.name or "structure")
-    block.set_pair("_entry.id", cif.quote(structure.name or "structure"))
+    # The name of a block is of printable ASCII without blanks.
+    entry = re.sub(r"[^!-~]", "_", structure.name) or "structure"
+    block = document.add_new_block(entry)
+    block.set_pair("_entry.id", cif.quote(entry))
     for name, note in notes.items():
         block.set_pair(f"_bevatron.{name}", cif.quote(note))
     _add_entities(block, structure)

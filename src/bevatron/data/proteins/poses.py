@@ -19,7 +19,7 @@ from bevatron.data.store.progress import progress as show_progress
 from bevatron.data.store.workers import Advance, run_jobs
 from bevatron.errors import DataError
 from bevatron.files import atomic_write, explained, remove_folder
-from bevatron.typing import Array, BoolArray, FloatArray, IntArray
+from bevatron.typing import Array, BoolArray, FloatArray, IntArray, WordArray
 
 FORMAT = b"bevatron poses 2"
 """Version of the format and of how poses are made; files of others are rebuilt."""
@@ -49,7 +49,7 @@ class Poses:
     num_atoms: IntArray
     start: IntArray
     positions: npt.NDArray[np.float32]
-    checksums: npt.NDArray[np.uint64]
+    checksums: WordArray
     name: str = "in memory"
     _verified: set[int] = field(default_factory=set)
 
@@ -299,7 +299,7 @@ def _moved(
     return moved
 
 
-def random_rotations(number: int, generator: np.random.Generator) -> npt.NDArray[np.float64]:
+def random_rotations(number: int, generator: np.random.Generator) -> FloatArray:
     """Draw rotations uniformly, [number, 3, 3], from unit quaternions."""
     quaternion = generator.standard_normal((number, 4))
     quaternion /= np.linalg.norm(quaternion, axis=1, keepdims=True)

@@ -12,6 +12,9 @@ SYMBOLS: tuple[str, ...] = tuple(_TABLE.split())
 
 ATOMIC_NUMBERS: dict[str, int] = {symbol: z for z, symbol in enumerate(SYMBOLS) if z}
 
+PDB_NUMBERS = {symbol.upper(): z for symbol, z in ATOMIC_NUMBERS.items()} | {"D": 1, "T": 1}
+"""Atomic numbers by symbols as the PDB writes them, isotopes of hydrogen among them."""
+
 
 def element_symbol(text: str) -> str:
     """Write a symbol with one capital, or turn an atomic number in text into its symbol.

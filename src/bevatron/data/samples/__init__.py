@@ -1,8 +1,8 @@
 """Sample and batch types: the fields in a store, and the inputs of models.
 
-A sample is a plain mapping from field name to numpy array; each kind of sample has a registry of
-its fields (`STRUCTURE_FIELDS` for structures of atoms, `molecule_fields` for molecules) and a
-batch, which is what samples become for one step.
+A sample is a plain mapping from field name to numpy array; kinds that are stored have a registry
+of fields (`STRUCTURE_FIELDS` for structures of atoms, `molecule_fields` for molecules), and each
+has a batch, which is what samples become for one step.
 """
 
 from bevatron.data.samples.feature_sets import (
@@ -21,7 +21,6 @@ from bevatron.data.samples.graphs import (
     WholeGraph,
     check_graph,
     collate_graphs,
-    graph_fields,
 )
 from bevatron.data.samples.molecules import (
     MAX_DISTANCE,
@@ -62,7 +61,6 @@ __all__ = [
     "collate_molecules",
     "collate_structures",
     "feature_set",
-    "graph_fields",
     "molecule_fields",
     "unlabelled_structure",
 ]

@@ -15,58 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bevatron.data.dataset import ROLES, Role
 from bevatron.data.ragged import pointer
-from bevatron.data.samples.fields import Field
 from bevatron.data.samples.flat import mover
 from bevatron.errors import DataError
 from bevatron.typing import Arrays, IntArray
 
 T = TypeVar("T")
-
-Part = Literal["train", "valid", "test"]
-PARTS: tuple[Part, ...] = ("train", "valid", "test")
-"""Parts of a graph's nodes: the columns of ``masks``."""
-
-
-def graph_fields(
-    num_features: int, label_columns: int = 0, *, sparse: bool = False
-) -> tuple[Field, ...]:
-    """Return the fields of a graph sample, for a store of many graphs.
-
-    Parameters
-    ----------
-    num_features : width of the node features
-    label_columns
-        0 for one class number per node (int64); else how many numbers a node's label has, 0 or 1
-        for a yes-or-no label, NaN where it is not known (float32).
-    sparse
-        Features by their entries that are not zero (``feature_ptr``, ``feature_columns``,
-        ``feature_values``) instead of all (``features``).
-    """
-    features: tuple[Field, ...]
-    if sparse:
-        features = (
-            Field("feature_ptr", "int64", (), True, "[N + 1] where each node's entries begin"),
-            Field("feature_columns", "int32", (), True, "column of each entry"),
-            Field("feature_values", "float32", (), True, "value of each entry"),
-            Field("num_features", "int64", (), False, "columns"),
-        )
-    else:
-        features = (Field("features", "float32", (num_features,), True, "[N, F]"),)
-    labels = (
-        Field("labels", "float32", (label_columns,), True, "[N, T] 0 or 1; NaN = no label")
-        if label_columns
-        else Field("labels", "int64", (), True, "[N] class; -1 = no label")
-    )
-    return (
-        Field("num_nodes", "int64", (), False, "N"),
-        Field("edges", "int32", (2,), True, "[E, 2] (sender, receiver)"),
-        Field("edge_values", "float32", (), True, "[E] weights; no rows = all one"),
-        *features,
-        labels,
-        Field("masks", "bool", (3,), True, "[N, 3] train, valid, test"),
-        Field("part", "int32", (), False, "column of masks whose labels count"),
-    )
 
 
 @dataclass(frozen=True)
@@ -269,7 +224,7 @@ class GraphBatch:
 class WholeGraph(Mapping[str, Any]):
     """A sample that is the same graph in every step, with a part of its nodes that counts.
 
-    A mapping with the fields of `graph_fields`, like any sample; `collate_graphs` gives the same
+    A mapping like any sample, see `check_graph`; `collate_graphs` gives the same
     batch object for it every time, and the samples of `part` share edges, features and whatever is
     derived from them, on every device. Raises DataError if fields contradict each other.
 
@@ -308,9 +263,9 @@ class WholeGraph(Mapping[str, Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {"_sample": self._sample, "_parts": {}, "_batches": {}}
 
-    def part(self, name: Part) -> "WholeGraph":
+    def part(self, name: Role) -> "WholeGraph":
         """Return the sample in which the labels of one part count."""
-        column = PARTS.index(name)
+        column = ROLES.index(name)
         if column not in self._parts:
             sample = {**self._sample, "part": np.array(column, dtype=np.int32)}
             self._parts[column] = WholeGraph(sample, _batches=self._batches)
@@ -335,6 +290,16 @@ def check_graph(sample: Arrays) -> None:
     """Refuse a sample whose fields contradict each other.
 
     Raises DataError naming the field, what was found and what was expected.
+
+    Parameters
+    ----------
+    sample
+        ``num_nodes`` N; ``edges`` int32 [E, 2], (sender, receiver); ``edge_values`` float32 [E],
+        their weights, no rows for all one; ``features`` float32 [N, F], or those that are not zero
+        by ``feature_ptr`` int64 [N + 1], ``feature_columns`` int32, ``feature_values`` float32 and
+        ``num_features`` F; ``labels`` int64 [N], -1 without a class, or float32 [N, T], 0 or 1, NaN
+        without an answer; ``masks`` bool [N, 3] of training, validation and test; ``part``, the
+        column of the masks whose labels count.
     """
     n = int(sample["num_nodes"])
     edges: Any = np.asarray(sample["edges"])
@@ -363,7 +328,7 @@ def collate_graphs(
 
     Parameters
     ----------
-    samples : each with the fields of `graph_fields`; a single `WholeGraph` is not copied
+    samples : each with the fields of `check_graph`; a single `WholeGraph` is not copied
     indices : positions of the samples in their data set, [G]
     weights : 1, or 0 for a sample whose labels must not count, [G]
     """

@@ -14,7 +14,7 @@ from bevatron.data.padding.shape import BatchShape, PaddingRule, Ragged, RaggedF
 from bevatron.data.ragged import pointer
 from bevatron.data.samples.fields import Field
 from bevatron.data.samples.flat import AtomBatch
-from bevatron.typing import Arrays, IntArray
+from bevatron.typing import Array, Arrays, IntArray
 
 RAW_STRUCTURE_FIELDS: tuple[Field, ...] = (
     Field("atomic_numbers", "int32", (), True, "[N]"),
@@ -53,7 +53,7 @@ def unlabelled_structure(
     cell: npt.ArrayLike | None = None,
     pbc: npt.ArrayLike = False,
     head: int = 0,
-) -> dict[str, npt.NDArray[np.generic]]:
+) -> dict[str, Array]:
     """Build a raw sample of a structure whose energy is to be predicted.
 
     Parameters

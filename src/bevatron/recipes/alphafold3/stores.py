@@ -5,7 +5,7 @@ A store of complexes is a folder that holds a store of entries, ``poses.arrow`` 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from bevatron.data.readers.proteins.alphabet import sequence_classes
 from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.samples import Field
 from bevatron.data.store.store import Store
-from bevatron.errors import ConfigError
+from bevatron.errors import ConfigError, DataError
 from bevatron.output import counted
 from bevatron.recipes.proteins.dates import Released
 from bevatron.recipes.proteins.stores import (
@@ -81,6 +81,11 @@ class ComplexFeaturizer(Featurizer):
         if not self.keep_all:
             check_structure(structure)
             structure, removed = filter_chains(structure)
+            if removed.any() and not (structure.chains.kind != "water").any():
+                raise DataError(
+                    f"{path}: all chains are left out as in AlphaFold3's training "
+                    f"({_removed(removed.tolist())}); --keep-all keeps them"
+                )
         components = open_components(self.components)
         entry = featurize(structure, components, max_tokens=self.max_tokens)
         return {**entry, **index_of(entry), "filtered": removed, "reason": text_bytes("")}
@@ -136,12 +141,17 @@ def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
     }
 
 
+def _removed(numbers: Iterable[int]) -> str:
+    """Say how many chains each of `FILTERS` removed; nothing if none did."""
+    return ", ".join(f"{n} {name}" for name, n in zip(FILTERS, numbers, strict=True) if n)
+
+
 def _told(summary: Mapping[str, Any]) -> list[str]:
     chains = ", ".join(f"{n} {kind}" for kind, n in sorted(summary["chains"].items()))
     tokens, atoms = (counted(summary[f"{each}s"], each) for each in ("token", "atom"))
     lines = [f"{tokens}, {atoms}; chains: {chains or 'none'}"]
-    if removed := [f"{number} {name}" for name, number in summary["filtered"].items() if number]:
-        lines.append(f"chains left out as in AlphaFold3's training: {', '.join(removed)}")
+    if removed := _removed(summary["filtered"].values()):
+        lines.append(f"chains left out as in AlphaFold3's training: {removed}")
     if summary["left_out"]:
         codes = ", ".join(sorted(summary["left_out"]))
         lines.append(f"components that the dictionary lacks, left out: {codes}")

@@ -12,22 +12,22 @@ from pathlib import Path
 import numpy as np
 
 from bevatron.config import fingerprint
-from bevatron.data.dataset import Concatenated, Dataset, Subset, check_sizes
+from bevatron.data.dataset import ROLES, Concatenated, Dataset, Subset, check_sizes
 from bevatron.data.readers.molecules import MoleculeOptions
 from bevatron.data.samples import feature_set
 from bevatron.data.store.stage import stage
 from bevatron.data.store.store import MANIFEST, PREPARATION, Store
 from bevatron.errors import ConfigError, DataError
 from bevatron.files import is_kept
-from bevatron.recipes.gpspp.splits import ROLES, SplitKind, divide, usable_rows, warn_of_duplicates
+from bevatron.recipes.gpspp.splits import SplitKind, divide, usable_rows, warn_of_duplicates
 from bevatron.recipes.gpspp.stores import (
     check_molecules,
     features_version_of,
     prepare_molecules,
     rejects,
-    rejects_file,
     summary_lines,
 )
+from bevatron.recipes.rejects import rejects_file
 from bevatron.typing import IntArray
 
 

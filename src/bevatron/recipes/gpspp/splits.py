@@ -5,14 +5,12 @@ from typing import Literal
 
 import numpy as np
 
-from bevatron.data.dataset import Dataset, column, split
+from bevatron.data.dataset import ROLES, Dataset, column, split
 from bevatron.errors import ConfigError, MissingPackageError
 from bevatron.models.gpspp.features import canonical, scaffold
 from bevatron.typing import BoolArray, IntArray
 
 SplitKind = Literal["auto", "random", "scaffold", "given"]
-
-ROLES = ("train", "valid", "test")
 
 
 def usable_rows(dataset: Dataset, role: str) -> IntArray:

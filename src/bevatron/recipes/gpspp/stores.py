@@ -14,10 +14,10 @@ from bevatron.data.samples import FEATURES_VERSION, molecule_fields
 from bevatron.data.store.prepare import prepare
 from bevatron.data.store.store import MANIFEST, PREPARATION, Store
 from bevatron.data.summary.molecules import summarise_molecules
-from bevatron.errors import ConfigError, DataError, StoreError
-from bevatron.files import write_csv_atomically
+from bevatron.errors import ConfigError, DataError
 from bevatron.models.gpspp.features import Featurizer
 from bevatron.output import counted, say
+from bevatron.recipes.rejects import list_rejects, rejects_file
 
 KIND = "molecules"
 """Kind of these stores in their settings."""
@@ -71,7 +71,7 @@ def prepare_molecules(
         progress=progress,
         summarise=summarise_molecules,
     )
-    _list_rejects(store)
+    list_rejects(store, ("source", "smiles", "reason"), rejects(store))
     return store
 
 
@@ -121,19 +121,6 @@ def rejects(store: Store) -> list[tuple[str, str, str]]:
         texts = (sample[name].tobytes().decode() for name in ("smiles", "reason"))
         found.append((store.describe(int(row)), *texts))
     return found  # type: ignore[return-value]
-
-
-def rejects_file(store: Store) -> Path:
-    """Name the file that lists a store's rejects."""
-    return store.path.with_name(f"{store.path.name}-rejects.csv")
-
-
-def _list_rejects(store: Store) -> None:
-    path, rows = rejects_file(store), rejects(store)
-    if not rows:
-        path.unlink(missing_ok=True)
-        return
-    write_csv_atomically(path, [("source", "smiles", "reason"), *rows], StoreError)
 
 
 def summary_lines(store: Store) -> list[str]:

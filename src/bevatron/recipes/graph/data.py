@@ -10,10 +10,10 @@ import torch
 import xxhash
 
 from bevatron.config import to_dict
-from bevatron.data.dataset import Dataset, InMemory
-from bevatron.data.graphs import ROLES, GraphArrays, GraphOptions, read_graph
+from bevatron.data.dataset import ROLES, Dataset, InMemory
+from bevatron.data.graphs import GraphArrays, GraphOptions, read_graph
 from bevatron.data.graphs.vertices import has_label
-from bevatron.data.samples.graphs import PARTS, WholeGraph
+from bevatron.data.samples.graphs import WholeGraph
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.graph_attention.config import LabelKind
 from bevatron.recipes.graph.split import TrainedSplit
@@ -106,7 +106,7 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
         raise ConfigError('data.train: expected a graph to train on (`data="FILE"`)')
     graphs = [read_one(path, config, several=config.inductive) for path in config.train]
     parts: dict[str, list[GraphArrays]] = {"train": graphs}
-    for role in PARTS[1:]:
+    for role in ROLES[1:]:
         paths: Sequence[Path] = getattr(config, role)
         parts[role] = [read_one(path, config, several=True) for path in paths]
     fingerprint = _fingerprint([graph for each in parts.values() for graph in each], config)
@@ -218,7 +218,7 @@ def _parts_of_one(graph: GraphArrays, questions: LabelKind) -> dict[str, InMemor
     whole, names = WholeGraph(sample_of(graph, questions)), [graph.name]
     return {
         role: InMemory([whole.part(role)], names.__getitem__) if graph.mask(role).any() else None
-        for role in PARTS
+        for role in ROLES
     }
 
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bevatron.data.graphs import ROLES, GraphArrays
+from bevatron.data.dataset import ROLES
+from bevatron.data.graphs import GraphArrays
 from bevatron.data.graphs.vertices import has_label
 from bevatron.errors import ConfigError, DataError
 from bevatron.files import check_writable, write_json_atomically
@@ -16,6 +17,7 @@ from bevatron.recipes.graph.partition import Scheme
 from bevatron.recipes.graph.predict import Computed, open_for, processes, run_model
 from bevatron.recipes.graph.split import TrainedSplit, with_trained_split
 from bevatron.recipes.kinds import newest_model
+from bevatron.typing import BoolArray
 
 Metrics = dict[str, float]
 
@@ -87,7 +89,9 @@ def _by_part(computed: Computed, graph: GraphArrays, mesh: Mesh) -> dict[str, Me
     """Compute the metrics of each part of a graph's labels, and of all of them."""
     assert graph.labels is not None
     known = has_label(graph.labels)
-    parts = {role: graph.mask(role) for role in ROLES if graph.mask(role).any()}
+    parts: dict[str, BoolArray] = {
+        role: graph.mask(role) for role in ROLES if graph.mask(role).any()
+    }
     found = {}
     for name, mask in {**parts, "all labelled": known}.items():
         metrics = computed.task.metrics()

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bevatron.data.dataset import ROLES
 from bevatron.data.graphs import (
     EdgePolicy,
     EdgeSource,
@@ -27,7 +28,6 @@ from bevatron.data.graphs.pieces import needs_whole_list
 from bevatron.data.graphs.reading import read_vertices, rows_of_files
 from bevatron.data.ragged import members
 from bevatron.data.samples.graphs import (
-    PARTS,
     Graph,
     GraphBatch,
     SparseRows,
@@ -216,7 +216,7 @@ class PartSet:
     """
 
     def __init__(self, graph: PartedGraph, role: str) -> None:
-        self.graph, self.column = graph, [*PARTS].index(role)  # type: ignore[arg-type]
+        self.graph, self.column = graph, ROLES.index(role)
 
     def __len__(self) -> int:
         return 1

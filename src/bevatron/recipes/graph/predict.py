@@ -30,6 +30,7 @@ from bevatron.recipes.graph.partition import PartedGraph, Scheme, Source, open_g
 from bevatron.recipes.graph.run import READ_FILE
 from bevatron.recipes.kinds import newest_model
 from bevatron.train.evaluate import in_eval_mode
+from bevatron.typing import FloatArray, IntArray
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
@@ -48,9 +49,9 @@ class Predictions:
     probabilities : [N, classes or questions]
     """
 
-    ids: npt.NDArray[np.int64]
-    classes: npt.NDArray[np.int64]
-    probabilities: npt.NDArray[np.float64]
+    ids: IntArray
+    classes: IntArray
+    probabilities: FloatArray
 
 
 def load_model(path: Path | str, dtype: str = "float32") -> NodeClassifier:
@@ -220,7 +221,7 @@ class Computed:
             values = values[self.whole.vertices.cpu().numpy()]
         return torch.from_numpy(values).to(self.batch.mask.device)
 
-    def gathered(self, name: str) -> npt.NDArray[np.float64]:
+    def gathered(self, name: str) -> FloatArray:
         """Return an output for all vertices, [N, _] on the first process and [0, _] elsewhere."""
         rows = self.outputs[name].double()
         if self.whole is None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bevatron.config import merged, to_dict
-from bevatron.data.samples.graphs import PARTS
+from bevatron.data.dataset import ROLES
 from bevatron.errors import ConfigError
 from bevatron.files import write_text_atomically
 from bevatron.kernels import use
@@ -209,7 +209,7 @@ def load_parts(config: GraphRun) -> GraphData:
         *(edges, vertices, _complete(config, found), config.partition),
         *(config.train.device, config.train.seed),
     )
-    sets = {role: PartSet(graph, role) for role in PARTS if vertices.mask(role).any()}
+    sets = {role: PartSet(graph, role) for role in ROLES if vertices.mask(role).any()}
     return dataclasses.replace(
         found,
         train=sets["train"],

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from bevatron.data.graphs import ROLES, GraphArrays, SparseFeatures
+from bevatron.data.dataset import ROLES
+from bevatron.data.graphs import GraphArrays, SparseFeatures
 from bevatron.errors import CheckpointError, DataError
 from bevatron.files import atomic_write
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from ase import Atoms
 from ase.calculators.calculator import (
@@ -27,7 +26,7 @@ from bevatron.output import note
 from bevatron.recipes.devices import announce
 from bevatron.recipes.finite import check_finite
 from bevatron.recipes.mace.potential import Potential, Results, committee
-from bevatron.typing import Arrays
+from bevatron.typing import Arrays, FloatArray
 
 Model = torch.nn.Module | Path | str
 
@@ -125,7 +124,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
 
     def get_descriptors(
         self, atoms: Atoms | None = None, invariants_only: bool = True, num_layers: int = -1
-    ) -> npt.NDArray[np.float64] | list[npt.NDArray[np.float64]]:
+    ) -> FloatArray | list[FloatArray]:
         """Return descriptors of the surroundings of every atom, from the model's layers.
 
         Raises BevatronError for a number of layers that the model does not have, and as on
@@ -162,7 +161,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
             found.append(values[:, : per_channel * config.num_channels])
         return found if len(found) > 1 else found[0]
 
-    def get_hessian(self, atoms: Atoms | None = None) -> npt.NDArray[np.float64]:
+    def get_hessian(self, atoms: Atoms | None = None) -> FloatArray:
         """Return the second derivatives of the energy by positions; of a committee the mean.
 
         They are exact: computed by automatic differentiation, not by displacements.
@@ -180,7 +179,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
         """
         atoms = self._structure(atoms)
         several = [each.hessian(self._sample(each, atoms)) for each in self.potentials]
-        mean: npt.NDArray[np.float64] = np.mean(several, axis=0).reshape(2 * (3 * len(atoms),))
+        mean: FloatArray = np.mean(several, axis=0).reshape(2 * (3 * len(atoms),))
         return mean
 
     def _structure(self, atoms: Atoms | None) -> Atoms:
@@ -222,7 +221,7 @@ def as_properties(results: Sequence[Results]) -> dict[str, Any]:
     return mean
 
 
-def _as_ase(results: Results) -> dict[str, npt.NDArray[np.float64]]:
+def _as_ase(results: Results) -> dict[str, FloatArray]:
     named = {
         "energy": results["energy"],
         "forces": results["forces"],

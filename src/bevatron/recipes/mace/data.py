@@ -13,7 +13,7 @@ import numpy as np
 import tyro
 
 from bevatron.config import fingerprint, take_renamed
-from bevatron.data.dataset import Concatenated, Dataset, check_sizes
+from bevatron.data.dataset import ROLES, Concatenated, Dataset, check_sizes
 from bevatron.data.readers import LabelOptions
 from bevatron.data.store.stage import stage
 from bevatron.data.store.store import Store
@@ -25,8 +25,6 @@ from bevatron.typing import IntArray
 
 E0Choice = Literal["auto", "least_squares", "isolated"] | dict[str, float]
 """Source of the energies of isolated atoms; explicit ones are by chemical symbol, in eV."""
-
-ROLES = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from bevatron.recipes.devices import device_to_use
 from bevatron.recipes.kinds import check_distinct, newest_model
 from bevatron.train.capture.cuda_graphs import NotCapturableError
 from bevatron.train.capture.inference import CapturedInference, Outputs, obstacle
-from bevatron.typing import Arrays
+from bevatron.typing import Arrays, FloatArray
 
 log = logging.getLogger("bevatron.inference")
 
@@ -35,7 +35,7 @@ ROWS = dict.fromkeys(PER_ATOM, "atoms")
 """Outputs whose rows run along the atoms of a batch."""
 PER_STRUCTURE = ("energy", "stress", "virials")
 
-Results = dict[str, npt.NDArray[np.float64]]
+Results = dict[str, FloatArray]
 
 _said: set[str] = set()
 
@@ -173,7 +173,7 @@ class Potential:
         for last in launched:
             yield from _results(*last)
 
-    def hessian(self, sample: Arrays) -> npt.NDArray[np.float64]:
+    def hessian(self, sample: Arrays) -> FloatArray:
         """Compute the second derivatives of a structure's energy by its positions.
 
         Exact, by automatic differentiation; one backward pass for each of the 3N forces.

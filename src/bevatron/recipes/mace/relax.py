@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
@@ -21,7 +20,7 @@ from bevatron.data.verlet import VerletList
 from bevatron.errors import ConfigError, DataError
 from bevatron.recipes.finite import check_finite
 from bevatron.recipes.mace.potential import Potential, Results
-from bevatron.typing import BoolArray, FloatArray, IntArray
+from bevatron.typing import Array, BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,7 @@ class _Path:
         self.results: Results = {}
         self.generalised: FloatArray = np.zeros((0, 3))
 
-    def sample(self) -> dict[str, npt.NDArray[np.generic]]:
+    def sample(self) -> dict[str, Array]:
         """Return the sample for the model."""
         atoms = self.atoms
         sample = unlabelled_structure(

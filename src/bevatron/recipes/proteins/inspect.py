@@ -3,6 +3,7 @@
 import csv
 import datetime as dt
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
@@ -14,8 +15,8 @@ from bevatron.data.proteins.hit_files import NamedChain
 from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Row, Table
 from bevatron.recipes.proteins.clusters import clusters_of
-from bevatron.recipes.proteins.rejects import rejects_file
 from bevatron.recipes.proteins.searches import opened_searches
+from bevatron.recipes.rejects import rejects_file
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, FloatArray, IntArray
@@ -116,14 +117,18 @@ def rejects(store: Store) -> list[Table]:
         return []
     with path.open(encoding="utf-8", newline="") as file:
         listed = list(csv.reader(file))[1:]
-    kinds = Counter(_PARTICULAR.sub("…", reason)[:LONGEST_REASON] for _, reason in listed)
-    rows: list[Row] = [(file, reason[:LONGEST_REASON]) for file, reason in listed[:MOST_LISTED]]
+    kinds = Counter(_shortened(_PARTICULAR.sub("…", reason)) for _, reason in listed)
+    rows: list[Row] = [(file, _shortened(reason)) for file, reason in listed[:MOST_LISTED]]
     if len(listed) > MOST_LISTED:
         rows.append((f"and {len(listed) - MOST_LISTED} more", f"see {path}"))
     return [
         Table("Left out, by reason", ("reason", "files"), list(kinds.most_common(MOST_LISTED))),
         Table("Left out", ("file", "reason"), rows),
     ]
+
+
+def _shortened(reason: str) -> str:
+    return textwrap.shorten(reason, LONGEST_REASON, placeholder=" …")
 
 
 def depths(alignments: Alignments) -> IntArray:

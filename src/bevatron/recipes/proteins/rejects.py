@@ -1,15 +1,12 @@
-"""What the preparation of a store left out: listed in a file, and named to the user."""
+"""What the preparation of a store of proteins left out, named to the user."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from bevatron.data.store.prepare import rank_and_world
 from bevatron.data.store.store import Store
-from bevatron.errors import StoreError
-from bevatron.files import TEMPORARY, write_csv_atomically
 from bevatron.output import counted
+from bevatron.recipes.rejects import rejects_file
 
 MOST_SHOWN = 10
 """Files that were left out, or reasons, that are named on the terminal."""
@@ -21,24 +18,6 @@ def unusable(store: Store) -> list[tuple[str, str]]:
         (store.manifest["sources"][row], store[int(row)]["reason"].tobytes().decode())
         for row in np.flatnonzero(store.lengths("reason"))
     ]
-
-
-def rejects_file(store: Store) -> Path:
-    """Name the file that lists what was left out."""
-    return store.path.with_name(f"{store.path.name}-rejects.csv")
-
-
-def list_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> None:
-    """Write that file, or remove it if there is nothing to list; rank 0 does."""
-    path = rejects_file(store)
-    if rank_and_world()[0]:
-        return
-    for unfinished in path.parent.glob(f"{path.name}.*{TEMPORARY}"):
-        unfinished.unlink(missing_ok=True)
-    if not rejects:
-        path.unlink(missing_ok=True)
-        return
-    write_csv_atomically(path, [("file", "reason"), *rejects], StoreError)
 
 
 def lines_of_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> list[str]:

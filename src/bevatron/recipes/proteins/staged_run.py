@@ -108,7 +108,7 @@ class StagedRun(RunConfig):
             return super().from_values(values)
         own = super().from_values({k: v for k, v in values.items() if k != "stages"})
         known = {name: to_dict(stage) for name, stage in own.stages.items()}
-        stages = {name: merged(known.get(name, {}), stage) for name, stage in given.items()}
+        stages = merged({name: known.get(name) for name in given}, given)
         hint = typing.get_type_hints(cls)["stages"]
         only: Any = dataclasses.make_dataclass("Stages", [("stages", hint)], frozen=True)
         return dataclasses.replace(own, stages=from_dict(only, {"stages": stages}).stages)

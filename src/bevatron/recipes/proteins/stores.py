@@ -25,8 +25,9 @@ from bevatron.output import counted, say
 from bevatron.recipes.proteins.clusters import CLUSTERS, write_clusters
 from bevatron.recipes.proteins.copies import without_copies
 from bevatron.recipes.proteins.dates import OtherDateError, Released
-from bevatron.recipes.proteins.rejects import lines_of_rejects, list_rejects, rejects_file, unusable
+from bevatron.recipes.proteins.rejects import lines_of_rejects, unusable
 from bevatron.recipes.proteins.searches import prepare_searches, tables
+from bevatron.recipes.rejects import list_rejects, rejects_file
 from bevatron.typing import Array, Arrays
 
 Chains = tuple[Sequence[NamedChain], Sequence[bytes]]
@@ -203,7 +204,7 @@ class StoreKind:
         if finish is not None:
             finish(store)
         rejects = [*unusable(store), *refused, *damaged]
-        list_rejects(store, rejects)
+        list_rejects(store, ("file", "reason"), rejects)
         named = {} if clusters is None else self.keys(store)
         summary = store.manifest["summary"]
         lines = [

@@ -19,9 +19,6 @@ RAW_MOLECULE_FIELDS: tuple[Field, ...] = (
 )
 """Fields of a raw molecule, in addition to ``targets`` (float32 [T], NaN = no label)."""
 
-SPLITS = ("train", "valid", "test")
-"""Names of the splits, in the order of their numbers."""
-
 NO_BYTES = np.zeros(0, dtype=np.uint8)
 NO_POSITIONS = np.zeros((0, 3), dtype=np.float32)
 
@@ -49,7 +46,7 @@ class MoleculeFile(Protocol):
         """Return a molecule: some of `RAW_MOLECULE_FIELDS` and ``targets``."""
 
     def splits(self) -> Array | None:
-        """Index into `SPLITS` for each row, -1 for none; None without a split."""
+        """Index into `bevatron.data.dataset.ROLES` of each row, or -1; None without a split."""
 
     def report(self) -> list[str]:
         """Lines for the log: what was found."""

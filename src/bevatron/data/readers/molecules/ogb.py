@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from bevatron.data.dataset import ROLES
 from bevatron.data.readers.molecule_options import MoleculeOptions
-from bevatron.data.readers.molecules.base import SPLITS, Geometry
+from bevatron.data.readers.molecules.base import Geometry
 from bevatron.data.readers.molecules.structures import SdfGeometry
 from bevatron.data.readers.molecules.tables import TableFile
 from bevatron.errors import DataError, TrustError
@@ -67,7 +68,7 @@ class OgbFolder(TableFile):
             return None
         part_of = np.full(self.num_rows, -1, dtype=np.int8)
         for name, rows in self.parts.items():
-            part_of[rows] = SPLITS.index(name.split("-")[0]) if name.split("-")[0] in SPLITS else -1
+            part_of[rows] = ROLES.index(name.split("-")[0]) if name.split("-")[0] in ROLES else -1
         return part_of
 
     def report(self) -> list[str]:

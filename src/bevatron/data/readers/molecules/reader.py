@@ -86,7 +86,7 @@ class MoleculeReader:
 
     @cached_property
     def _parts(self) -> Array:
-        """Split of each row as given in the files, see `SPLITS`."""
+        """Index of each row's role as given in the files, see `bevatron.data.dataset.ROLES`."""
         found = [(file.num_rows, file.splits()) for file in self.files]
         return np.concatenate(
             [np.full(rows, -1, dtype=np.int8) if part is None else part for rows, part in found]

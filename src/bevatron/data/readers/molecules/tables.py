@@ -100,7 +100,7 @@ class TableFile:
         return np.asarray(found.to_numpy())
 
     def splits(self) -> Array | None:
-        """Return the split of each row, see `SPLITS`; None without a split column.
+        """Return the number in `ROLES` of each row; None without a split column.
 
         Raises DataError if a row names anything but train, valid or test.
         """

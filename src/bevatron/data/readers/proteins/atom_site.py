@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bevatron.data.readers.elements import ATOMIC_NUMBERS
+from bevatron.data.readers.elements import PDB_NUMBERS
 from bevatron.data.readers.proteins.cif import Table
 from bevatron.data.readers.proteins.structure import UNKNOWN_NUMBER, Strings
 from bevatron.errors import DataError
-from bevatron.typing import BoolArray, IntArray
+from bevatron.typing import BoolArray, FloatArray, IntArray
 
 FARTHEST = 1e6
 """Å; squares of larger coordinates have no digits left in 32 bits."""
-
-_NUMBERS = {symbol.upper(): number for symbol, number in ATOMIC_NUMBERS.items()} | {"D": 1, "T": 1}
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class _Rows:
         self.occupancy = table.floats("occupancy", rows, 1.0)[at]
         self.charge = np.clip(table.integers("pdbx_formal_charge", rows, 0)[at], -128, 127)
         symbols, known = _codes(map(str.upper, texts("type_symbol")))
-        self.element = np.array([_NUMBERS.get(s, 0) for s in known], dtype=np.uint8)[symbols]
+        self.element = np.array([PDB_NUMBERS.get(s, 0) for s in known], dtype=np.uint8)[symbols]
         position = [table.floats(f"Cartn_{axis}", rows)[at] for axis in "xyz"]
         with np.errstate(over="ignore"):
             self.b_factor = table.floats("B_iso_or_equiv", rows)[at].astype(np.float32)
@@ -225,7 +223,7 @@ def _one_location(rows: _Rows, residue: IntArray, kept: IntArray, chosen: IntArr
     return best[np.argsort(residue[best], kind="stable")]
 
 
-def _preferred(group: IntArray, label: IntArray, occupancy: npt.NDArray[np.float64]) -> IntArray:
+def _preferred(group: IntArray, label: IntArray, occupancy: FloatArray) -> IntArray:
     """Return for each group 0, 1, ... the label of highest mean occupancy, the first at ties."""
     first, pair = _unique(group, label)
     mean = np.bincount(pair, weights=occupancy) / np.bincount(pair)

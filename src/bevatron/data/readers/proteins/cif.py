@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bevatron.errors import DataError, require
+from bevatron.typing import FloatArray
 
 _NOTHING = {"?", "."}
 _QUOTES = {"'", '"', ";"}
@@ -75,7 +76,7 @@ class Table:
         values = self._column(tag)[:1]
         return _unquoted(values[0]) if values else ""
 
-    def floats(self, tag: str, length: int, default: float = np.nan) -> npt.NDArray[np.float64]:
+    def floats(self, tag: str, length: int, default: float = np.nan) -> FloatArray:
         """Read a column of numbers; ``default`` where a value is unknown or absent."""
         return self._numbers(tag, np.full(length, default), _number)
 

@@ -10,10 +10,11 @@ import pyarrow as pa
 from xxhash import xxh3_64
 
 from bevatron.data.compressed import read_blocks
-from bevatron.data.readers.elements import ATOMIC_NUMBERS
+from bevatron.data.readers.elements import PDB_NUMBERS
 from bevatron.data.readers.proteins.cif import Table, parse_cif
 from bevatron.errors import DataError, require
 from bevatron.files import atomic_write
+from bevatron.typing import FloatArray, IntArray
 
 FORMAT = b"bevatron components 3"
 KEY, STRUCTURE = b"source", b"structure"
@@ -48,7 +49,6 @@ _BOND = {
 }
 _CATEGORIES = {"_chem_comp": _COMPONENT, "_chem_comp_atom": _ATOM, "_chem_comp_bond": _BOND}
 _ORDERS = {"SING": 1, "DOUB": 2, "TRIP": 3, "QUAD": 4}
-_NUMBERS = {symbol.upper(): number for symbol, number in ATOMIC_NUMBERS.items()} | {"D": 1, "T": 1}
 _PIECE = 1 << 24
 Columns: TypeAlias = dict[str, dict[str, list[str]]]
 
@@ -159,7 +159,7 @@ def write_index(path: Path, columns: Columns, key: str, source: Path) -> None:
         | {
             "atoms": _lists(atom_ptr, names),
             "other_names": _lists(atom_ptr, others),
-            "elements": per_atom(_mapped(atoms["element"], _NUMBERS)),
+            "elements": per_atom(_mapped(atoms["element"], PDB_NUMBERS)),
             "charges": per_atom(_charges(atoms["charge"], name)),
             "leaving": per_atom(_mapped(atoms["leaving"], {"Y": 1})),
             "aromatic": per_atom(_mapped(atoms["aromatic"], {"Y": 1})),
@@ -223,9 +223,7 @@ def _tidied(column: str, texts: list[str]) -> list[str]:
     return texts
 
 
-def _grouped(
-    codes: list[str], rows: Mapping[str, int]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _grouped(codes: list[str], rows: Mapping[str, int]) -> tuple[IntArray, IntArray]:
     """Sort by component: the order, and where each begins."""
     row = np.fromiter((rows.get(code, -1) for code in codes), np.int64, len(codes))
     order = np.argsort(row, kind="stable")
@@ -236,9 +234,9 @@ def _grouped(
 def _pairs(
     atoms: Mapping[str, list[str]],
     bonds: Mapping[str, list[str]],
-    atom_order: npt.NDArray[np.int64],
-    bond_order: npt.NDArray[np.int64],
-    atom_ptr: npt.NDArray[np.int64],
+    atom_order: IntArray,
+    bond_order: IntArray,
+    atom_ptr: IntArray,
     rows: Mapping[str, int],
     name: str,
 ) -> npt.NDArray[np.int32]:
@@ -261,7 +259,7 @@ def _pairs(
     return pairs
 
 
-def _lists(offsets: npt.NDArray[np.int64], values: Any) -> Any:
+def _lists(offsets: IntArray, values: Any) -> Any:
     return pa.LargeListArray.from_arrays(pa.array(offsets), values)
 
 
@@ -270,7 +268,7 @@ def _mapped(texts: list[str], values: Mapping[str, int]) -> npt.NDArray[np.uint8
     return np.fromiter((known[text] for text in texts), np.uint8, len(texts))
 
 
-def _floats(texts: list[str], default: float, name: str) -> npt.NDArray[np.float64]:
+def _floats(texts: list[str], default: float, name: str) -> FloatArray:
     try:
         return np.fromiter((float(t) if t else default for t in texts), np.float64, len(texts))
     except ValueError as error:

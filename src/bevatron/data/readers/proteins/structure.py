@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from bevatron.data.ragged import members, pointer
 from bevatron.errors import DataError
-from bevatron.typing import BoolArray, IntArray
+from bevatron.typing import BoolArray, FloatArray, IntArray
 
 Strings: TypeAlias = npt.NDArray[Any]
 _Table = TypeVar("_Table", "Atoms", "Residues", "Chains")
@@ -164,7 +164,7 @@ class Assembly:
     """
 
     name: str
-    parts: tuple[tuple[tuple[str, ...], npt.NDArray[np.float64], npt.NDArray[np.float64]], ...]
+    parts: tuple[tuple[tuple[str, ...], FloatArray, FloatArray], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +239,7 @@ class Structure:
             listed = ", ".join(known) or "1"
             raise DataError(f"{self.name}: has no assembly '{name}'; choose one of {listed}")
         labels: dict[str, int] = {text: i for i, text in enumerate(self.chains.label.tolist())}
-        copies: list[tuple[IntArray, npt.NDArray[np.float64], npt.NDArray[np.float64]]] = []
+        copies: list[tuple[IntArray, FloatArray, FloatArray]] = []
         for chains, rotations, translations in known[name].parts:
             wanted = sorted(labels[text] for text in chains if text in labels)
             if wanted:
@@ -256,9 +256,7 @@ class Structure:
             )
         return self._assembled(copies)
 
-    def _assembled(
-        self, copies: list[tuple[IntArray, npt.NDArray[np.float64], npt.NDArray[np.float64]]]
-    ) -> "Structure":
+    def _assembled(self, copies: list[tuple[IntArray, FloatArray, FloatArray]]) -> "Structure":
         chains = np.concatenate([wanted for wanted, _, _ in copies])
         residues, residue_ptr = members(self.chains.residue_ptr, chains)
         whole = self._taken(chains, residues, residue_ptr)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from bevatron.data.ragged import pointer
 from bevatron.data.readers.proteins.fasta import BLANKS
 from bevatron.errors import DataError
-from bevatron.typing import Array, BoolArray, IntArray
+from bevatron.typing import Array, BoolArray, FloatArray, IntArray
 
 GAPS = b"-."
 
@@ -87,7 +87,7 @@ class TemplateHits:
     query_ranges: npt.NDArray[np.int32]
     target_ranges: npt.NDArray[np.int32]
     target_lengths: npt.NDArray[np.int32]
-    e_values: npt.NDArray[np.float64]
+    e_values: FloatArray
     probabilities: npt.NDArray[np.float32]
     sum_probabilities: npt.NDArray[np.float32]
     scores: npt.NDArray[np.float32]

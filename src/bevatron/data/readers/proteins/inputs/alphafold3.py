@@ -45,9 +45,7 @@ def read_alphafold3(job: Keyed, path: Path, stem: str) -> Complex:
 
 def _entity(part: Keyed, folder: Path) -> Entity:
     kind, given = part.only()
-    chains = given.texts("id")
-    if not chains or "" in chains:
-        raise given.error("has no 'id'; every copy needs a name")
+    chains = chain_names(given)
     description = given.text("description", "")
     if kind == "ligand":
         codes, smiles = given.texts("ccdCodes"), given.text("smiles", "")
@@ -66,10 +64,7 @@ def _polymer(kind: Polymer, given: Keyed, chains: tuple[str, ...], folder: Path)
     names = (
         ("ptmType", "ptmPosition") if kind == "protein" else ("modificationType", "basePosition")
     )
-    modifications = []
-    for part in given.items("modifications"):
-        modifications.append(Modification(part.integer(names[1]), part.text(names[0])))
-        part.refuse_unknown()
+    modifications = modifications_of(given, *names)
     templates = None
     if kind == "protein" and given.has("templates"):
         templates = tuple(_template(part, folder) for part in given.items("templates"))
@@ -77,7 +72,7 @@ def _polymer(kind: Polymer, given: Keyed, chains: tuple[str, ...], folder: Path)
         kind,
         chains,
         checked_sequence(kind, given.text("sequence"), given.at("sequence").where),
-        modifications=tuple(modifications),
+        modifications=modifications,
         unpaired=None if kind == "dna" else _text_or_file(given, "unpairedMsa", folder),
         paired=_text_or_file(given, "pairedMsa", folder) if kind == "protein" else None,
         templates=templates,
@@ -111,6 +106,23 @@ def _bond(part: Keyed) -> tuple[AtomName, AtomName]:
     if len(atoms) != 2:
         raise part.error(f"has {len(atoms)} atoms; expected two")
     return atoms[0], atoms[1]
+
+
+def chain_names(given: Keyed) -> tuple[str, ...]:
+    """Read the names of the copies of an entity, as in Boltz too."""
+    chains = given.texts("id")
+    if not chains or "" in chains:
+        raise given.error("has no 'id'; every copy needs a name")
+    return chains
+
+
+def modifications_of(given: Keyed, component: str, position: str) -> tuple[Modification, ...]:
+    """Read the modifications of a polymer, by the keys of their components and positions."""
+    found = []
+    for part in given.items("modifications"):
+        found.append(Modification(part.integer(position), part.text(component)))
+        part.refuse_unknown()
+    return tuple(found)
 
 
 def atom_name(part: Keyed) -> AtomName:

@@ -4,11 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from bevatron.data.readers.proteins.alphabet import POLYMERS
-from bevatron.data.readers.proteins.inputs.alphafold3 import atom_name
+from bevatron.data.readers.proteins.inputs.alphafold3 import (
+    atom_name,
+    chain_names,
+    modifications_of,
+)
 from bevatron.data.readers.proteins.inputs.complexes import (
     Complex,
     Entity,
-    Modification,
     Template,
     checked_complex,
     checked_sequence,
@@ -46,24 +49,19 @@ def read_boltz(job: Keyed, path: Path, stem: str) -> Complex:
 
 def _entity(part: Keyed, folder: Path) -> Entity:
     kind, given = part.only()
-    chains = given.texts("id")
-    if not chains or "" in chains:
-        raise given.error("has no 'id'; every copy needs a name")
+    chains = chain_names(given)
     if kind == "ligand":
         code, smiles = given.text("ccd", ""), given.text("smiles", "")
         if bool(code) == bool(smiles):
             raise given.error("needs either 'ccd' or 'smiles'")
         entity = Entity("ligand", chains, codes=(code,) if code else (), smiles=smiles)
     elif kind in POLYMERS:
-        modifications = []
-        for change in given.items("modifications"):
-            modifications.append(Modification(change.integer("position"), change.text("ccd")))
-            change.refuse_unknown()
+        modifications = modifications_of(given, "ccd", "position")
         entity = Entity(
             kind,
             chains,
             checked_sequence(kind, given.text("sequence"), given.at("sequence").where),
-            modifications=tuple(modifications),
+            modifications=modifications,
             cyclic=given.flag("cyclic"),
             unpaired=_alignment(given, folder) if kind == "protein" else None,
         )

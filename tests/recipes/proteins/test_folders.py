@@ -17,10 +17,10 @@ from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold2.stores import prepared as chain_stores
 from bevatron.recipes.alphafold3.stores import prepare_complexes
 from bevatron.recipes.inspect import inspect_store
-from bevatron.recipes.proteins import clusters, copies
+from bevatron.recipes.proteins import clusters, copies, inspect
 from bevatron.recipes.proteins.data import ProteinDataConfig
-from bevatron.recipes.proteins.rejects import rejects_file
 from bevatron.recipes.proteins.stores import find_structures
+from bevatron.recipes.rejects import rejects_file
 
 
 @pytest.fixture
@@ -137,6 +137,15 @@ def test_damaged_clusters_of_a_store_are_named(folder, tmp_path, text):
 def test_validation_on_no_sample_is_refused():
     with pytest.raises(ConfigError, match="valid_most: expected 1 or more, got 0"):
         ProteinDataConfig(valid_most=0)
+
+
+def test_a_long_reason_ends_at_a_word(folder, tmp_path):
+    store, _ = prepare(folder, tmp_path / "s")
+    reason = "six words of twenty six letters " * 9
+    (tmp_path / "s-rejects.csv").write_text(f"file,reason\na.cif,{reason}\n")
+    kinds, listed = inspect.rejects(store)
+    assert kinds.rows[0][0] == listed.rows[0][1]
+    assert listed.rows[0][1] == f"{reason[:116]}…"
 
 
 def test_of_many_files_one_is_named_for_each_reason(folder, tmp_path):
