@@ -11,7 +11,13 @@ import folding_golden
 from bevatron.data.readers.proteins.alphabet import GAP
 from bevatron.errors import CheckpointError, ConfigError
 from bevatron.models.alphafold3.config import TOKEN_FEATURES, AlphaFold3Config
-from bevatron.models.alphafold3.config_diffusion import TrunkWidths
+from bevatron.models.alphafold3.config_diffusion import (
+    AtomConfig,
+    ConfidenceConfig,
+    DiffusionConfig,
+    TokenTransformerConfig,
+    TrunkWidths,
+)
 from bevatron.models.alphafold3.config_trunk import (
     MsaConfig,
     PairConfig,
@@ -318,6 +324,12 @@ def test_weights_go_to_protenix_and_back():
         (lambda: AlphaFold3Config(widths=TrunkWidths(inputs=65)), "inputs: expected more than"),
         (lambda: PairConfig(dropout=1.0), r"dropout: expected one in \[0, 1\), got 1.0"),
         (lambda: MsaConfig(num_heads=0), "num_heads: expected 1 to 65536, got 0"),
+        (lambda: TrunkWidths(pair=0), "pair: expected 1 or more, got 0"),
+        (lambda: AtomConfig(num_heads=5), "num_heads: 128 channels are no multiple of 5 heads"),
+        (lambda: AtomConfig(num_blocks=0), "num_blocks: expected 1 or more, got 0"),
+        (lambda: TokenTransformerConfig(num_heads=0), "768 channels are no multiple of 0 heads"),
+        (lambda: DiffusionConfig(noise_width=0), "noise_width: expected 1 or more, got 0"),
+        (lambda: ConfidenceConfig(plddt_bins=0), "plddt_bins: expected 2 or more, got 0"),
         (lambda: AlphaFold3Config.preset("large"), "there is no 'large'"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.models.common.folding import AUTOMATIC, Checkpointing
-from bevatron.models.common.hyper_parameters import check_ranges, from_preset
+from bevatron.models.common.hyper_parameters import check_dropout, check_ranges, from_preset
 
 
 class _Sizes:
@@ -17,7 +17,7 @@ class _Sizes:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if name == "dropout":
-                check_ranges(self, [(name, 0, 1)])
+                check_dropout(value)
             elif isinstance(value, int) and not isinstance(value, bool):
                 least = self.fewest_blocks if name == "num_blocks" else 1
                 check_ranges(self, [(name, least, float("inf"))])

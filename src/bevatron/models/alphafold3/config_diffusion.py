@@ -1,9 +1,11 @@
 """Sizes of AlphaFold3's diffusion module and confidence head."""
 
+import math
 from dataclasses import dataclass, field
 
 from bevatron.models.alphafold3.config_trunk import PairConfig, PairformerConfig
 from bevatron.models.common.folding import AUTOMATIC, Checkpointing
+from bevatron.models.common.hyper_parameters import check_heads, check_ranges
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,10 @@ class AtomConfig:
     num_heads: int = 4
     num_blocks: int = 3
 
+    def __post_init__(self) -> None:
+        check_ranges(self, [(name, 1, math.inf) for name in ("width", "pair_width", "num_blocks")])
+        check_heads(self.width, self.num_heads)
+
 
 @dataclass(frozen=True)
 class TokenTransformerConfig:
@@ -39,6 +45,10 @@ class TokenTransformerConfig:
     num_heads: int = 16
     num_blocks: int = 24
 
+    def __post_init__(self) -> None:
+        check_ranges(self, [(name, 1, math.inf) for name in ("width", "num_blocks")])
+        check_heads(self.width, self.num_heads)
+
 
 @dataclass(frozen=True)
 class TrunkWidths:
@@ -54,6 +64,9 @@ class TrunkWidths:
     inputs: int = 449
     single: int = 384
     pair: int = 128
+
+    def __post_init__(self) -> None:
+        check_ranges(self, [(name, 1, math.inf) for name in ("inputs", "single", "pair")])
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,9 @@ class DiffusionConfig:
     decoder: AtomConfig = field(default_factory=AtomConfig)
     noise_width: int = 256
     checkpointing: Checkpointing = AUTOMATIC
+
+    def __post_init__(self) -> None:
+        check_ranges(self, [("noise_width", 1, math.inf)])
 
 
 @dataclass(frozen=True)
@@ -96,3 +112,7 @@ class ConfidenceConfig:
     pde_bins: int = 64
     plddt_bins: int = 50
     atoms_per_token: int = 24
+
+    def __post_init__(self) -> None:
+        bins = [(name, 2, math.inf) for name in ("pae_bins", "pde_bins", "plddt_bins")]
+        check_ranges(self, [*bins, ("atoms_per_token", 1, math.inf)])

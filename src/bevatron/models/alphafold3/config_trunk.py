@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from bevatron.errors import ConfigError
-from bevatron.models.common.hyper_parameters import check_ranges
+from bevatron.models.common.hyper_parameters import check_dropout, check_ranges
 
 
 @dataclass(frozen=True)
@@ -107,9 +106,3 @@ class PairformerConfig:
 
 
 _SIZES = (("num_heads", 1, 65536), ("head_width", 1, 65536))
-
-
-def check_dropout(rate: float) -> None:
-    """Check a rate; ConfigError if it is not in [0, 1)."""
-    if not 0 <= rate < 1:
-        raise ConfigError(f"dropout: expected one in [0, 1), got {rate}")

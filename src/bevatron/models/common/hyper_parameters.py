@@ -23,6 +23,18 @@ def check_ranges(config: object, ranges: Iterable[tuple[str, float, float]]) -> 
             raise ConfigError(f"{name}: expected {expected}, got {value}")
 
 
+def check_dropout(rate: float) -> None:
+    """Check a rate of dropout; ConfigError if it is not in [0, 1)."""
+    if not 0 <= rate < 1:
+        raise ConfigError(f"dropout: expected one in [0, 1), got {rate}")
+
+
+def check_heads(width: int, num_heads: int) -> None:
+    """Check that heads divide the channels among them; ConfigError if they cannot."""
+    if num_heads < 1 or width % num_heads:
+        raise ConfigError(f"num_heads: {width} channels are no multiple of {num_heads} heads")
+
+
 def preset_values(presets: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
     """Return a copy of the preset of this name.
 
