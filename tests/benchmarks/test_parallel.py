@@ -37,6 +37,25 @@ def test_several_gpus_are_set_beside_the_fastest_policy_of_one():
     assert [row.get("x one GPU") for row in found] == [0.8, 2.0, 1.0, None]
 
 
+def test_rows_are_set_beside_one_gpu_of_their_own_arm():
+    eager = [{**row, "arm": "eager", "s/step": 10 * row["s/step"]} for row in (ONE, TWO)]
+    ours = [{**row, "arm": "bevatron"} for row in (ONE, TWO)]
+    found = axial_step.compared([*eager, *ours])
+    assert sorted(row["x one GPU"] for row in found) == [1.0, 1.0, 1.6, 1.6]
+
+
+def test_plain_pytorch_is_measured_launched_by_the_reference_operators():
+    given = argparse.Namespace(
+        system="alphafold2", crop=256, policies=["all"], sharing=["apart"], passes=[1], steps=3,
+        launched=2, workers=1, arm="bevatron",
+    )  # fmt: skip
+    ours = [(arm.kernels, arm.captured) for _, arm in axial_step.Measurement(given, Mesh()).cases()]
+    assert ours == [("auto", True), ("auto", False)]
+    given.arm = "eager"
+    ((case, eager),) = axial_step.Measurement(given, Mesh()).cases()
+    assert (case["arm"], eager.kernels, eager.captured) == ("eager", "reference", False)
+
+
 def test_rows_are_set_beside_one_gpu_of_their_own_call(tmp_path):
     for call, of_one in (("first", 10.0), ("second", 8.0)):
         for row in (TWO, {**ONE, "s/step": of_one}):
