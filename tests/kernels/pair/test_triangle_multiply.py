@@ -1,5 +1,8 @@
 """The triangle multiplication: the reference everywhere, the kernels interpreted or compiled."""
 
+import os
+import subprocess
+import sys
 from functools import partial
 from unittest.mock import Mock
 
@@ -422,6 +425,160 @@ def test_more_than_2_to_the_31_elements():
     with use(triangle_multiply="triton"), torch.no_grad():
         last = triangle_multiply(**inputs)[-16:, -16:]
         assert_close(last, triangle_multiply(**corner), 1e-2)
+
+
+ON_HOPPER = pytest.mark.skipif(
+    not GPU or torch.cuda.get_device_capability() != (9, 0), reason="needs an H100 or H200"
+)
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """Let the kernels for Hopper take small pairs too; they must have taken every one."""
+    from bevatron.kernels.pair.triangle_multiply import triton_launch
+
+    taken, on_hopper = [], triton_launch.on_hopper
+    monkeypatch.setattr(triton_launch, "FEWEST_TILES", 1)
+    monkeypatch.setattr(
+        triton_launch, "on_hopper", lambda *given: taken.append(on_hopper(*given)) or taken[-1]
+    )
+    with replaced():
+        yield
+    assert taken
+    assert all(taken)
+
+
+@ON_HOPPER
+@pytest.mark.parametrize("outgoing", [True, False])
+@pytest.mark.parametrize(
+    ("length", "biases", "batch", "masked", "dtype"),
+    [
+        (8, (), (), False, torch.bfloat16),  # one tile
+        (24, BIASES, (2,), True, torch.bfloat16),
+        (40, BIASES[3:], (), True, torch.float16),
+        (264, (), (), True, torch.bfloat16),  # several tiles for every warp group
+    ],
+)
+def test_on_hopper_result_and_gradients_are_right(
+    length, biases, batch, masked, dtype, outgoing, hopper
+):
+    check(make(length, 128, 128, biases, batch, masked, dtype) | {"outgoing": outgoing})
+
+
+@ON_HOPPER
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_on_hopper_a_dropped_update_is_right(residual, batch, hopper):
+    inputs = make(24, 128, 128, BIASES, batch, dtype=torch.bfloat16)
+    mask = dropped(inputs["z"])
+
+    def run(z, **others):
+        return triangle_multiply(z, drop=mask.to(z.dtype), residual=residual, **others)
+
+    check(inputs, run)
+
+
+@ON_HOPPER
+@pytest.mark.parametrize("outgoing", [True, False])
+def test_on_hopper_sixteen_bits_are_no_worse_than_the_reference(outgoing, hopper):
+    inputs = make(64, 128, 128, BIASES, dtype=torch.bfloat16)
+    mask = inputs.pop("mask")
+    check_no_worse(
+        "triangle_multiply", partial(triangle_multiply, mask=mask, outgoing=outgoing), inputs
+    )
+
+
+@ON_HOPPER
+def test_on_hopper_two_runs_have_the_same_bits(hopper):
+    inputs = make(264, 128, 128, dtype=torch.bfloat16)
+    leaves = [v.requires_grad_() for n, v in inputs.items() if n != "mask"]
+
+    def run():
+        y = triangle_multiply(**inputs)
+        return [y.detach(), *torch.autograd.grad(y, leaves, torch.ones_like(y))]
+
+    first = run()
+    for _ in range(20):
+        assert all(map(torch.equal, first, run()))
+    with torch.no_grad():
+        assert torch.equal(triangle_multiply(**inputs), first[0])
+
+
+@ON_GPU
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((60, 60, 128), torch.bfloat16),  # lines are padded
+        ((64, 64, 64), torch.bfloat16),
+        ((64, 64, 128), torch.float32),
+        ((3, 8, 128), torch.bfloat16),  # not a multiple of 64 edges
+    ],
+)
+def test_other_pairs_are_not_for_the_kernels_of_hopper(shape, dtype, monkeypatch):
+    from bevatron.kernels.pair.triangle_multiply import triton_launch
+
+    monkeypatch.setattr(triton_launch, "FEWEST_TILES", 1)
+    z, one = torch.zeros(shape, device=DEVICE, dtype=dtype), torch.ones(128, device=DEVICE)
+    none = (None, None, None, None)
+    assert not triton_launch.on_hopper(triton_launch.Pair.of(z, one), 1e-5, *none, False)
+    turned = torch.zeros(64, 64, 128, device=DEVICE, dtype=HALF).transpose(0, 1)
+    assert not triton_launch.on_hopper(triton_launch.Pair.of(turned, one), 1e-5, *none, False)
+
+
+def test_the_kernels_of_hopper_compile():
+    """On any machine: Gluon's interface changes with Triton."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["12", "12", "8"]
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+from bevatron.kernels.pair.triangle_multiply.triton_hopper import (
+    hopper_output_kernel, hopper_project_kernel,
+)
+from bevatron.kernels.pair.triangle_multiply.triton_hopper_input import (
+    hopper_project_input_kernel,
+)
+
+numbers = {"eps": "fp32", "N": "i32", "plane": "i32", "edges": "i32"}
+for kernel, registers, chunk in [
+    (hopper_project_kernel, 168, 32),
+    (hopper_output_kernel, 168, 32),
+    (hopper_project_input_kernel, 240, 16),
+]:
+    wide = {"NormWeight", "NormBias", "Mean", "Rstd"}
+    constants = {"REGISTERS": registers, "CHUNK": chunk}
+    signature = {}
+    for name in kernel.arg_names:
+        if name.isupper() and len(name) > 2:
+            constants.setdefault(name, True)
+            signature[name] = "constexpr"
+        else:
+            signature[name] = numbers.get(name, "*fp32" if name in wide else "*bf16")
+    place = kernel.arg_names.index
+    source = GluonASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(place(name),): value for name, value in constants.items()},
+        attrs={
+            (place(name),): [["tt.divisibility", 16]]
+            for name, kind in signature.items()
+            if kind[0] == "*" or name == "plane"
+        },
+    )
+    compiled = triton.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 4})
+    assert compiled.metadata.shared <= 227 * 1024
+    print(compiled.metadata.num_warps)
+"""
 
 
 def test_unsupported_inputs_are_refused():

@@ -1,10 +1,12 @@
 """Launches of the triangle multiplication's kernels, prepared once for each layout of the pair."""
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from bevatron.kernels.pair.triangle_multiply.tiles import choose
@@ -45,6 +47,12 @@ ROUNDED = 1024
 ALIGNED, WELL_ALIGNED = 8, 16
 """Elements. cuBLAS needs rows aligned to the first. Lines that must be padded are padded to the
 second: Triton specialises on multiples of 16 only, and then loads eight elements at a time."""
+
+HOPPER = (9, 0)
+"""Compute capability of the GPUs that `triton_hopper` is for."""
+HOPPER_WIDTH, HOPPER_TILE = 128, 64
+FEWEST_TILES = 1024
+"""With fewer tiles, bringing the weights to every SM's shared memory takes longer than it saves."""
 
 
 def padded(length: int) -> int:
@@ -166,6 +174,73 @@ class Pair:
         }
 
 
+def on_hopper(
+    pair: Pair,
+    eps: float,
+    joint_bias: Tensor | None,
+    out_bias: Tensor | None,
+    mask: Tensor | None,
+    drop: Tensor | None,
+    residual: bool,
+) -> dict[str, Any]:
+    """Return launches of `triton_hopper` in place of those of the same names; none if it cannot."""
+    N, _, plane = pair.places
+    fits = pair.C == pair.H == HOPPER_WIDTH and pair.dtype.itemsize == 2 and pair.is_readable
+    fits = fits and pair.axes == 1 and pair.geometry[-1] == pair.C and pair.padded == N
+    fits = fits and plane % HOPPER_TILE == 0 and FEWEST_TILES <= plane // HOPPER_TILE < 2**24
+    if not (fits and _is_hopper(pair.device)):
+        return {}
+    from bevatron.kernels.pair.triangle_multiply.triton_hopper import (
+        hopper_output_kernel,
+        hopper_project_kernel,
+    )
+    from bevatron.kernels.pair.triangle_multiply.triton_hopper_input import (
+        hopper_project_input_kernel,
+    )
+
+    grid = (num_sms(pair.device),)
+    masked: dict[str, Any] = {"HAS_BIAS": joint_bias is not None, "HAS_MASK": mask is not None}
+    of_out = {"HAS_BIAS": out_bias is not None, "HAS_DROP": drop is not None, "RESIDUAL": residual}
+    three_groups, two_groups = {"REGISTERS": 168}, {"REGISTERS": 240}
+    return {
+        "project": Launch(
+            hopper_project_kernel,
+            grid,
+            (eps, plane),
+            CHUNK=32,
+            **masked,
+            **three_groups,
+        ),
+        "output": Launch(
+            hopper_output_kernel,
+            grid,
+            (eps, N, plane, pair.edges),
+            CHUNK=32,
+            **of_out,
+            **three_groups,
+        ),
+        "project_input": Launch(
+            hopper_project_input_kernel,
+            grid,
+            (plane,),
+            RESIDUAL=residual,
+            CHUNK=16,
+            **masked,
+            **two_groups,
+        ),
+    }
+
+
+@functools.cache
+def _is_hopper(device: torch.device) -> bool:
+    """Whether a device runs `triton_hopper`; Gluon's interface is that of the Triton tested."""
+    if device.type != "cuda" or triton.knobs.runtime.interpret or torch.version.hip is not None:
+        return False
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    tested = version in {(3, 6), (3, 7)}
+    return tested and torch.cuda.get_device_capability(device) == HOPPER
+
+
 @dataclass(frozen=True)
 class LayerSums:
     """Launches of the sums over rows that give the gradients of linear layers.
@@ -266,7 +341,7 @@ def prepare(
         block = min(SUM_BLOCK, 1 << (parts - 1).bit_length())
         return {"BLOCK": block, "BLOCK_C": LAYER_BLOCK_C, "num_warps": 8}
 
-    return pair, Launches(
+    launches = Launches(
         sizes=sizes,
         rounded=Launch(
             round_kernel, (-(-sum(sizes) // ROUNDED),), (H * C, *sizes[1:]), BLOCK=ROUNDED
@@ -330,6 +405,9 @@ def prepare(
             BLOCK_C=SUM_BLOCK_C,
             num_warps=8,
         ),
+    )
+    return pair, replace(
+        launches, **on_hopper(pair, eps, joint_bias, out_bias, mask, drop, residual)
     )
 
 
