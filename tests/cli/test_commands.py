@@ -295,11 +295,13 @@ def test_inspect_and_bench_print_tables(shelf, tmp_path, capsys):
 def test_bench_measures_the_steps_of_a_run(shelf, tmp_path, capsys):
     steps = [str(shelf / "store"), "--model", str(shelf / "run"), "--device", "cpu"]
     assert main(["bench", "cost", *steps, "--dtype", "float64", "--most", "200"]) == 0
-    assert "--batch.cost atoms" in capsys.readouterr().out
+    assert "µs: " in capsys.readouterr().out
     picture = tmp_path / "curve.png"
     assert main(["bench", "capacity", *steps, "--most", "100", "--out", str(picture)]) == 0
     assert picture.exists()
-    assert "atoms/s" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "atoms/s" in said.out
+    assert "ms a step" in said.err
 
 
 # Mistakes.

@@ -100,7 +100,7 @@ def test_evaluation_and_prediction_cut_the_graph_and_write_what_one_process_writ
     assert len(cut) == 4, "each evaluation and prediction, told once"
     assert said.count("the split used in training, split 0 of") == 2
     assert said.count("all labelled") == 2, "one table each"
-    assert said.count("90 vertices are in") == 2
+    assert said.count("90 vertices in") == 2
     for name in ("plain.npz", "packed.pt"):
         table, file = trained / "one" / f"{name}.json", trained / name
         run = trained / "run"

@@ -23,7 +23,7 @@ from bevatron.models.mace import (
     load_model,
     statistics,
 )
-from bevatron.output import number
+from bevatron.output import note, number
 from bevatron.parallel.mesh import choose_device
 from bevatron.recipes.mace.capacity import find_capacity
 from bevatron.recipes.mace.data import batch_sizes
@@ -201,7 +201,10 @@ def cost_model(meter: StepMeter, most: int = 4096) -> tuple[Rows, list[str]]:
 
 
 def _measured(meter: StepMeter, most: int, *, seconds_at_most: float = 60.0) -> list[StepCost]:
-    costs = list(saturation(meter, most=most, seconds_at_most=seconds_at_most))
+    costs = []
+    for cost in saturation(meter, most=most, seconds_at_most=seconds_at_most):
+        note(f"{cost.sizes['atoms']:,} atoms: {number(cost.seconds * 1e3)} ms a step")
+        costs.append(cost)
     if costs:
         return costs
     first = smallest_measured(meter)

@@ -364,7 +364,7 @@ def test_a_model_that_was_given_stays_as_it_is():
 def test_commands_for_molecules(folders, table, tmp_path, capsys):
     place = str(folders[0])
     assert cli.main(["predict", place, str(table), str(tmp_path / "o.csv"), str(folders[1])]) == 0
-    assert "8 rows are in" in capsys.readouterr().out
+    assert "8 rows in" in capsys.readouterr().out
     assert "predicted_gap_std" in read(tmp_path / "o.csv")[0]
     assert cli.main(["evaluate", place, str(table)]) == 0
     assert "MAE" in capsys.readouterr().out

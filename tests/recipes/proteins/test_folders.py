@@ -12,6 +12,7 @@ import pytest
 
 from bevatron.cli import main
 from bevatron.data.proteins.alignments import Alignments
+from bevatron.data.readers.proteins.folders import find_protein_files
 from bevatron.errors import ConfigError, DataError, StoreError
 from bevatron.recipes.alphafold2.stores import open_chains, prepare_chains
 from bevatron.recipes.alphafold2.stores import prepared as chain_stores
@@ -109,6 +110,23 @@ def test_a_folder_that_may_not_be_listed_is_named(folder, tmp_path, monkeypatch)
     assert store.manifest["sources"] == [str(folder / "1abc.cif")]
     reason = "is a folder that cannot be read (Permission denied); check its permissions"
     assert f"left out: {folder / 'ab'}: {reason}" in lines
+
+
+def test_links_to_folders_are_followed_once(folder, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "2abc.cif").write_bytes(proteins.cif())
+    (folder / "ab/3abc.cif").write_bytes(proteins.cif())
+    for name, target in {
+        "again": folder,
+        "above": tmp_path,
+        "0": folder / "ab",
+        "linked": elsewhere,
+        "twice": elsewhere,
+    }.items():
+        (folder / name).symlink_to(target)
+    found = find_protein_files([folder]).structures
+    assert found == tuple(folder / name for name in ("1abc.cif", "ab/3abc.cif", "linked/2abc.cif"))
 
 
 def test_the_next_command_is_quoted_for_a_shell(folder, tmp_path):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from bevatron.data.readers.molecule_options import MoleculeOptions
-from bevatron.output import Result, say
+from bevatron.output import Result, counted, say
 from bevatron.recipes.arguments import (
     Capacity,
     Columns,
@@ -167,7 +167,7 @@ def predict(
     def show() -> None:
         for name, new in done.renamed.items():
             say(f"{source} has a column '{name}' already, the new one is called '{new}'")
-        say(f"{done.rows} rows are in {out}{without}{outside}{flat}")
+        say(f"{counted(done.rows, 'row')} in {out}{without}{outside}{flat}")
 
     return Result({"out": out, **vars(done)}, show)
 
@@ -198,5 +198,5 @@ def embed(
     predictor = options.predictor(model)
     done = embed_file(predictor, source, out, columns, atoms=atoms)
     return Result(
-        {"rows": done, "out": out}, lambda: say(f"embeddings of {done} rows are in {out}")
+        {"rows": done, "out": out}, lambda: say(f"embeddings of {counted(done, 'row')} in {out}")
     )

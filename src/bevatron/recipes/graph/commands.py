@@ -76,4 +76,4 @@ def predict(
         model, source, out, features=features, device=device, dtype=dtype, partition=partition
     )
     values = {"vertices": done, "out": out}
-    return Result(values, lambda: say(f"{done:,} vertices are in {out}"))
+    return Result(values, lambda: say(f"{done:,} vertices in {out}"))

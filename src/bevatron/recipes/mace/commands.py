@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from bevatron.data.readers.labels import LabelOptions
-from bevatron.output import Result, say
+from bevatron.output import Result, counted, say
 from bevatron.recipes.arguments import (
     Capacity,
     Device,
@@ -127,7 +127,7 @@ def predict(
     models = [model, *committee]
     done = predict_file(models, source, out, prefix=prefix, capacity=capacity, **vars(potential))
     values = {"structures": done, "out": out}
-    return Result(values, lambda: say(f"{done:,} structures are in {out}"))
+    return Result(values, lambda: say(f"{counted(done, 'structure')} in {out}"))
 
 
 def relax(

@@ -65,8 +65,8 @@ def find_protein_files(paths: Sequence[str | Path]) -> ProteinFiles:
     """List the files of proteins among paths and, at any depth, in folders and archives.
 
     Archives are tar files and OpenFold's alignment databases, by their index; what is in them has
-    paths through them. A hidden file or folder is passed over. Raises DataError if a path does not
-    exist.
+    paths through them. Links to folders are followed, a hidden file or folder is passed over.
+    Raises DataError if a path does not exist.
     """
     found: dict[str, dict[Path, tuple[str, int]]] = {name: {} for name in _KINDS}
     refused: list[tuple[str, str]] = []
@@ -113,17 +113,26 @@ def is_protein_file(path: Path) -> bool:
 def _files(root: Path, unlisted: Callable[[OSError], None] | None = None) -> Iterator[Path]:
     """Yield the files of a folder at any depth, or the file itself.
 
-    A broken link counts as a file, so that it is reported, as does what may not be looked at;
+    A folder with several names is listed once, by the one without a link if there is one, and a
+    link to the root or to a folder around it is not followed. A broken link counts as a file, so that it is reported, as does what may not be looked at;
     ``unlisted`` is told of folders that may not be listed.
     """
     if not root.is_dir():
         yield root
         return
-    for place, folders, names in os.walk(root, onerror=unlisted):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (Path(place, name) for name in names if not name.startswith(".")):
-            if not _is_special(path):
-                yield path
+    starts, listed = [root], set(root.resolve().parents)
+    for start in starts:  # which grows by the links that are found
+        for place, folders, names in os.walk(start, onerror=unlisted):
+            here = Path(place)
+            if here.resolve() in listed:
+                folders.clear()
+                continue
+            listed.add(here.resolve())
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            starts += [here / name for name in sorted(folders) if (here / name).is_symlink()]
+            for path in (here / name for name in names if not name.startswith(".")):
+                if not _is_special(path):
+                    yield path
 
 
 def _is_special(path: Path) -> bool:
