@@ -114,8 +114,9 @@ def _files(root: Path, unlisted: Callable[[OSError], None] | None = None) -> Ite
     """Yield the files of a folder at any depth, or the file itself.
 
     A folder with several names is listed once, by the one without a link if there is one, and a
-    link to the root or to a folder around it is not followed. A broken link counts as a file, so that it is reported, as does what may not be looked at;
-    ``unlisted`` is told of folders that may not be listed.
+    link to the root or to a folder around it is not followed. A broken link counts as a file, so
+    that it is reported, as does what may not be looked at; ``unlisted`` is told of folders that
+    may not be listed.
     """
     if not root.is_dir():
         yield root
