@@ -155,9 +155,14 @@ class OthersRows:
             da[..., self.first : self.first + R] = b @ dx.mT
 
 
+@pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("outgoing", [True, False])
 @pytest.mark.parametrize(("length", "hidden", "biases"), [(5, 24, BIASES), (8, 6, ())])
-def test_rows_of_a_sharded_pair_are_right(length, hidden, biases, outgoing, small_blocks):
+def test_rows_of_a_sharded_pair_are_right(
+    length, hidden, biases, outgoing, kept, small_blocks, monkeypatch
+):
+    limit = "bevatron.kernels.pair.triangle_multiply.triton.KEPT_BYTES"
+    monkeypatch.setattr(limit, 2**30 if kept else 0)
     inputs = make(length, 16, hidden, biases, batch=(2,))
     rows = slice(1, 4)
     inputs["z"], inputs["mask"] = inputs["z"][:, rows].clone(), inputs["mask"][:, rows]
@@ -301,10 +306,14 @@ def test_rounding_a_channel_that_hardly_varies_does_not_add_up_over_rows(length,
     assert off.max() < torch.finfo(HALF).eps / 16
 
 
-def test_of_a_pair_that_is_not_long_a_b_and_the_rows_are_saved_too(monkeypatch):
+@pytest.mark.parametrize("sharded", [False, True])
+def test_of_a_pair_that_is_not_long_a_b_and_the_rows_are_saved_too(sharded, monkeypatch):
     """Of a long one x and four numbers per edge are; the gradients have the same bits."""
     inputs = make(8, 16, 24)
-    mask = inputs.pop("mask").float()
+    mask, how, edges = inputs.pop("mask").float(), {}, 64
+    if sharded:
+        how, edges = {"contraction": OthersRows(3, 0), "outgoing": False}, 40
+        mask, inputs["z"] = mask[:5].clone(), inputs["z"][:5].clone()
     inputs = {name: value.requires_grad_() for name, value in inputs.items()}
     given = {value.data_ptr() for value in (*inputs.values(), mask)}
     weights = (4 * 24 + 24 + 16) * 16  # one after another
@@ -314,8 +323,10 @@ def test_of_a_pair_that_is_not_long_a_b_and_the_rows_are_saved_too(monkeypatch):
     for per_edge in (3 * 24 + 16 + 4, 24 + 4):
         kept.clear()
         with hooks, use(triangle_multiply="triton"):
-            y = triangle_multiply(**inputs, mask=mask)
-        assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 64 * per_edge + weights
+            y = triangle_multiply(**inputs, mask=mask, **how)
+        assert (
+            sum(t.numel() for t in kept if t.data_ptr() not in given) == edges * per_edge + weights
+        )
         found.append(torch.autograd.grad(y, [*inputs.values()], y))
         monkeypatch.setattr("bevatron.kernels.pair.triangle_multiply.triton.KEPT_BYTES", 64 * 16)
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -77,9 +77,8 @@ def triangle_multiply(
         *(*joint, joint_bias, norm_out_weight, norm_out_bias, out_weight, out_gate_weight),
         out_biases,
     )
-    keeps = needs_grad(*given)
+    keeps = needs_grad(*given) and z.nbytes < KEPT_BYTES
     if contraction is None:
-        keeps = keeps and z.nbytes < KEPT_BYTES
         y: Tensor = multiply(*given, outgoing, eps, residual, keeps)[0]
     else:
         y = _Contracted.apply(contraction, outgoing, eps, residual, keeps, *given)
@@ -162,7 +161,7 @@ def _multiply(
     kept = contraction.contract(a, b, pair.matrices(x), outgoing)
     del made, a, b
     run.output(x, normed, y, of_rows)
-    return found, kept if keeps else ()
+    return found, kept
 
 
 def _new_gradients(
