@@ -246,7 +246,7 @@ def test_every_kind_of_input_is_admitted_by_the_reference(op):
     assert all(row is None or math.isfinite(row["plain's"]) for row in rows)
 
 
-def test_the_last_case_of_an_operator_is_soaked(monkeypatch):
+def test_the_last_case_of_an_operator_is_soaked_and_what_has_other_kernels(monkeypatch):
     soaked = []
     monkeypatch.setattr(admission, "accuracy", lambda case, kind: None)
     monkeypatch.setattr(admission, "speed", lambda case: {"admitted": True})
@@ -254,10 +254,12 @@ def test_the_last_case_of_an_operator_is_soaked(monkeypatch):
         admission, "soak", lambda case, _: soaked.append(case.name) or {"admitted": True}
     )
     monkeypatch.setattr(admission, "write_result", lambda *_, **__: None)
-    ops = ["window_attention", "layer_norm_linear", "add_dropped"]
+    ops = ["window_attention", "layer_norm_linear", "add_dropped", "triangle_multiply"]
     monkeypatch.setattr(sys, "argv", ["admission.py", "--op", *ops])
     admission.main()
-    assert soaked == ["4 x 1000 atoms", "147456 x 128 to 4", "N 64, with its layer"]
+    of_triangles = ["N 256, C 128", "N 64, C 128"]
+    assert soaked[:3] == ["4 x 1000 atoms", "147456 x 128 to 4", "N 64, with its layer"]
+    assert sorted(soaked[3:]) == of_triangles
 
 
 def test_a_call_that_gives_other_bits_is_counted(monkeypatch):
