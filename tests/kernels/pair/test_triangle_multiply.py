@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -515,81 +516,84 @@ def test_on_hopper_two_runs_have_the_same_bits(hopper):
         assert torch.equal(triangle_multiply(**inputs), first[0])
 
 
-@ON_GPU
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [
-        ((60, 60, 128), torch.bfloat16),  # lines are padded
-        ((64, 64, 64), torch.bfloat16),
-        ((64, 64, 128), torch.float32),
-        ((3, 8, 128), torch.bfloat16),  # not a multiple of 64 edges
-    ],
-)
-def test_other_pairs_are_not_for_the_kernels_of_hopper(shape, dtype, monkeypatch):
+def of_hopper(z, hidden, monkeypatch):
+    """The passes for which a pair would take the kernels for Hopper, if its GPU were one."""
     from bevatron.kernels.pair.triangle_multiply import triton_launch
 
-    monkeypatch.setattr(triton_launch, "FEWEST_TILES", 1)
-    z, one = torch.zeros(shape, device=DEVICE, dtype=dtype), torch.ones(128, device=DEVICE)
-    none = (None, None, None, None)
-    assert not triton_launch.on_hopper(triton_launch.Pair.of(z, one), 1e-5, *none, False)
-    turned = torch.zeros(64, 64, 128, device=DEVICE, dtype=HALF).transpose(0, 1)
-    assert not triton_launch.on_hopper(triton_launch.Pair.of(turned, one), 1e-5, *none, False)
+    monkeypatch.setattr(triton_launch, "_is_hopper", lambda _: True)
+    pair = triton_launch.Pair.of(z, torch.ones(hidden))
+    return set(triton_launch.on_hopper(pair, 1e-5, None, None, None, None, False))
+
+
+@pytest.mark.parametrize(
+    ("shape", "hidden", "dtype", "taken"),
+    [
+        ((256, 256, 128), 128, torch.bfloat16, True),
+        ((2, 184, 184, 128), 128, torch.float16, True),
+        ((32, 2048, 128), 128, torch.bfloat16, True),  # rows of a sharded pair
+        ((248, 248, 128), 128, torch.bfloat16, False),  # too short
+        ((32768, 32768, 128), 128, torch.bfloat16, False),  # too long
+        ((260, 260, 128), 128, torch.bfloat16, False),  # lines are padded
+        ((33, 2008, 128), 128, torch.bfloat16, False),  # not a multiple of 64 edges
+        ((256, 256, 64), 128, torch.bfloat16, False),
+        ((256, 256, 128), 64, torch.bfloat16, False),
+        ((256, 256, 128), 128, torch.float32, False),
+    ],
+)
+def test_the_kernels_of_hopper_take_the_pairs_they_are_for(
+    shape, hidden, dtype, taken, monkeypatch
+):
+    z = torch.empty(shape, device="meta", dtype=dtype)
+    passes = {"project", "output", "project_input"} if taken else set()
+    assert of_hopper(z, hidden, monkeypatch) == passes
+
+
+def test_the_kernels_of_hopper_take_no_pair_with_gaps(monkeypatch):
+    z = torch.empty(256, 512, 256, device="meta", dtype=torch.bfloat16)
+    lines, channels = z.view(256, 1024, 128)[:, :256], z[:, :, :128]
+    turned = z.view(512, 512, 128).transpose(0, 1)
+    for part in (lines, channels, turned):
+        assert not of_hopper(part, 128, monkeypatch)
+    assert of_hopper(turned.contiguous(), 128, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "interpret", "fits"),
+    [
+        ((9, 0), "3.6.0", False, True),
+        ((9, 0), "3.7.1", False, True),
+        ((9, 0), "3.7.1", True, False),
+        ((9, 0), "3.8.0", False, False),
+        ((8, 0), "3.6.0", False, False),
+        ((10, 0), "3.6.0", False, False),
+    ],
+)
+def test_the_kernels_of_hopper_run_there_with_tested_compilers(
+    capability, version, interpret, fits, monkeypatch
+):
+    from bevatron.kernels.pair.triangle_multiply import triton_launch
+
+    compiler = Mock(__version__=version)
+    compiler.knobs.runtime.interpret = interpret
+    monkeypatch.setattr(triton_launch, "triton", compiler)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    is_hopper = triton_launch._is_hopper.__wrapped__
+    assert is_hopper(torch.device("cuda", 0)) == fits
+    assert not is_hopper(torch.device("cpu"))
 
 
 def test_the_kernels_of_hopper_compile():
-    """On any machine: Gluon's interface changes with Triton."""
+    """On any machine, as launches ask for them: Gluon's interface changes with Triton."""
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE],
+        [sys.executable, str(Path(__file__).with_name("compiled_hopper.py"))],
         env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["12", "12", "8"]
-
-
-COMPILE = """
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon._runtime import GluonASTSource
-from bevatron.kernels.pair.triangle_multiply.triton_hopper import (
-    hopper_output_kernel, hopper_project_kernel,
-)
-from bevatron.kernels.pair.triangle_multiply.triton_hopper_input import (
-    hopper_project_input_kernel,
-)
-
-numbers = {"eps": "fp32", "N": "i32", "plane": "i32", "edges": "i32"}
-for kernel, registers, chunk in [
-    (hopper_project_kernel, 168, 32),
-    (hopper_output_kernel, 168, 32),
-    (hopper_project_input_kernel, 240, 16),
-]:
-    wide = {"NormWeight", "NormBias", "Mean", "Rstd"}
-    constants = {"REGISTERS": registers, "CHUNK": chunk}
-    signature = {}
-    for name in kernel.arg_names:
-        if name.isupper() and len(name) > 2:
-            constants.setdefault(name, True)
-            signature[name] = "constexpr"
-        else:
-            signature[name] = numbers.get(name, "*fp32" if name in wide else "*bf16")
-    place = kernel.arg_names.index
-    source = GluonASTSource(
-        fn=kernel,
-        signature=signature,
-        constexprs={(place(name),): value for name, value in constants.items()},
-        attrs={
-            (place(name),): [["tt.divisibility", 16]]
-            for name, kind in signature.items()
-            if kind[0] == "*" or name == "plane"
-        },
-    )
-    compiled = triton.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 4})
-    assert compiled.metadata.shared <= 227 * 1024
-    print(compiled.metadata.num_warps)
-"""
+    passes = {"hopper_project_kernel 12", "hopper_output_kernel 12"}
+    assert set(done.stdout.splitlines()) == passes | {"hopper_project_input_kernel 8"}
 
 
 def test_unsupported_inputs_are_refused():
