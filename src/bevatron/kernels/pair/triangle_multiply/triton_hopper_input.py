@@ -34,7 +34,8 @@ from bevatron.kernels.pair.triangle_multiply.triton_hopper import (
 )
 
 RING = gl.constexpr(12)
-AHEAD = gl.constexpr(10)
+"""Slots, an even number."""
+AHEAD = gl.constexpr(RING.value - 2)
 """Chunks on their way: all but the two in use."""
 
 
