@@ -262,8 +262,8 @@ def open_poses(path: str | Path) -> Poses:
     except (OSError, pa.ArrowException) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise DataError(
-            f"{path}: is not a file of reference conformers, or it is damaged ({reason}); delete it "
-            "and run prepare again, which rebuilds it"
+            f"{path}: is not a file of reference conformers, or it is damaged ({reason}); delete "
+            "it and run prepare again, which rebuilds it"
         ) from None
     if (table.schema.metadata or {}).get(b"format") != FORMAT:
         raise DataError(
