@@ -283,7 +283,9 @@ def test_inspect_and_bench_print_tables(shelf, tmp_path, capsys):
     figures = tmp_path / "figures"
     assert main(["inspect", store, "--out", str(figures), "--plan", "--ranks", "2"]) == 0
     assert (figures / "inspect.html").exists()
-    assert "balanced" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "balanced" in said
+    assert re.search(r", [\d,]+ atoms per batch", said)
     assert main(["bench", "store", store]) == 0
     assert main(["bench", "loader", store, "--workers", "0"]) == 0
     assert main(["bench", "packing", store, "--ranks", "2"]) == 0

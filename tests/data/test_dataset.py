@@ -14,7 +14,6 @@ from bevatron.data.dataset import (
     Subset,
     check_sizes,
     set_aside,
-    sizes,
     split,
 )
 from bevatron.data.samples import Field
@@ -101,10 +100,10 @@ def test_a_head_does_not_change_the_part_itself():
     assert int(sample["head"]) == 9
 
 
-def test_sizes_are_those_of_the_samples():
-    found = sizes(Concatenated([Numbers("a", 2), Subset(Numbers("b", 4), [3])]))
-    np.testing.assert_array_equal(found["num_atoms"], [0, 1, 3])
-    np.testing.assert_array_equal(found["num_edges"], [0, 2, 6])
+def test_lengths_are_those_of_the_samples():
+    found = Concatenated([Numbers("a", 2), Subset(Numbers("b", 4), [3])])
+    np.testing.assert_array_equal(found.lengths("atomic_numbers"), [0, 1, 3])
+    np.testing.assert_array_equal(found.lengths("edges"), [0, 2, 6])
 
 
 def test_data_sets_of_stores_pickle(tmp_path):

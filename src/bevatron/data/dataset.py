@@ -297,8 +297,3 @@ def _random_keys(num: int, seed: int) -> Array:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
-
-
-def sizes(dataset: Dataset) -> dict[str, IntArray]:
-    """Return ``num_atoms`` and ``num_edges`` of every structure, int64 [n]."""
-    return {"num_atoms": dataset.lengths("atomic_numbers"), "num_edges": dataset.lengths("edges")}

@@ -156,7 +156,7 @@ def test_flipped_bytes_of_poses_are_named_when_read(dictionary, tmp_path):
     path.write_bytes(content)
     damaged = open_poses(path)
     np.testing.assert_array_equal(damaged.of(int(whole.keys[1])), whole.of(int(whole.keys[1])))
-    with pytest.raises(DataError, match=r"poses.arrow: the poses of component 0 are damaged"):
+    with pytest.raises(DataError, match=r"poses.arrow: the conformers of component 0 are damaged"):
         damaged.of(int(whole.keys[0]))
 
 
@@ -171,7 +171,7 @@ def test_poses_of_another_version_are_made_anew(dictionary, tmp_path, monkeypatc
 
 def test_a_file_that_is_none_is_refused(tmp_path):
     (tmp_path / "poses.arrow").write_bytes(b"no arrow")
-    with pytest.raises(DataError, match=r"poses\.arrow: is not a file of reference poses"):
+    with pytest.raises(DataError, match=r"poses\.arrow: is not a file of reference conformers"):
         open_poses(tmp_path / "poses.arrow")
 
 

@@ -81,7 +81,8 @@ def _embedded(component: Component, number: int) -> list[npt.NDArray[np.float32]
     try:
         chem = require("rdkit.Chem", "molecules")
     except MissingPackageError as error:
-        _say_once(f"{error}; reference poses are the dictionary's ideal coordinates until then")
+        ideal = "reference conformers are the dictionary's ideal coordinates until then"
+        _say_once(f"{error}; {ideal}")
         return []
     with require("rdkit.rdBase", "molecules").BlockLogs():
         molecule = _molecule(component, chem)

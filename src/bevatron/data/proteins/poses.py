@@ -97,7 +97,7 @@ class Poses:
         found = np.append(self.keys, -1)[rows] == keys
         if not found.all():
             raise DataError(
-                f"the file of reference poses lacks {int((~found).sum()):,} components of the "
+                f"the file of reference conformers lacks {int((~found).sum()):,} components of the "
                 "entry; `prepare_poses` adds them"
             )
         for row in np.unique(rows).tolist():
@@ -109,8 +109,8 @@ class Poses:
         pool = self.positions[self.start[row] : self.start[row + 1]]
         if _checksum(int(self.keys[row]), int(self.num_atoms[row]), pool) != self.checksums[row]:
             raise DataError(
-                f"{self.name}: the poses of component {row} are damaged, their checksum does not "
-                "match; delete that file and run prepare again, which rebuilds it"
+                f"{self.name}: the conformers of component {row} are damaged, their checksum does "
+                "not match; delete that file and run prepare again, which rebuilds it"
             )
         self._verified.add(row)
 
@@ -164,7 +164,7 @@ def prepare_poses(
         try:
             shown = rank == 0 if progress is None else progress
             with show_progress(
-                "reference poses", len(wanted), unit="components", enabled=shown
+                "reference conformers", len(wanted), unit="components", enabled=shown
             ) as advance:
                 run_jobs(work, jobs[first:] + jobs[:first], workers, advance)
             parts = [known, *(open_poses(work.path(part)) for part in jobs)]
@@ -262,11 +262,13 @@ def open_poses(path: str | Path) -> Poses:
     except (OSError, pa.ArrowException) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise DataError(
-            f"{path}: is not a file of reference poses, or it is damaged ({reason}); delete it and "
-            "run prepare again, which rebuilds it"
+            f"{path}: is not a file of reference conformers, or it is damaged ({reason}); delete "
+            "it and run prepare again, which rebuilds it"
         ) from None
     if (table.schema.metadata or {}).get(b"format") != FORMAT:
-        raise DataError(f"{path}: is not a file of reference poses of this version; prepare again")
+        raise DataError(
+            f"{path}: is not a file of reference conformers of this version; prepare again"
+        )
     if not table.num_rows:
         return replace(make_pools(()), name=str(path))
     lists = table.column("positions").chunk(0)

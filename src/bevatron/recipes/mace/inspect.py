@@ -1,8 +1,8 @@
 """Tables and figures of ``bevatron inspect`` for a store of structures."""
 
-from bevatron.data.dataset import sizes
 from bevatron.data.store.store import Store
 from bevatron.data.summary import inspect
+from bevatron.recipes.mace.data import batch_sizes as sizes
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 
