@@ -20,11 +20,13 @@ from drawn_system import (
 
 from bevatron.data.packing import Draws
 from bevatron.data.packing.draws import SUBSTITUTES
-from bevatron.errors import ConfigError, DivergenceError, LoaderError
+from bevatron.data.padding.shape import Axis, PaddingRule
+from bevatron.errors import ConfigError, DataError, DivergenceError, LoaderError
 from bevatron.task import StepNumbers
-from bevatron.train import describe, fit
+from bevatron.train import describe, description, fit
 from bevatron.train.capture import step as captured_module
 from bevatron.train.checkpoint import list_checkpoints
+from bevatron.train.memory_plan import NotPlannableError
 from bevatron.train.profiling.steps import profile_steps
 from bevatron.train.settings import ScheduleConfig, StageConfig
 
@@ -336,6 +338,52 @@ def test_a_run_in_stages_is_described(tmp_path):
     assert len(found["memory"]) == 2
     assert all(plan.activations > 0 for plan in found["memory"].values())
     assert np.isnan(found["fill"])
+
+
+class DeepBatch:
+    """Hardly longer than others, with as many rows as it is told."""
+
+    padding = PaddingRule((Axis("letters"), Axis("rows"), Axis("crops")), samples="crops")
+    ragged = padding_rows = over = to = pin_memory = staticmethod(lambda *_: None)
+    sample_indices = weight = np.zeros(1)
+
+    def __init__(self, rows):
+        self.sizes = {"letters": 8 + rows % 2, "rows": rows, "crops": 1}
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_the_step_that_is_planned_holds_the_deepest_of_the_longest(captured, tmp_path, monkeypatch):
+    depths, planned = iter([3, 40, None, 6, *[5] * 99]), []
+
+    def collated(run, data, draws, weights):
+        depth = next(depths)
+        if depth is None:
+            raise DataError("damaged")
+        return DeepBatch(depth)
+
+    def plan(run, batch, shape, *_):
+        planned.append((batch, shape))
+        return NotPlannableError()
+
+    monkeypatch.setattr(description, "would_be_captured", lambda _: captured)
+    monkeypatch.setattr(description, "_collated", collated)
+    monkeypatch.setattr(description, "_planned", plan)
+    description.memory_of_stage(make_run(tmp_path), 0, gpu=True)
+    ((batch, shape),) = planned
+    assert batch.sizes["rows"] == 40
+    if captured:
+        assert DeepBatch.padding.holds(shape, (9, 40, 1))
+    else:
+        assert shape is None
+
+
+def test_a_stage_none_of_whose_samples_can_be_read_has_no_plan(tmp_path, monkeypatch):
+    def collated(*_):
+        raise DataError("damaged")
+
+    monkeypatch.setattr(description, "_collated", collated)
+    with pytest.raises(DataError, match="damaged"):
+        description.memory_of_stage(make_run(tmp_path), 0, gpu=False)
 
 
 def test_a_run_in_stages_is_profiled(tmp_path):

@@ -21,6 +21,9 @@ from bevatron.typing import IntArray
 
 Planned = MemoryPlan | NotPlannableError
 
+COLLATED = 16
+"""Samples of which the largest step of a stage is planned."""
+
 
 def describe(run: Run, num_ranks: int = 1, *, gpu: bool = False) -> dict[str, Any]:
     """Describe a run without running it: parameters, memory, steps.
@@ -129,15 +132,34 @@ def _describe_stages(run: Run, mesh: Mesh, gpu: bool) -> dict[str, Any]:
 
 
 def memory_of_stage(run: Run, number: int, *, gpu: bool) -> Planned:
-    """Plan a step over the largest of the samples that a stage draws first."""
+    """Plan a step over the largest of the samples that a stage draws first.
+
+    Samples of the same length differ otherwise, alignments in depth: of the longest `COLLATED`, the
+    largest batch is planned, padded to a shape that holds all of them if steps are captured.
+    """
     stage, size = run.stages[number], run.settings.batch.size
     unit = next(iter(stage.sizes))
-    counts = stage.sizes[unit][stage.train.rows(0, 10 * stage.config.samples_per_step)]
-    largest = np.argsort(-counts, kind="stable")[:size]
-    batch = _collated(run, stage.train, largest, [1.0] * len(largest))
+    rows = stage.train.rows(0, 10 * stage.config.samples_per_step)
+    again = np.ones(len(rows), dtype=bool)
+    again[np.unique(rows, return_index=True)[1]] = False
+    longest = np.lexsort((again, -stage.sizes[unit][rows]))  # of equal ones new samples first
     captured = gpu and would_be_captured(run)
+    batch, largest, sizes = None, -1, list[tuple[int, ...]]()
+    for first in range(0, max(min(len(longest), COLLATED) // size * size, 1), size):
+        draws = longest[first : first + size]
+        try:
+            one = _collated(run, stage.train, draws, [1.0] * len(draws))
+        except Exception:  # the loader leaves it out, or names it
+            if batch is None and first + 2 * size > min(len(longest), COLLATED):
+                raise
+            continue
+        volume = math.prod(max(length, 1) for length in one.sizes.values())
+        if volume > largest:
+            batch, largest = one, volume
+        if isinstance(one, Paddable):
+            sizes.append(one.padding.size_of(one.sizes))
     shape: BatchShape | None = None
     if captured and isinstance(batch, Paddable):
-        shape = batch.padding.rounded(batch.padding.size_of(batch.sizes))
+        shape = batch.padding.rounded(tuple(map(max, zip(*sizes, strict=True))))
     numbers = StepNumbers(0, run.settings.train.seed, number)
     return _planned(run, batch, shape, gpu, captured, numbers)
