@@ -48,7 +48,7 @@ def test_the_collector_is_spared_what_a_module_has_left():
     left = [[number] for number in range(1000)]
     frozen = gc.get_freeze_count()
     running.pytest_runtest_teardown(here, here)
-    assert gc.get_freeze_count() == frozen
+    assert gc.get_freeze_count() <= frozen  # fewer if something frozen has ended meanwhile
     running.pytest_runtest_teardown(here, elsewhere)
     assert gc.get_freeze_count() > frozen + len(left)
 

@@ -164,7 +164,7 @@ def prepare_poses(
         try:
             shown = rank == 0 if progress is None else progress
             with show_progress(
-                "reference conformers", len(wanted), unit="components", enabled=shown
+                "conformers", len(wanted), unit="components", enabled=shown
             ) as advance:
                 run_jobs(work, jobs[first:] + jobs[:first], workers, advance)
             parts = [known, *(open_poses(work.path(part)) for part in jobs)]
