@@ -233,12 +233,12 @@ def on_hopper(
 
 @functools.cache
 def _is_hopper(device: torch.device) -> bool:
-    """Whether a device runs `triton_hopper`; Gluon's interface is that of the Triton tested."""
+    """Whether a device runs `triton_hopper`, with a Triton that is known to compile it."""
     if device.type != "cuda" or triton.knobs.runtime.interpret or torch.version.hip is not None:
         return False
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    tested = version in {(3, 6), (3, 7)}
-    return tested and torch.cuda.get_device_capability(device) == HOPPER
+    known = version in {(3, 6), (3, 7), (3, 8)}
+    return known and torch.cuda.get_device_capability(device) == HOPPER
 
 
 @dataclass(frozen=True)
