@@ -1,7 +1,7 @@
 """Description of a run without running it: parameters, batches, steps, memory."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -111,6 +111,26 @@ def _collated(run: Run, data: Any, indices: IntArray, weights: Any) -> Any:
     return run.task.collate([data[int(i)] for i in indices], np.asarray(indices), list(weights))
 
 
+def _readable(run: Run, data: Any, draws: IntArray, size: int) -> Iterator[Any]:
+    """Yield batches of ``size`` samples; one is left out if a sample cannot be read, but not all.
+
+    The loader leaves such a sample out too, or names it.
+    """
+    failed: Exception | None = None
+    found = 0
+    for first in range(0, max(len(draws) // size * size, 1), size):
+        some = draws[first : first + size]
+        try:
+            one = _collated(run, data, some, [1.0] * len(some))
+        except Exception as error:  # noqa: BLE001  raised below unless others can be read
+            failed = error
+            continue
+        found += 1
+        yield one
+    if failed is not None and not found:
+        raise failed
+
+
 def _describe_stages(run: Run, mesh: Mesh, gpu: bool) -> dict[str, Any]:
     """Plan the first steps, and the largest sample that the first steps of each stage draw."""
     stage = run.stages[0]
@@ -143,23 +163,12 @@ def memory_of_stage(run: Run, number: int, *, gpu: bool) -> Planned:
     again = np.ones(len(rows), dtype=bool)
     again[np.unique(rows, return_index=True)[1]] = False
     longest = np.lexsort((again, -stage.sizes[unit][rows]))  # of equal ones new samples first
+    batches = list(_readable(run, stage.train, longest[:COLLATED], size))
+    batch = max(batches, key=lambda one: math.prod(max(n, 1) for n in one.sizes.values()))
     captured = gpu and would_be_captured(run)
-    batch, largest, sizes = None, -1, list[tuple[int, ...]]()
-    for first in range(0, max(min(len(longest), COLLATED) // size * size, 1), size):
-        draws = longest[first : first + size]
-        try:
-            one = _collated(run, stage.train, draws, [1.0] * len(draws))
-        except Exception:  # the loader leaves it out, or names it
-            if batch is None and first + 2 * size > min(len(longest), COLLATED):
-                raise
-            continue
-        volume = math.prod(max(length, 1) for length in one.sizes.values())
-        if volume > largest:
-            batch, largest = one, volume
-        if isinstance(one, Paddable):
-            sizes.append(one.padding.size_of(one.sizes))
     shape: BatchShape | None = None
     if captured and isinstance(batch, Paddable):
+        sizes = [batch.padding.size_of(one.sizes) for one in batches]
         shape = batch.padding.rounded(tuple(map(max, zip(*sizes, strict=True))))
     numbers = StepNumbers(0, run.settings.train.seed, number)
     return _planned(run, batch, shape, gpu, captured, numbers)

@@ -1,31 +1,25 @@
 """The triangle multiplication: the reference everywhere, the kernels interpreted or compiled."""
 
-import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from pair_operators import DEVICE, GPU, HALF
+from triangle_pairs import BIASES, check, dropped, make
 
 from bevatron.errors import KernelError
 from bevatron.kernels import triangle_multiply, use
 from bevatron.kernels.pair.triangle_multiply.tiles import MEASURED, replaced
 from bevatron.kernels.shared.tiles import Tiles
-from bevatron.testing import Tolerance, assert_close, check_op
+from bevatron.testing import assert_close
 from half_precision import check_no_worse
 from replayed import captured
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
 ON_GPU = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
-EXACT = Tolerance(4e-6, 2e-5)
-ROUNDED = Tolerance(2e-2, 4e-2) if GPU else Tolerance(4e-3, 8e-3)
-BIASES = ("a_bias", "a_gate_bias", "b_bias", "b_gate_bias", "out_bias", "out_gate_bias")
 KEYS = {
     "norm_in_weight": "layer_norm_in.weight",
     "norm_in_bias": "layer_norm_in.bias",
@@ -38,40 +32,6 @@ KEYS = {
     "out_weight": "linear_z.weight",
     "out_gate_weight": "linear_g.weight",
 }
-
-
-def make(length, width, hidden, biases=(), batch=(), masked=True, dtype=torch.float32):
-    """Random inputs whose intermediate numbers are of order one."""
-    generator = torch.Generator().manual_seed(7)
-    sizes = {"a": (hidden, width), "b": (hidden, width), "out": (width, hidden)}
-    shapes = {
-        "z": (*batch, length, length, width),
-        "norm_in_weight": (width,),
-        "norm_in_bias": (width,),
-        **{f"{k}{gate}_weight": sizes[k] for k in "ab" for gate in ("", "_gate")},
-        "norm_out_weight": (hidden,),
-        "norm_out_bias": (hidden,),
-        "out_weight": sizes["out"],
-        "out_gate_weight": (width, width),
-        **{name: (sizes[name.split("_")[0]][0],) for name in biases},
-    }
-    drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    for name, shape in shapes.items():
-        if name != "z" and len(shape) == 2:
-            drawn[name] /= shape[1] ** 0.5
-    inputs = {name: value.to(DEVICE, dtype) for name, value in drawn.items()}
-    mask = torch.rand(shapes["z"][:-1], generator=generator) > 0.2
-    return inputs | {"mask": mask.to(DEVICE) if masked else None}
-
-
-def check(inputs, run=triangle_multiply, **options):
-    check_op(
-        *(run, run, inputs),
-        order=1,
-        tolerance=EXACT if inputs["z"].dtype == torch.float32 else ROUNDED,
-        ran=("triangle_multiply", "triton"),
-        **options,
-    )
 
 
 @pytest.fixture
@@ -90,13 +50,6 @@ def small_blocks(monkeypatch):
 )
 def test_result_and_gradients_are_right(length, width, hidden, biases, outgoing, small_blocks):
     check(make(length, width, hidden, biases) | {"outgoing": outgoing})
-
-
-def dropped(z):
-    """A dropout mask for the channels of every column."""
-    generator = torch.Generator().manual_seed(5)
-    shape = (*z.shape[:-3], *z.shape[-2:])
-    return ((torch.rand(shape, generator=generator) > 0.25) / 0.75).to(z)
 
 
 @pytest.mark.parametrize("residual", [True, False])
@@ -162,7 +115,7 @@ class OthersRows:
 def test_rows_of_a_sharded_pair_are_right(
     length, hidden, biases, outgoing, kept, small_blocks, monkeypatch
 ):
-    limit = "bevatron.kernels.pair.triangle_multiply.triton.KEPT_BYTES"
+    limit = "bevatron.kernels.pair.triangle_multiply.triton.LARGE_PAIR"
     monkeypatch.setattr(limit, 2**30 if kept else 0)
     inputs = make(length, 16, hidden, biases, batch=(2,))
     rows = slice(1, 4)
@@ -329,7 +282,7 @@ def test_of_a_pair_that_is_not_long_a_b_and_the_rows_are_saved_too(sharded, monk
             sum(t.numel() for t in kept if t.data_ptr() not in given) == edges * per_edge + weights
         )
         found.append(torch.autograd.grad(y, [*inputs.values()], y))
-        monkeypatch.setattr("bevatron.kernels.pair.triangle_multiply.triton.KEPT_BYTES", 64 * 16)
+        monkeypatch.setattr("bevatron.kernels.pair.triangle_multiply.triton.LARGE_PAIR", 64 * 16)
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
@@ -437,164 +390,6 @@ def test_more_than_2_to_the_31_elements():
     with use(triangle_multiply="triton"), torch.no_grad():
         last = triangle_multiply(**inputs)[-16:, -16:]
         assert_close(last, triangle_multiply(**corner), 1e-2)
-
-
-ON_HOPPER = pytest.mark.skipif(
-    not GPU or torch.cuda.get_device_capability() != (9, 0), reason="needs an H100 or H200"
-)
-
-
-@pytest.fixture
-def hopper(monkeypatch):
-    """Let the kernels for Hopper take small pairs too; they must have taken every one."""
-    from bevatron.kernels.pair.triangle_multiply import triton_launch
-
-    taken, on_hopper = [], triton_launch.on_hopper
-    monkeypatch.setattr(triton_launch, "FEWEST_TILES", 1)
-    monkeypatch.setattr(
-        triton_launch, "on_hopper", lambda *given: taken.append(on_hopper(*given)) or taken[-1]
-    )
-    with replaced():
-        yield
-    assert taken
-    assert all(taken)
-
-
-@ON_HOPPER
-@pytest.mark.parametrize("outgoing", [True, False])
-@pytest.mark.parametrize(
-    ("length", "biases", "batch", "masked", "dtype"),
-    [
-        (8, (), (), False, torch.bfloat16),  # one tile
-        (24, BIASES, (2,), True, torch.bfloat16),
-        (40, BIASES[3:], (), True, torch.float16),
-        (264, (), (), True, torch.bfloat16),  # several tiles for every warp group
-    ],
-)
-def test_on_hopper_result_and_gradients_are_right(
-    length, biases, batch, masked, dtype, outgoing, hopper
-):
-    check(make(length, 128, 128, biases, batch, masked, dtype) | {"outgoing": outgoing})
-
-
-@ON_HOPPER
-@pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("batch", [(), (2,)])
-def test_on_hopper_a_dropped_update_is_right(residual, batch, hopper):
-    inputs = make(24, 128, 128, BIASES, batch, dtype=torch.bfloat16)
-    mask = dropped(inputs["z"])
-
-    def run(z, **others):
-        return triangle_multiply(z, drop=mask.to(z.dtype), residual=residual, **others)
-
-    check(inputs, run)
-
-
-@ON_HOPPER
-@pytest.mark.parametrize("outgoing", [True, False])
-def test_on_hopper_sixteen_bits_are_no_worse_than_the_reference(outgoing, hopper):
-    inputs = make(64, 128, 128, BIASES, dtype=torch.bfloat16)
-    mask = inputs.pop("mask")
-    check_no_worse(
-        "triangle_multiply", partial(triangle_multiply, mask=mask, outgoing=outgoing), inputs
-    )
-
-
-@ON_HOPPER
-def test_on_hopper_two_runs_have_the_same_bits(hopper):
-    inputs = make(264, 128, 128, dtype=torch.bfloat16)
-    leaves = [v.requires_grad_() for n, v in inputs.items() if n != "mask"]
-
-    def run():
-        y = triangle_multiply(**inputs)
-        return [y.detach(), *torch.autograd.grad(y, leaves, torch.ones_like(y))]
-
-    first = run()
-    for _ in range(20):
-        assert all(map(torch.equal, first, run()))
-    with torch.no_grad():
-        assert torch.equal(triangle_multiply(**inputs), first[0])
-
-
-def of_hopper(z, hidden, monkeypatch):
-    """The passes for which a pair would take the kernels for Hopper, if its GPU were one."""
-    from bevatron.kernels.pair.triangle_multiply import triton_launch
-
-    monkeypatch.setattr(triton_launch, "_is_hopper", lambda _: True)
-    pair = triton_launch.Pair.of(z, torch.ones(hidden))
-    return set(triton_launch.on_hopper(pair, 1e-5, None, None, None, None, False))
-
-
-@pytest.mark.parametrize(
-    ("shape", "hidden", "dtype", "taken"),
-    [
-        ((256, 256, 128), 128, torch.bfloat16, True),
-        ((2, 184, 184, 128), 128, torch.float16, True),
-        ((32, 2048, 128), 128, torch.bfloat16, True),  # rows of a sharded pair
-        ((248, 248, 128), 128, torch.bfloat16, False),  # too short
-        ((32768, 32768, 128), 128, torch.bfloat16, False),  # too long
-        ((260, 260, 128), 128, torch.bfloat16, False),  # lines are padded
-        ((33, 2008, 128), 128, torch.bfloat16, False),  # not a multiple of 64 edges
-        ((256, 256, 64), 128, torch.bfloat16, False),
-        ((256, 256, 128), 64, torch.bfloat16, False),
-        ((256, 256, 128), 128, torch.float32, False),
-    ],
-)
-def test_the_kernels_of_hopper_take_the_pairs_they_are_for(
-    shape, hidden, dtype, taken, monkeypatch
-):
-    z = torch.empty(shape, device="meta", dtype=dtype)
-    passes = {"project", "output", "project_input"} if taken else set()
-    assert of_hopper(z, hidden, monkeypatch) == passes
-
-
-def test_the_kernels_of_hopper_take_no_pair_with_gaps(monkeypatch):
-    z = torch.empty(256, 512, 256, device="meta", dtype=torch.bfloat16)
-    lines, channels = z.view(256, 1024, 128)[:, :256], z[:, :, :128]
-    turned = z.view(512, 512, 128).transpose(0, 1)
-    for part in (lines, channels, turned):
-        assert not of_hopper(part, 128, monkeypatch)
-    assert of_hopper(turned.contiguous(), 128, monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("capability", "version", "interpret", "fits"),
-    [
-        ((9, 0), "3.6.0", False, True),
-        ((9, 0), "3.7.1", False, True),
-        ((9, 0), "3.7.1", True, False),
-        ((9, 0), "3.8.0", False, True),
-        ((9, 0), "3.9.0", False, False),
-        ((8, 0), "3.6.0", False, False),
-        ((10, 0), "3.6.0", False, False),
-    ],
-)
-def test_the_kernels_of_hopper_run_there_with_tested_compilers(
-    capability, version, interpret, fits, monkeypatch
-):
-    from bevatron.kernels.pair.triangle_multiply import triton_launch
-
-    compiler = Mock(__version__=version)
-    compiler.knobs.runtime.interpret = interpret
-    monkeypatch.setattr(triton_launch, "triton", compiler)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    is_hopper = triton_launch._is_hopper.__wrapped__
-    assert is_hopper(torch.device("cuda", 0)) == fits
-    assert not is_hopper(torch.device("cpu"))
-
-
-def test_the_kernels_of_hopper_compile():
-    """On any machine, as launches ask for them: Gluon's interface changes with Triton."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compiled_hopper.py"))],
-        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    passes = {"hopper_project_kernel 12", "hopper_output_kernel 12"}
-    assert set(done.stdout.splitlines()) == passes | {"hopper_project_input_kernel 8"}
 
 
 def test_unsupported_inputs_are_refused():

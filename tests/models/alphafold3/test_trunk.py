@@ -126,7 +126,7 @@ def test_a_large_pair_is_attended_to_again_with_the_same_gradients(kind, monkeyp
     attention.register_forward_pre_hook(lambda *_: calls.append(0))
     kept = gradients(module, batch, x, cycles=2, seed=seed)
     few = len(calls)
-    monkeypatch.setattr(checkpointing, "LARGE", 0)
+    monkeypatch.setattr(checkpointing, "LARGE_PAIR", 0)
     for got, want in zip(gradients(module, batch, x, cycles=2, seed=seed), kept, strict=True):
         assert torch.equal(got, want)
     assert len(calls) == 2 * few + 1

@@ -20,3 +20,8 @@ the depth of a matmul tile. A tile of `outer_product_mean` is [BM, BN], its dept
 Under autocast kernels compute in the type of their rows, as they do without. Tensors that must be
 of one type are cast to that of the first.
 """
+
+LARGE_PAIR = 2**30
+"""Bytes of a pair (2,048 tokens with 128 channels of 16 bits) from which on less is saved for the
+backward pass: memory decides what fits, and the longer the pair, the smaller the share of the time
+that computing it again takes."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bevatron.errors import KernelError
+from bevatron.kernels.pair import LARGE_PAIR
 from bevatron.kernels.pair.triangle_multiply.contraction import Contraction
 from bevatron.kernels.pair.triangle_multiply.triton_launch import (
     LARGEST_WIDTH,
@@ -24,10 +25,6 @@ from bevatron.kernels.shared.launch import on_device
 
 Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 Ten = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-KEPT_BYTES = 2**30
-"""A pair of as many bytes (2,048 tokens with 128 channels of 16 bits) is projected again in the
-backward pass: a, b and the normalised pair would take three times its memory, and the longer the
-pair, the smaller the projection's share of the time."""
 WITH_GRADIENTS = (
     "z norm_in_weight norm_in_bias a_weight a_gate_weight b_weight b_gate_weight joint_bias "
     "norm_out_weight norm_out_bias out_weight gate_weight out_bias"
@@ -77,7 +74,8 @@ def triangle_multiply(
         *(*joint, joint_bias, norm_out_weight, norm_out_bias, out_weight, out_gate_weight),
         out_biases,
     )
-    keeps = needs_grad(*given) and z.nbytes < KEPT_BYTES
+    # Otherwise a, b and the normalised pair would take three times its memory.
+    keeps = needs_grad(*given) and z.nbytes < LARGE_PAIR
     if contraction is None:
         y: Tensor = multiply(*given, outgoing, eps, residual, keeps)[0]
     else:

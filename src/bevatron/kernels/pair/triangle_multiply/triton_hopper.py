@@ -26,6 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 WIDTH, EDGES = gl.constexpr(128), gl.constexpr(64)
+GROUPS = gl.constexpr(3)
+"""Warp groups of a program here."""
 GROUP_WIDTH = gl.constexpr(32)
 """Channels that a row of four threads holds, eight each."""
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -195,7 +197,7 @@ def load_tile(Z, tile, plane):
 @gluon.jit
 def project_tiles(
     weights, stages, Z, NormWeight, NormBias, JointBias, Mask, AB, Normed, Mean, Rstd, eps, plane,
-    GROUP: gl.constexpr, GROUPS: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_MASK: gl.constexpr,
+    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_MASK: gl.constexpr,
     CHUNK: gl.constexpr,
 ):  # fmt: skip
     """Take every tile of one warp group."""
@@ -234,22 +236,22 @@ def hopper_project_kernel(
     """Compute a and b, AB [2 H, plane], the normalised rows and their statistics."""
     dtype: gl.constexpr = Z.dtype.element_ty
     weights = gl.allocate_shared_memory(dtype, [2 * WIDTH // CHUNK, 2 * CHUNK, WIDTH], SHARED)
-    stages = gl.allocate_shared_memory(dtype, [6, CHUNK, EDGES], SHARED)
+    stages = gl.allocate_shared_memory(dtype, [2 * GROUPS, CHUNK, EDGES], SHARED)
     load_joint(weights, Joint, CHUNK)
     fence_async_shared()
     barrier()
     gl.warp_specialize([
         (project_tiles, (
             weights, stages, Z, NormWeight, NormBias, JointBias, Mask, AB, Normed, Mean, Rstd,
-            eps, plane, 0, 3, HAS_BIAS, HAS_MASK, CHUNK,
+            eps, plane, 0, HAS_BIAS, HAS_MASK, CHUNK,
         )),
         (project_tiles, (
             weights, stages, Z, NormWeight, NormBias, JointBias, Mask, AB, Normed, Mean, Rstd,
-            eps, plane, 1, 3, HAS_BIAS, HAS_MASK, CHUNK,
+            eps, plane, 1, HAS_BIAS, HAS_MASK, CHUNK,
         )),
         (project_tiles, (
             weights, stages, Z, NormWeight, NormBias, JointBias, Mask, AB, Normed, Mean, Rstd,
-            eps, plane, 2, 3, HAS_BIAS, HAS_MASK, CHUNK,
+            eps, plane, 2, HAS_BIAS, HAS_MASK, CHUNK,
         )),
     ], [4, 4], [REGISTERS, REGISTERS])  # fmt: skip
 
@@ -269,7 +271,7 @@ def gate_output(y, gate, Bias, GateBias, out, PART: gl.constexpr, HAS_BIAS: gl.c
 def output_tiles(
     weights, gates, room, X, Normed, NormWeight, NormBias, Bias, GateBias, Drop, Z, Mean, Rstd, Y,
     eps, N, plane, edges,
-    GROUP: gl.constexpr, GROUPS: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_DROP: gl.constexpr,
+    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_DROP: gl.constexpr,
     RESIDUAL: gl.constexpr, CHUNK: gl.constexpr,
 ):  # fmt: skip
     """Take every tile of one warp group; the next tile of x arrives meanwhile."""
@@ -339,7 +341,7 @@ def hopper_output_kernel(
     dtype: gl.constexpr = X.dtype.element_ty
     weights = gl.allocate_shared_memory(dtype, [WIDTH // CHUNK, CHUNK, WIDTH], SHARED)
     gates = gl.allocate_shared_memory(dtype, [WIDTH // CHUNK, CHUNK, WIDTH], SHARED)
-    room = gl.allocate_shared_memory(dtype, [6, WIDTH, EDGES], SHARED)
+    room = gl.allocate_shared_memory(dtype, [2 * GROUPS, WIDTH, EDGES], SHARED)
     load_layer(weights, Weight, CHUNK, False)
     load_layer(gates, Gate, CHUNK, True)
     fence_async_shared()
@@ -347,14 +349,14 @@ def hopper_output_kernel(
     gl.warp_specialize([
         (output_tiles, (
             weights, gates, room, X, Normed, NormWeight, NormBias, Bias, GateBias, Drop, Z,
-            Mean, Rstd, Y, eps, N, plane, edges, 0, 3, HAS_BIAS, HAS_DROP, RESIDUAL, CHUNK,
+            Mean, Rstd, Y, eps, N, plane, edges, 0, HAS_BIAS, HAS_DROP, RESIDUAL, CHUNK,
         )),
         (output_tiles, (
             weights, gates, room, X, Normed, NormWeight, NormBias, Bias, GateBias, Drop, Z,
-            Mean, Rstd, Y, eps, N, plane, edges, 1, 3, HAS_BIAS, HAS_DROP, RESIDUAL, CHUNK,
+            Mean, Rstd, Y, eps, N, plane, edges, 1, HAS_BIAS, HAS_DROP, RESIDUAL, CHUNK,
         )),
         (output_tiles, (
             weights, gates, room, X, Normed, NormWeight, NormBias, Bias, GateBias, Drop, Z,
-            Mean, Rstd, Y, eps, N, plane, edges, 2, 3, HAS_BIAS, HAS_DROP, RESIDUAL, CHUNK,
+            Mean, Rstd, Y, eps, N, plane, edges, 2, HAS_BIAS, HAS_DROP, RESIDUAL, CHUNK,
         )),
     ], [4, 4], [REGISTERS, REGISTERS])  # fmt: skip

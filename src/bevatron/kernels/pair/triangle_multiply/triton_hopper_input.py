@@ -33,6 +33,8 @@ from bevatron.kernels.pair.triangle_multiply.triton_hopper import (
     values_and_gates,
 )
 
+GROUPS = gl.constexpr(2)
+"""Warp groups of a program here."""
 RING = gl.constexpr(12)
 """Slots, an even number."""
 AHEAD = gl.constexpr(RING.value - 2)
@@ -135,7 +137,7 @@ def add_chunks(
 def input_tiles(
     weights, gates, stages, ring, D, Z, Normed, NormWeight, JointBias, Mask, Mean, Rstd, DY, DZ,
     plane,
-    GROUP: gl.constexpr, GROUPS: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_MASK: gl.constexpr,
+    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_MASK: gl.constexpr,
     RESIDUAL: gl.constexpr, CHUNK: gl.constexpr,
 ):  # fmt: skip
     """Take every tile of one warp group."""
@@ -200,8 +202,8 @@ def hopper_project_input_kernel(
     dtype: gl.constexpr = Z.dtype.element_ty
     weights = gl.allocate_shared_memory(dtype, [2 * WIDTH // CHUNK, 2 * CHUNK, WIDTH], SHARED)
     gates = gl.allocate_shared_memory(dtype, [1, WIDTH, WIDTH], SHARED)
-    stages = gl.allocate_shared_memory(dtype, [4, 2 * CHUNK, EDGES], SHARED)
-    ring = gl.allocate_shared_memory(dtype, [2 * RING, CHUNK, EDGES], SHARED)
+    stages = gl.allocate_shared_memory(dtype, [2 * GROUPS, 2 * CHUNK, EDGES], SHARED)
+    ring = gl.allocate_shared_memory(dtype, [GROUPS * RING, CHUNK, EDGES], SHARED)
     load_joint(weights, Joint, CHUNK)
     load_layer(gates, Gate, WIDTH, True)
     fence_async_shared()
@@ -209,10 +211,10 @@ def hopper_project_input_kernel(
     gl.warp_specialize([
         (input_tiles, (
             weights, gates, stages, ring, D, Z, Normed, NormWeight, JointBias, Mask, Mean, Rstd,
-            DY, DZ, plane, 0, 2, HAS_BIAS, HAS_MASK, RESIDUAL, CHUNK,
+            DY, DZ, plane, 0, HAS_BIAS, HAS_MASK, RESIDUAL, CHUNK,
         )),
         (input_tiles, (
             weights, gates, stages, ring, D, Z, Normed, NormWeight, JointBias, Mask, Mean, Rstd,
-            DY, DZ, plane, 1, 2, HAS_BIAS, HAS_MASK, RESIDUAL, CHUNK,
+            DY, DZ, plane, 1, HAS_BIAS, HAS_MASK, RESIDUAL, CHUNK,
         )),
     ], [4], [REGISTERS])  # fmt: skip

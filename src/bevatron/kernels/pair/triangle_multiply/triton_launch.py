@@ -185,7 +185,7 @@ def on_hopper(
 ) -> dict[str, Any]:
     """Return launches of `triton_hopper` in place of those of the same names; none if it cannot."""
     N, _, plane = pair.places
-    fits = pair.C == pair.H == HOPPER_WIDTH and pair.dtype.itemsize == 2 and pair.is_readable
+    fits = pair.C == pair.H == HOPPER_WIDTH and pair.dtype.itemsize == 2
     fits = fits and pair.axes == 1 and pair.geometry[-1] == pair.C and pair.padded == N
     fits = fits and plane % HOPPER_TILE == 0 and FEWEST_TILES <= plane // HOPPER_TILE < 2**24
     if not (fits and _is_hopper(pair.device)):

@@ -15,13 +15,15 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from bevatron.errors import ConfigError
+from bevatron.kernels.pair import LARGE_PAIR
 
 Kind = Literal["auto", "none", "pair", "all", "segments", "paper"]
 """Policies.
 
-``none`` keeps all activations. ``pair`` recomputes pair blocks, which hold most of them, ``all``
-every block of every stack. ``segments`` recomputes groups of several blocks, and within a group
-each block once more: of a stack of B blocks in groups of k it keeps B / k + k inputs instead of B.
+``none`` keeps all activations, if pairs are smaller than `LARGE_PAIR`. ``pair`` recomputes pair
+blocks, which hold most of them, ``all`` every block of every stack. ``segments`` recomputes groups
+of several blocks, and within a group each block once more: of a stack of B blocks in groups of k it
+keeps B / k + k inputs instead of B.
 ``paper`` recomputes every sub-layer by itself, as MegaFold's appendix C lists them. ``auto`` leaves
 the choice to the training run, which knows the memory of its GPUs; outside of one it is ``all``.
 All but ``none`` also recompute what lies between stacks: see `recomputed`.
@@ -79,8 +81,6 @@ class Checkpointing:
             raise ConfigError(f"segment: expected 1 or more, got {self.segment}")
 
 
-LARGE = 2**30
-"""Bytes of a pair from which on some layers keep less, as `triangle_multiply` does."""
 AUTOMATIC = Checkpointing("auto")
 
 
@@ -134,12 +134,11 @@ def recomputed(policy: Checkpointing, fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def recomputed_if_large(z: Tensor, fn: Callable[P, R]) -> Callable[P, R]:
-    """Return fn, or for a pair of 1 GiB or more a version that recomputes its activations.
+    """Return fn, or for a pair of `LARGE_PAIR` or more a version that recomputes its activations.
 
-    Of such pairs memory decides what fits, and the layers of a block that is recomputed keep theirs
-    at the same time.
+    The layers of a block that is recomputed keep theirs at the same time.
     """
-    return fn if z.nbytes < LARGE else _again(fn)
+    return fn if z.nbytes < LARGE_PAIR else _again(fn)
 
 
 def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: R) -> R:
