@@ -299,8 +299,8 @@ class LoaderConfig:
         of it while batches take under a millisecond, else as many processes as the CPUs allow; on
         a CPU 0. A reader that may crash its process needs processes: give their number.
     window
-        1 = strict order of the plan; more = a ready batch may overtake up to that many slow ones
-        (faster on uneven data, but a run does not repeat to the last bit).
+        1 = strict order of the plan; n = a ready batch may overtake up to n - 1 slow ones (faster
+        on uneven data, but a run does not repeat to the last bit).
     prefetch : maximum number of batches in preparation or ready; None = two per worker
     sample_timeout : seconds after which a sample counts as hanging; None = never
     leave_out
