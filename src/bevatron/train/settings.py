@@ -65,7 +65,7 @@ class OptimConfig:
         _expect(decay >= 0, "optim.weight_decay", "0 or more", decay)
         fine = all(0 <= beta < 1 for beta in self.betas)
         _expect(fine, "optim.betas", "two in [0, 1)", self.betas)
-        _expect(self.eps >= 0, "optim.eps", "0 or more", self.eps)
+        _expect(self.eps > 0, "optim.eps", "a number above 0", self.eps)
         fine = self.clip is None or self.clip > 0
         _expect(fine, "optim.clip", "a number above 0", self.clip)
         _expect(self.accumulate >= 1, "optim.accumulate", "1 or more", self.accumulate)

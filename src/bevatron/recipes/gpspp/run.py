@@ -110,6 +110,7 @@ class GpsppRun(RunConfig):
 
     def __post_init__(self) -> None:
         """Reject values out of range."""
+        super().__post_init__()
         if self.molecules is not None and self.molecules < 1:
             raise ConfigError(f"molecules: expected 1 or more, got {self.molecules}")
 
