@@ -259,7 +259,7 @@ def divergence(
 
 def out_of_memory(run: Run, batch: Any, mesh: Mesh) -> OutOfMemoryError:
     """Describe the batch that ran out of memory and the setting to lower."""
-    sizes = ", ".join(f"{count} {name}" for name, count in batch.sizes.items())
+    sizes = ", ".join(f"{count} {name}" for name, count in run.named(batch.sizes).items())
     if len(batch.sample_indices) == 1:
         return OutOfMemoryError(
             f"{mesh.device} ran out of memory at a single sample of {sizes}; make the model "
