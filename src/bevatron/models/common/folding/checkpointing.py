@@ -5,7 +5,9 @@ self.pair)``; the policy, a part of its configuration, selects among them. No ra
 saved: the dropout of blocks is a function of their inputs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
@@ -166,16 +168,40 @@ def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: 
     return state
 
 
+def recomputing() -> bool:
+    """Whether the innermost function that is recomputed runs for its activations alone.
+
+    Nobody reads what it returns, so it need not begin an exchange for the next block.
+    """
+    return _recomputing.get()
+
+
+_recomputing: ContextVar[bool] = ContextVar("recomputing", default=False)
+
+
+@contextmanager
+def _runs(again: bool) -> Iterator[None]:
+    before = _recomputing.set(again)
+    try:
+        yield
+    finally:
+        _recomputing.reset(before)
+
+
 def _again(fn: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not torch.is_grad_enabled():
             return fn(*args, **kwargs)
         # One by one: an outer group of blocks could not free what a closure or a tuple holds.
         given, kinds = tree_flatten((args, kwargs))
+        ran = False
 
         def bound(*given: Any) -> R:
+            nonlocal ran
+            again, ran = ran, True
             args, kwargs = tree_unflatten(given, kinds)
-            return fn(*args, **kwargs)
+            with _runs(again):
+                return fn(*args, **kwargs)
 
         return cast("R", checkpoint(bound, *given, use_reentrant=False, preserve_rng_state=False))
 
