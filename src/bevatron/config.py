@@ -10,7 +10,7 @@ import json
 import logging
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -99,6 +99,24 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
         nested = isinstance(old, Mapping) and isinstance(value, Mapping)
         changed[key] = merged(old, value) if nested else value  # type: ignore[arg-type]
     return changed
+
+
+def leaves(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what plain values hold, each with the path of its key.
+
+    Examples
+    --------
+    >>> [*leaves({"optim": {"lr": 0.1, "betas": [0.9, 0.99]}})]
+    [('optim.lr', 0.1), ('optim.betas', 0.9), ('optim.betas', 0.99)]
+    """
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            yield from leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(values, Sequence) and not isinstance(values, str):
+        for value in values:
+            yield from leaves(value, path)
+    else:
+        yield path, values
 
 
 def take_renamed(config: Any, path: str, **old: Any) -> None:

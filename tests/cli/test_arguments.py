@@ -70,6 +70,11 @@ def test_help_and_version_are_printed(arguments, capsys):
         ("alphafold2", "stages.initial.crop", "0", "expected 1 or more, got 0"),
         ("alphafold2", "stages.initial.extra_rows", "0", "expected 1 or more, got 0"),
         ("alphafold2", "model.evoformer.num_blocks", "-1", "expected 1 or more, got -1"),
+        ("alphafold2", "model.structure.position_scale", "0", "expected a number above 0, got 0.0"),
+        ("alphafold2", "stages.initial.loss.fape", "-1", "expected 0 or more, got -1.0"),
+        ("alphafold3", "stages.initial.step.loss.bond", "-1", "expected 0 or more, got -1.0"),
+        ("alphafold3", "optim.eps", "0", "expected a number above 0, got 0.0"),
+        ("mace", "loss.energy_weight", "nan", "expected a finite number, got nan"),
     ],
 )
 def test_a_value_out_of_range_is_named_with_its_whole_path(capsys, system, option, value, said):
@@ -339,6 +344,7 @@ def test_mistakes_are_told_in_one_sentence(case, refused):
 BAD_YAML = {
     "data: {trains: [a]}": r"data.trains: unknown key \(did you mean 'train'\?\)",
     "optim: {lr: fast}": "optim.lr: expected a number, got 'fast'",
+    "optim: {clip: .inf}": "optim.clip: expected a finite number, got inf",
     "optim: {lr: 1}\noptim: {lr: 2}": "line 2: .*'optim' occurs twice",
     "recipe: macee": "there is no 'macee'",
     "data: {train: [{{ file }}]}": "line 1: not valid YAML .*a template .*not been filled in",

@@ -139,7 +139,7 @@ def test_dry_run_says_what_would_be_and_trains_nothing(train, tmp_path, capsys):
     assert train("--dry-run") == 0
     said = capsys.readouterr().out
     assert re.search(r"parameters +[\d,]+ \([\d,]+ trained\)", said)
-    for word in ("steps", "memory", "fill", "validation samples"):
+    for word in ("steps", "memory", "fill", "validation structures"):
         assert word in said
 
 
@@ -290,7 +290,7 @@ def test_inspect_and_bench_print_tables(shelf, tmp_path, capsys):
     assert main(["bench", "loader", store, "--workers", "0"]) == 0
     assert main(["bench", "packing", store, "--ranks", "2"]) == 0
     said = capsys.readouterr().out
-    for word in ("read us (median)", "structures/s", "algorithm1"):
+    for word in ("read µs (median)", "structures/s", "algorithm1"):
         assert word in said
 
 

@@ -60,6 +60,11 @@ def test_plain_values_give_the_configuration_back(config):
     assert config.from_values(to_dict(found)) == found
 
 
+def test_numbers_that_are_not_finite_are_refused_by_every_system(config):
+    with pytest.raises(ConfigError, match=r"^optim\.clip: expected a finite number, got inf$"):
+        config.from_values({"optim": {"clip": float("inf")}})
+
+
 def test_the_trainer_gets_the_settings_of_the_run():
     found = GraphRun.from_values({"optim": {"lr": 0.5}, "data": {"train": ["a.npz", "b.npz"]}})
     assert found.settings.optim.lr == 0.5

@@ -13,7 +13,7 @@ WRONG = [
     ("optim.lr", 0.0, "a number above 0"),
     ("optim.weight_decay", -1.0, "0 or more"),
     ("optim.betas", (0.9, 1.0), "two in [0, 1)"),
-    ("optim.eps", -1e-8, "0 or more"),
+    ("optim.eps", 0.0, "a number above 0"),
     ("optim.clip", 0.0, "a number above 0"),
     ("optim.accumulate", 0, "1 or more"),
     ("optim.ema", 1.0, "numbers in (0, 1)"),

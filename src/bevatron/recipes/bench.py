@@ -73,8 +73,8 @@ def store_rates(path: Path) -> Rows:
             "atoms": f"{sizes['atoms'].mean():.1f}",
             "edges": f"{sizes['edges'].mean():.0f}",
             "open ms": f"{opened * 1e3:.1f}",
-            "read us (median)": f"{median(times) * 1e6:.1f}",
-            "read us (99 %)": f"{np.quantile(times, 0.99) * 1e6:.1f}",
+            "read µs (median)": f"{median(times) * 1e6:.1f}",
+            "read µs (99 %)": f"{np.quantile(times, 0.99) * 1e6:.1f}",
         }
     ]
 

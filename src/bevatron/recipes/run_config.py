@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from bevatron.config import from_dict, merged, to_dict
+from bevatron.config import from_dict, leaves, merged, to_dict
 from bevatron.errors import ConfigError
 from bevatron.kernels import KernelConfig
 from bevatron.models.common import model_folder
@@ -56,6 +57,12 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     kernels: KernelConfig = field(default_factory=KernelConfig)
     report: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse NaN and infinity, which fit within most ranges or make every comparison false."""
+        for path, value in leaves(to_dict(self)):
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{path}: expected a finite number, got {value}")
 
     @classmethod
     def preset_values(cls, name: str | None) -> dict[str, Any]:

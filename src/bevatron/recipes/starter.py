@@ -6,9 +6,10 @@ that presets or the data decide otherwise.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from bevatron.config import leaves
 from bevatron.errors import ConfigError
 
 _PLACEHOLDER = re.compile(r"<[A-Za-z][^<>]*>")
@@ -73,17 +74,6 @@ def check_filled(values: Any) -> None:
 
     Raises ConfigError naming the key.
     """
-    for path, value in _texts(values, ""):
-        if _PLACEHOLDER.fullmatch(value):
+    for path, value in leaves(values):
+        if isinstance(value, str) and _PLACEHOLDER.fullmatch(value):
             raise ConfigError(f"{path}: is still the placeholder {value}; put your own there")
-
-
-def _texts(values: Any, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(values, Mapping):
-        for key, value in values.items():
-            yield from _texts(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(values, str):
-        yield path, values
-    elif isinstance(values, Sequence):
-        for value in values:
-            yield from _texts(value, path)

@@ -20,7 +20,7 @@ from bevatron.files import SCRATCH
 from bevatron.output import note, say
 from bevatron.parallel.collectives import barrier
 from bevatron.parallel.mesh import open_mesh, parse_device, ranks_from_environment, start_gpu
-from bevatron.recipes import SYSTEMS, recipe
+from bevatron.recipes import SYSTEMS, recipe, system
 from bevatron.recipes.dispatch import system_and_values
 from bevatron.recipes.run_config import LARGE_MODEL
 from bevatron.recipes.starter import check_filled
@@ -169,7 +169,9 @@ def _describe(config: Any) -> None:
                     note(f"planning a step of {parameters / 1e6:.0f} million parameters: minutes")
                 # Nor need the processes of the run be there.
                 training = max(mesh.world - run.settings.train.evaluation_ranks, 1)
-                _print_description(describe(run, training, gpu=gpu), run, training)
+                # A sample of a stage is a crop, not a whole chain or complex.
+                samples = "samples" if run.stages else system(config.recipe).samples
+                _print_description(describe(run, training, gpu=gpu), run, training, samples)
             barrier(mesh)
     finally:
         if ranks_from_environment(os.environ)[0] == 0:
@@ -179,11 +181,11 @@ def _describe(config: Any) -> None:
                     path.rmdir()
 
 
-def _print_description(found: Mapping[str, Any], run: Run, num_ranks: int) -> None:
+def _print_description(found: Mapping[str, Any], run: Run, num_ranks: int, samples: str) -> None:
     rows = {
         "parameters": f"{found['parameters']:,} ({found['trained_parameters']:,} trained)",
-        "training samples": f"{len(run.train):,}",
-        "validation samples": f"{len(run.valid) if run.valid is not None else 0:,}",
+        f"training {samples}": f"{len(run.train):,}",
+        f"validation {samples}": f"{len(run.valid) if run.valid is not None else 0:,}",
         "ranks": f"{num_ranks}",
         "ranks a sample": f"{run.sharing.repeats}",
         **_described_steps(found),

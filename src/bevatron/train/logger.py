@@ -87,7 +87,7 @@ class Logger:
         progress = checkpoint.progress
         changes = changes_since(checkpoint.record.settings, run, mesh)
         epoch = "" if self._stages else f"epoch {progress.epoch + 1}, "
-        self.console.say(f"resumed from {checkpoint.path}: {epoch}step {progress.step}")
+        self.console.say(f"resumed from {checkpoint.path}: {epoch}after step {progress.step}")
         for key, before, now in changes:
             self.console.say(f"  changed: {key} was {before}, is {now}")
         logged = {key: [before, now] for key, before, now in changes if matters(key)}

@@ -223,6 +223,9 @@ class Run:
     rate_names
         What the log calls sizes of batches in rates, where not by their own name:
         ``{"graphs": "molecules"}``.
+    size_setting
+        What messages call the setting that makes batches smaller, and its value, where that is none
+        of ``batch``: ``"`molecules` (now 32)"``.
     notes : lines for the start of the log: what was found in the data
     model_options
         What commands that use the model are shown with at the end, such as `` --head new``.
@@ -262,6 +265,7 @@ class Run:
     save_model: SaveModel = save_weights
     shown_metrics: Sequence[str] = ()
     rate_names: Mapping[str, str] = field(default_factory=dict)
+    size_setting: str = ""
     notes: Sequence[str] = ()
     model_options: str = ""
     sharing: Sharing = field(default_factory=SamplesApart)

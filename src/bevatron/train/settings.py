@@ -65,7 +65,7 @@ class OptimConfig:
         _expect(decay >= 0, "optim.weight_decay", "0 or more", decay)
         fine = all(0 <= beta < 1 for beta in self.betas)
         _expect(fine, "optim.betas", "two in [0, 1)", self.betas)
-        _expect(self.eps >= 0, "optim.eps", "0 or more", self.eps)
+        _expect(self.eps > 0, "optim.eps", "a number above 0", self.eps)
         fine = self.clip is None or self.clip > 0
         _expect(fine, "optim.clip", "a number above 0", self.clip)
         _expect(self.accumulate >= 1, "optim.accumulate", "1 or more", self.accumulate)
@@ -299,8 +299,8 @@ class LoaderConfig:
         of it while batches take under a millisecond, else as many processes as the CPUs allow; on
         a CPU 0. A reader that may crash its process needs processes: give their number.
     window
-        1 = strict order of the plan; more = a ready batch may overtake up to that many slow ones
-        (faster on uneven data, but a run does not repeat to the last bit).
+        1 = strict order of the plan; n = a ready batch may overtake up to n - 1 slow ones (faster
+        on uneven data, but a run does not repeat to the last bit).
     prefetch : maximum number of batches in preparation or ready; None = two per worker
     sample_timeout : seconds after which a sample counts as hanging; None = never
     leave_out

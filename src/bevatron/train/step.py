@@ -278,5 +278,7 @@ def size_of_batches(run: Run) -> str:
     config = run.settings.batch
     if config.algorithm == "fixed_count":
         return f"batch.size (now {config.size} samples)"
+    if run.size_setting:
+        return run.size_setting
     limits = config.capacities(run.sizes).items()
     return f"batch.capacity (now {', '.join(f'{value} {name}' for name, value in limits)})"

@@ -31,12 +31,12 @@ def test_a_batch_says_its_sample_and_sizes():
     found = batch()
     assert found.sample_indices.tolist() == [17]
     assert found.resolution.shape == found.seq_length.shape == ()
-    assert dict(found.sizes) == {"entries": 1, "tokens": 13, "rows": 3, "extra_rows": 4}
+    assert dict(found.sizes) == {"samples": 1, "tokens": 13, "rows": 3, "extra_rows": 4}
 
 
 def test_padding_leaves_the_features_of_the_model_as_they_were():
     real = batch()
-    padded = pad(real, BatchShape(tokens=16, rows=4, extra_rows=8, entries=1))
+    padded = pad(real, BatchShape(tokens=16, rows=4, extra_rows=8, samples=1))
     assert padded.msa.shape == (2, 4, 16)
     assert padded.cluster_counts.shape == (2, 4, 16, 22)
     for compute in (model_inputs, reference_inputs):

@@ -189,6 +189,10 @@ STRESS = 'stress="1 1 1 0 0 0"'
             frame("energy=-1") + frame("energy=-inf"),
             "frame 1: the energy 'energy' holds NaN or inf",
         ),
+        (
+            frame("energy=-1", ":forces:R:3", ["He 0 0 0 1 0 0", "He 1 1 1 0 1e300 0"]),
+            r"frame 0: the forces 'forces' holds .* a number beyond 3\.4e\+38",
+        ),
         (frame("energy=much"), "frame 0: 'energy' is 'much', not numbers"),
         (frame('energy="1 2"'), "the energy 'energy' has 2 numbers; expected one"),
         (

@@ -50,9 +50,9 @@ def batch(shared, tmp_path_factory):
 @pytest.fixture(scope="module")
 def filled(batch):
     """The same, padded."""
-    lengths = {axis: size for axis, size in batch.sizes.items() if axis != "entries"}
+    lengths = {axis: size for axis, size in batch.sizes.items() if axis != "samples"}
     lengths |= {"tokens": TOKENS, "atoms": ATOMS}
-    return pad(batch, BatchShape(**lengths, entries=1))
+    return pad(batch, BatchShape(**lengths, samples=1))
 
 
 def trunk(num_tokens, kept):

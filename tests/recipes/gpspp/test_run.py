@@ -20,7 +20,7 @@ from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.targets import TargetConfig, labels_of, targets_of
 from bevatron.train.evaluate import make_loader
 from bevatron.train.loop import fit
-from bevatron.train.settings import BatchConfig
+from bevatron.train.step import size_of_batches
 from tiny_sizes import GPSPP
 
 DEMO = files("bevatron.recipes") / "demo_data" / "molecules.csv.gz"
@@ -294,22 +294,21 @@ def test_a_run_keeps_its_split_and_the_predictions_of_its_tests(trained, table, 
     ]
 
 
-def test_few_molecules_get_small_steps_and_few_steps_a_warning(tmp_path, table):
+def test_few_molecules_get_small_steps(tmp_path, table):
     made = build(size_only(tmp_path / "a", table, molecules=None))
     assert any("about 8 molecules, chosen for 22 training" in line for line in made.notes)
     capacity = made.settings.batch.capacity
     data = load_molecules(size_only(tmp_path / "b", table).data, tmp_path / "b")
     assert capacity == recipe.capacities(data, 8)
-    one = BatchConfig(capacity={"atoms": 1})
-    assert not recipe._few_steps(data, one, epochs=60, batches=1)
-    (warning,) = recipe._few_steps(data, one, epochs=1, batches=1)
-    assert warning.startswith("warning: 1 epoch of about")
+    assert size_of_batches(made) == "`molecules` (now 8)"
+    given = build(size_only(tmp_path / "c", table, batch={"capacity": {"atoms": 99}}))
+    assert size_of_batches(given) == "batch.capacity (now 99 atoms)"
 
 
 def test_a_run_of_few_steps_has_one_warning_of_it(trained):
     lines = (trained[0] / "log.txt").read_text().splitlines()
-    (warning,) = [line for line in lines if "few to learn from" in line or "per epoch" in line]
-    assert "warning: only" in warning
+    (warning,) = [line for line in lines if " steps " in line and "warning" in line]
+    assert "lower `molecules` (now " in warning
 
 
 def test_only_a_new_model_of_the_default_size_is_too_large_for_a_cpu(tmp_path, table, trained):

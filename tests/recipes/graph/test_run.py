@@ -299,7 +299,7 @@ def test_command_line_trains_evaluates_and_predicts(tmp_path, monkeypatch, capsy
     words = ["train", "graph", "--data", "g.npz", "--output", "dry", "--dry-run"]
     assert cli.main([*words, "--train.device", "cpu"]) == 0
     said = capsys.readouterr().out
-    assert "training samples" in said
+    assert "training graphs" in said
     assert "nan" not in said
     assert "graph" in SYSTEMS
 

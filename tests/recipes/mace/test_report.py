@@ -103,6 +103,7 @@ def test_everything_is_in_the_page_and_all_pictures_are_written(folder, evaluati
         "REF_energy",
         "balanced",
         "45 atoms/s",
+        "structures per batch",
         "dtype: float64",
         "torch",
     ):

@@ -15,7 +15,7 @@ from bevatron.train.run import FitResult
 EPOCH = {
     "kind": "epoch", "epoch": 0, "step": 8, "stage": "initial", "loss": 2.0, "lr": 0.1,
     "grad_norm": 1.0, "terms": {}, "best": True, "valid": {"lddt": 0.5},
-    "time": {"seconds": 1.0, "wait_share": 0.0, "entries_per_s": 2.0},
+    "time": {"seconds": 1.0, "wait_share": 0.0, "samples_per_s": 2.0},
 }  # fmt: skip
 
 

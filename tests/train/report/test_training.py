@@ -34,7 +34,9 @@ def test_a_run_of_stages_goes_by_steps_and_marks_where_a_stage_begins(tmp_path):
         _validated(2, 1300, stage="finetune"),
     ])  # fmt: skip
     assert [history.place(record) for record in history.epochs] == [500, 800, 1300]
-    assert list(_events(history)) == [(800, "finetune")]
+    assert list(_events(history)) == [(801, "finetune")]  # as the log: "from step 801 on"
+    resumed = _history([*history.records, {"kind": "resume", "epoch": 2, "step": 1300}])
+    assert list(_events(resumed)) == [(801, "finetune"), (1301, "resumed")]
     result = FitResult(tmp_path, "steps", None, 3, 1300, {}, 0.5, 1, 60.0)
     shown = summary(history, result, torch.nn.Linear(2, 1))
     assert (shown["steps"], shown["best step"]) == (1300, 800)
@@ -74,7 +76,7 @@ def test_the_loss_of_logged_steps_is_averaged_in_at_most_200_intervals():
 @pytest.mark.filterwarnings("error")
 def test_a_run_whose_numbers_are_all_unknown_is_reported_without_a_warning(tmp_path):
     steps = [{"kind": "step", "epoch": 0, "step": i, "loss": None} for i in range(1, 9)]
-    time = {"seconds": 1.0, "wait_share": 0.0, "validation_seconds": 1.0, "entries_per_s": None}
+    time = {"seconds": 1.0, "wait_share": 0.0, "validation_seconds": 1.0, "samples_per_s": None}
     history = _history([*steps, _validated(0, 8, stage="initial", loss=None, lr=0.1, time=time)])
     assert np.isnan(training_loss(history, "training").y).all()
     report = Report("Run", "", tmp_path)

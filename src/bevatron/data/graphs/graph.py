@@ -222,6 +222,12 @@ def index_type(num_nodes: int) -> type[np.int32] | type[np.int64]:
     return np.int32 if num_nodes < 2**31 else np.int64
 
 
+def in_float32(values: npt.NDArray[np.floating]) -> BoolArray:
+    """Whether values are finite in float32, in which models train; a float64 may be too large."""
+    with np.errstate(over="ignore"):
+        return np.isfinite(values.astype(np.float32, copy=False))
+
+
 def concatenate(parts: Sequence[Edges], num_nodes: int) -> Edges:
     """Join pieces of an edge list."""
     dtype = index_type(num_nodes)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bevatron.data.graphs.graph import Edges, Found, index_type
+from bevatron.data.graphs.graph import Edges, Found, in_float32, index_type
 from bevatron.data.graphs.options import EdgePolicy
 from bevatron.errors import DataError
 from bevatron.typing import BoolArray, IntArray
@@ -69,11 +69,11 @@ def check_indices(edges: Edges, num_nodes: int, name: str, first: int = 0) -> No
                 "(vertices are numbered from 0)"
             )
     if edges.weights is not None:
-        wrong = np.flatnonzero(~np.isfinite(edges.weights))
+        wrong = np.flatnonzero(~in_float32(edges.weights))
         if len(wrong):
             raise DataError(
                 f"{name}: edge {first + int(wrong[0])}: its weight is "
-                f"{edges.weights[wrong[0]]}, expected a number"
+                f"{edges.weights[wrong[0]]}, expected a number that float32 holds"
             )
 
 

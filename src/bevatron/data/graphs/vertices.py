@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bevatron.data.dataset import ROLES
-from bevatron.data.graphs.graph import Labels, SparseFeatures
+from bevatron.data.graphs.graph import Labels, SparseFeatures, in_float32
 from bevatron.data.graphs.options import GraphOptions
 from bevatron.errors import DataError
 from bevatron.typing import Array, BoolArray
@@ -33,7 +33,7 @@ def checked_features(
     """Check features and normalise them as the options say.
 
     Floating-point numbers keep their type (float16 becomes float32), others become float32. Raises
-    DataError for another number of rows than vertices, or a value that is not finite.
+    DataError for another number of rows than vertices, or a value that is not finite in float32.
     """
     if features is None:
         return None
@@ -223,13 +223,16 @@ def _as_floating(features: Array, name: str) -> Any:
 
 def _check_finite(values: npt.NDArray[np.floating], name: str, indptr: Array | None = None) -> None:
     for start in range(0, len(values), _CHUNK):
-        wrong = np.flatnonzero(~np.isfinite(values[start : start + _CHUNK]).all(axis=1))
+        finite = in_float32(values[start : start + _CHUNK])
+        wrong = np.flatnonzero(~finite.all(axis=1))
         if len(wrong):
             place = start + int(wrong[0])
-            row = values[place]
-            value = row[~np.isfinite(row)][0]
+            value = values[place][~finite[wrong[0]]][0]
             vertex = place if indptr is None else int(np.searchsorted(indptr, place, "right")) - 1
-            raise DataError(f"{name}: a feature of vertex {vertex} is {value}, expected a number")
+            raise DataError(
+                f"{name}: a feature of vertex {vertex} is {value}, expected a number that float32 "
+                "holds"
+            )
 
 
 def _scaled_sparse(features: SparseFeatures) -> SparseFeatures:

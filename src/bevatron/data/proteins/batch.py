@@ -24,7 +24,7 @@ from bevatron.data.samples.flat import Movable
 from bevatron.errors import DataError
 from bevatron.typing import Arrays, IntArray
 
-ENTRIES = "entries"
+SAMPLES = "samples"
 """Name of the samples in logs."""
 
 
@@ -56,7 +56,7 @@ class ProteinBatch(Movable):
     @property
     def sizes(self) -> Mapping[str, int]:
         """Length of every ragged axis, for logs; first the number of samples."""
-        found = {ENTRIES: 1}
+        found = {SAMPLES: 1}
         for name, ragged in self.ragged.items():
             for each in ragged_axes(ragged):
                 length = getattr(self, name).shape[each.dim] - each.extra
@@ -98,4 +98,4 @@ def one_sample(
 
 def rule(*axes: Axis) -> PaddingRule:
     """Return the padding rule of batches of one sample; the first axis decides most of the work."""
-    return PaddingRule((*axes, Axis(ENTRIES, 1, counts_work=False)), samples=ENTRIES)
+    return PaddingRule((*axes, Axis(SAMPLES, 1, counts_work=False)), samples=SAMPLES)

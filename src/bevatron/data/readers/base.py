@@ -18,6 +18,9 @@ from bevatron.data.archives import archive_of, read_member
 from bevatron.errors import DataError
 from bevatron.typing import Arrays, BoolArray, FloatArray
 
+LARGEST_LABEL = float(np.finfo(np.float32).max)
+"""Labels become float32: those of molecules in their store, those of structures in most runs."""
+
 
 class SampleReader(Protocol):
     """Raw samples in a fixed order; picklable, because every worker process opens it again."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bevatron.data.readers.base import RawFrame
+from bevatron.data.readers.base import LARGEST_LABEL, RawFrame
 from bevatron.data.readers.labels import LabelKeys, LabelOptions
 from bevatron.errors import DataError
 from bevatron.typing import FloatArray
@@ -67,12 +67,14 @@ def _values(name: str, value: Any) -> FloatArray:
 
 
 def _finite(what: str, name: str, values: FloatArray, options: LabelOptions) -> bool:
-    """Whether the values are usable; NaN is an error, or counts as absent for prediction."""
-    if np.isfinite(values).all():
+    """Whether float32 holds the values; else it is an error, or they are absent for prediction."""
+    if (np.abs(values) <= LARGEST_LABEL).all():
         return True
     if options.allow_unlabelled:
         return False
-    raise DataError(f"the {what} '{name}' holds NaN or infinity")
+    raise DataError(
+        f"the {what} '{name}' holds NaN or infinity, or a number beyond {LARGEST_LABEL:.1e}"
+    )
 
 
 def _energy(frame: RawFrame, keys: LabelKeys, options: LabelOptions) -> float:

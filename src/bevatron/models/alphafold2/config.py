@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from bevatron.data.proteins.chain_samples import ChainSizes
+from bevatron.errors import ConfigError
 from bevatron.models.common.folding import AUTOMATIC, Checkpointing
 from bevatron.models.common.hyper_parameters import check_dropout, check_ranges, from_preset
 
 
 class _Sizes:
-    """Whole numbers of 1 or more, and a rate of dropout."""
+    """Whole numbers of 1 or more, a rate of dropout, and lengths above 0."""
 
     fewest_blocks: ClassVar[int] = 1
 
@@ -21,6 +22,8 @@ class _Sizes:
             elif isinstance(value, int) and not isinstance(value, bool):
                 least = self.fewest_blocks if name == "num_blocks" else 1
                 check_ranges(self, [(name, least, float("inf"))])
+            elif isinstance(value, float) and not 0 < value < float("inf"):
+                raise ConfigError(f"{name}: expected a number above 0, got {value}")
 
 
 @dataclass(frozen=True)

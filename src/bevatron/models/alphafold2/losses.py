@@ -5,6 +5,7 @@ the loss of a step is their mean over samples, so ranks add up sums and numbers 
 processes share a sample, logits of pairs are own rows R, and sums over pairs are added up.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from bevatron.models.alphafold2.fape import backbone_fape, sidechain_fape
 from bevatron.models.alphafold2.naming import renamed_reference
 from bevatron.models.alphafold2.violation import violation_loss
 from bevatron.models.common.folding.metrics import DISTOGRAM_EDGES
+from bevatron.models.common.hyper_parameters import check_ranges
 from bevatron.parallel.axial import all_together, own
 
 _EPS = 1e-8
@@ -56,6 +58,9 @@ class LossWeights:
     experimentally_resolved: float = 0.0
     violation: float = 0.0
     tm: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_ranges(self, [(name, 0, math.inf) for name in vars(self)])
 
 
 FINE_TUNING_WEIGHTS = LossWeights(experimentally_resolved=0.01, violation=1.0)

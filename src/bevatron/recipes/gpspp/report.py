@@ -11,6 +11,7 @@ import torch
 from bevatron.data.dataset import Dataset, Subset
 from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusTask, Mode, Target
 from bevatron.output import Cell
+from bevatron.recipes.gpspp import SYSTEM
 from bevatron.recipes.gpspp.data import MoleculeData, molecule_sizes
 from bevatron.recipes.gpspp.finetune import trained_model
 from bevatron.recipes.gpspp.targets import labels_of
@@ -128,7 +129,7 @@ def report_of_run(
     _parity(report, first, found[first], model.config.targets)
     _data(report, data, dict(reversed(found.items())), model.config.targets)
     sizes = molecule_sizes(data.train)
-    show_balance(report, first_epoch(sizes, batch, history), batch, sizes)
+    show_balance(report, first_epoch(sizes, batch, history), batch, sizes, SYSTEM.samples)
     show_timing(report, history)
     report.section("Settings").config(history.config)
     report.versions(("bevatron", "torch", "numpy", "rdkit"))

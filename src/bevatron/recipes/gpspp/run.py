@@ -1,7 +1,6 @@
 """The recipe ``gpspp``: properties of molecules from SMILES, a new GPS++ or a fine-tuned one."""
 
 import dataclasses
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -22,7 +21,7 @@ from bevatron.models.gpspp import (
     LossConfig,
     Mode,
 )
-from bevatron.parallel.mesh import parse_device, ranks_from_environment
+from bevatron.parallel.mesh import parse_device
 from bevatron.recipes.frozen import freeze
 from bevatron.recipes.gpspp import SYSTEM
 from bevatron.recipes.gpspp.data import (
@@ -36,7 +35,6 @@ from bevatron.recipes.gpspp.finetune import FinetuneConfig, started_from, traine
 from bevatron.recipes.gpspp.outcome import WriteOutcome
 from bevatron.recipes.gpspp.targets import TargetConfig, targets_of
 from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
-from bevatron.train.loop import FEW_STEPS
 from bevatron.train.precision import dtype_of
 from bevatron.train.run import Run
 from bevatron.train.settings import BatchConfig, OptimConfig, ScheduleConfig, Settings, TrainConfig
@@ -45,9 +43,6 @@ REPORT = "bevatron.recipes.gpspp.report"
 
 SMALL_OPTIM = {"lr": 2e-3, "ema": 0.98}
 """Settings of gpspp-small: narrow layers bear a higher rate."""
-
-FEWEST_STEPS = 1000
-"""Runs with fewer steps cause a warning."""
 
 ROOM = 1.03
 """Capacity of a batch over the needs of its average molecules: packing needs some slack."""
@@ -115,6 +110,7 @@ class GpsppRun(RunConfig):
 
     def __post_init__(self) -> None:
         """Reject values out of range."""
+        super().__post_init__()
         if self.molecules is not None and self.molecules < 1:
             raise ConfigError(f"molecules: expected 1 or more, got {self.molecules}")
 
@@ -184,6 +180,11 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
         save_model=SaveModel(SYSTEM.kind, model.config),
         shown_metrics=_shown(model.config, modes),
         rate_names={"graphs": SYSTEM.samples},
+        size_setting=(
+            f"`molecules` (now {_molecules(config, data)})"
+            if config.batch.capacity == "auto"
+            else ""
+        ),
         on_end=WriteOutcome(
             data, modes, WriteReport(REPORT, data, modes, settings.batch) if config.report else None
         ),
@@ -279,14 +280,12 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
     train = dataclasses.replace(train, autocast=_matmul_dtype(config, on_gpu=on_gpu))
     batch = settings.batch
     if batch.capacity == "auto":
-        number = config.molecules or molecules_per_step(len(data.train))
+        number = _molecules(config, data)
         batch = dataclasses.replace(batch, capacity=capacities(data, number))
         listed = ", ".join(f"{n} {name}" for name, n in batch.capacities().items())
         chosen = f", chosen for {len(data.train)} training molecules (`molecules` sets another)"
         chosen = "" if config.molecules else chosen
         notes.append(f"a batch holds at most {listed}: about {number} molecules{chosen}")
-    ranks = ranks_from_environment(os.environ)[1]
-    notes += _few_steps(data, batch, train.epochs, ranks * settings.optim.accumulate)
     plain = config.model == GPSPlusPlusConfig.preset(GpsppRun.preset)
     if plain and config.start_from is None and not on_gpu:
         notes.append(
@@ -312,6 +311,11 @@ def _matmul_dtype(config: GpsppRun, *, on_gpu: bool) -> Literal["bfloat16", "flo
     return asked
 
 
+def _molecules(config: GpsppRun, data: MoleculeData) -> int:
+    """Return the average number of molecules of a batch whose capacities are not given."""
+    return config.molecules or molecules_per_step(len(data.train))
+
+
 def molecules_per_step(number: int) -> int:
     """Choose how many molecules a step has, from the number of training molecules.
 
@@ -324,21 +328,6 @@ def molecules_per_step(number: int) -> int:
     [8, 32, 128, 256]
     """
     return int(np.clip(2 ** np.round(np.log2(max(number, 1)) / 2), 8, 256))
-
-
-def _few_steps(data: MoleculeData, batch: BatchConfig, epochs: int, batches: int) -> list[str]:
-    """Warn of a run of too few steps to learn much; the trainer warns of too few in an epoch."""
-    sizes = molecule_sizes(data.train)
-    shares = [sizes[name].sum() / most for name, most in batch.capacities(sizes).items()]
-    per_epoch = max(int(np.ceil(max(shares) / batches)), 1)
-    total = per_epoch * epochs
-    if not epochs or per_epoch < FEW_STEPS or total >= FEWEST_STEPS:
-        return []
-    warning = (
-        f"warning: {epochs} epoch{'s' if epochs > 1 else ''} of about {per_epoch} steps: few to "
-        "learn from; smaller steps (`molecules`) or more epochs (`train.epochs`) give more"
-    )
-    return [warning]
 
 
 def capacities(data: MoleculeData, molecules: int) -> dict[str, int]:

@@ -14,6 +14,7 @@ from bevatron.data.dataset import Dataset
 from bevatron.models.graph_attention import NodeTask
 from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
+from bevatron.recipes.graph import SYSTEM
 from bevatron.recipes.graph.data import GraphData, graph_sizes
 from bevatron.train.evaluate import predict
 from bevatron.train.precision import dtype_of
@@ -125,7 +126,8 @@ def report_of_run(
     report.section("Data").details("What was found in the files", "\n".join(data.report))
     if len(data.train) > 1:
         sizes = graph_sizes(data.train)
-        show_balance(report, first_epoch(sizes, settings.batch, history), settings.batch, sizes)
+        plan = first_epoch(sizes, settings.batch, history)
+        show_balance(report, plan, settings.batch, sizes, SYSTEM.samples)
     show_timing(report, history)
     report.section("Settings").config(config).versions(("bevatron", "torch", "numpy"))
     return report.write(folder / "report.html")

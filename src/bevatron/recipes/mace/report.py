@@ -15,6 +15,7 @@ from bevatron.data.dataset import Dataset, Subset
 from bevatron.data.packing import Plan
 from bevatron.models.mace import load_model
 from bevatron.output import Cell
+from bevatron.recipes.mace import SYSTEM
 from bevatron.recipes.mace.data import StructureData, batch_sizes
 from bevatron.recipes.mace.evaluate import Evaluation, evaluate_dataset
 from bevatron.recipes.mace.potential import Potential
@@ -121,7 +122,7 @@ def write_report(
         report.section("Parity")
         show_parity(report, *first, energies or {})
     if plan is not None:
-        show_balance(report, plan, batch or BatchConfig(), ["atoms"])
+        show_balance(report, plan, batch or BatchConfig(), ["atoms"], SYSTEM.samples)
     show_timing(report, history)
     report.section("Settings").config(history.config).versions()
     return report.write(folder / "report.html")

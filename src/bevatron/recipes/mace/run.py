@@ -99,6 +99,7 @@ class MaceRun(RunConfig):
 
     def __post_init__(self) -> None:
         """Refuse contradictory settings."""
+        super().__post_init__()
         two, schedule = self.loss.stage_two_start, self.schedule.stage_two_start
         if two is not None and schedule is not None and two != schedule:
             raise ConfigError(

@@ -62,6 +62,7 @@ class StagedRun(RunConfig):
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be trained on."""
+        super().__post_init__()
         if not self.stages:
             raise ConfigError("stages: expected at least one")
         if self.batch.size != 1 or self.batch.algorithm != "fixed_count":

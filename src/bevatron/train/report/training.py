@@ -166,20 +166,23 @@ def first_epoch(sizes: Mapping[str, IntArray], batch: BatchConfig, history: Hist
     return pack_samples(sizes, None, batch, num_ranks, seed, epoch=0)
 
 
-def show_balance(report: Report, plan: Plan, batch: BatchConfig, sizes: Iterable[str]) -> None:
+def show_balance(
+    report: Report, plan: Plan, batch: BatchConfig, sizes: Iterable[str], samples: str
+) -> None:
     """Show how evenly the batches of an epoch are filled, in a section.
 
     Parameters
     ----------
     plan, batch : batches of the first epoch and how they were made
     sizes : names of what is counted of a sample, that by which it is measured first
+    samples : what samples are called
     """
     costs = batch.costs(sizes)
     unit = next(iter(costs)) if list(costs.values()) == [1.0] else None
     capacity = None if plan.capacity is None or unit is None else float(plan.capacity[0])
     counts = plan.batch_sizes
     report.section("Batch balance").table(
-        ("batches", "ranks", "steps", "samples per batch", "fill (%)",
+        ("batches", "ranks", "steps", f"{samples} per batch", "fill (%)",
          "slowest rank over mean (%)", "repeats"),
         [[
             batch.algorithm, plan.num_ranks, plan.num_steps, span(counts.min(), counts.max()),
@@ -305,11 +308,12 @@ def _changes(records: Sequence[Record], unit: str) -> Iterator[str]:
 
 
 def _events(history: History) -> Iterator[tuple[float, str]]:
-    """Yield (place, label) of the events marked in the curves."""
+    """Yield (place, label) of the events marked in the curves: of the first step after each."""
+    beyond = 1 if history.unit == "step" else 0
     stages = [(record["step"], record["stage"]) for record in history.epochs if "stage" in record]
     for (step, before), (_, after) in itertools.pairwise(stages):
         if after != before:
-            yield step, after
+            yield step + beyond, after
     stage = ((history.config.get("loss") or {}).get("stage_two") or {}).get("start_epoch")
     if stage is None:
         stage = (history.config.get("schedule") or {}).get("stage_two_start")
@@ -318,4 +322,4 @@ def _events(history: History) -> Iterator[tuple[float, str]]:
     labels = {"resume": "resumed", "repacked": "repacked"}
     for record in history.records:
         if record["kind"] in labels:
-            yield history.place(record), labels[record["kind"]]
+            yield history.place(record) + beyond, labels[record["kind"]]

@@ -319,6 +319,11 @@ FIRST = ("sequences", 0, "protein")
             changed(ALPHAFOLD3, *FIRST, "sequence", to=["M"]),
             "sequence: is a list; expected text",
         ),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, "sequences", 2, "dna", "sequence", to="GUCC"),
+            r"sequences\[2\].dna.sequence: 'U' at position 2 is not a residue of dna; write T",
+        ),
         ("a.json", changed(ALPHAFOLD3, *FIRST, "seq", to="M"), "protein: 'seq' is unknown"),
         (
             "a.json",

@@ -77,6 +77,14 @@ def test_fasta_names_alignments_ligands_and_descriptions(tmp_path):
         (">a\nACGT\n", r"line 1 \(record 'a'\): its letters are those of nucleotides"),
         (">a\nMK-V\n", "'-' at position 3 is not a residue of protein"),
         (">a|rna\nACGUZ1\n", "'Z' at position 5 is not a residue of rna"),
+        (
+            ">a|dna\nACGT\n>b|dna\nAcuT\n",
+            r"line 3 \(record 'b\|dna'\): 'U' at position 3 is not a residue of dna; write T, and",
+        ),
+        (
+            ">4xyz_A mol:na\nGATCUG\n",
+            r"\(record '4xyz_A'\): holds both T and U; write '>NAME\|dna'",
+        ),
         (">A|protein\nMK\n>A|protein\nMK\n", "chain 'A' occurs twice"),
         (">A|ccd\n", "the ligand is empty"),
         (">A|lipid\nMKV\n", r"line 1 \(record 'A\|lipid'\): the kind 'lipid' is unknown; write"),

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
+from bevatron.data.readers.base import LARGEST_LABEL
 from bevatron.data.samples import Field
 from bevatron.errors import DataError
 from bevatron.typing import Array, Arrays, FloatArray
@@ -61,10 +62,6 @@ class Geometry(Protocol):
 
     def of(self, row: int) -> Arrays:
         """``positions`` or ``block`` of a row, or nothing."""
-
-
-LARGEST_LABEL = float(np.finfo(np.float32).max)
-"""Labels are stored in float32."""
 
 
 def check_labels(values: FloatArray, name: str, where: Callable[[int], str]) -> None:

@@ -21,6 +21,7 @@ is a `bevatron.data.proteins.complex_batch.ComplexBatch`, or any mapping of its 
 ``position`` and ``resolved`` are the truth after `permutation.permute_truth`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ from torch import Tensor
 from bevatron.models.alphafold3.edm import loss_weight
 from bevatron.models.alphafold3.losses import confidence, diffusion
 from bevatron.models.alphafold3.losses.smooth_lddt import smooth_lddt
+from bevatron.models.common.hyper_parameters import check_ranges
 from bevatron.parallel.axial import all_of, own
 
 BEST_RESOLUTION = 0.1
@@ -62,6 +64,9 @@ class LossWeights:
     bond: float = 0.0
     smooth_lddt: float = 1.0
     distogram: float = 0.03
+
+    def __post_init__(self) -> None:
+        check_ranges(self, [(name, 0, math.inf) for name in vars(self)])
 
     @property
     def of_trunk(self) -> bool:

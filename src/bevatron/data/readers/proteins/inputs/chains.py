@@ -100,6 +100,8 @@ def _polymer_kind(kind: str, sequence: str, where: str) -> Polymer:
         if kind == polymer:
             return polymer
     letters = set(sequence.upper())
+    if kind == "na" and letters >= {"T", "U"}:
+        raise DataError(f"{where}: holds both T and U; write '>NAME|dna' or '>NAME|rna'")
     if kind == "na" and letters & {"T", "U"}:
         return "rna" if "U" in letters else "dna"
     if letters and letters <= _NUCLEIC:

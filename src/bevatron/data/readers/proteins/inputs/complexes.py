@@ -158,18 +158,21 @@ def named_chains(entities: Sequence[Entity], copies: Sequence[int]) -> tuple[Ent
 def checked_sequence(kind: Polymer, text: str, where: str) -> str:
     """Return a sequence without blanks, in upper case; of a protein without a final stop, ``*``.
 
-    Raises DataError if it is empty or holds a letter that is not a residue.
+    Raises DataError if it is empty or holds a letter that is not a residue, such as a U in DNA:
+    nobody can tell deoxyuridine from a chain of RNA under the wrong name.
     """
     sequence = "".join(text.split()).upper()
     if kind == "protein":
         sequence = sequence.removesuffix("*")
     if not sequence:
         raise DataError(f"{where}: the sequence is empty; expected one letter for each residue")
-    if wrong := set(sequence) - set(LETTERS[kind]):
+    known = set(LETTERS[kind]) - ({"U"} if kind == "dna" else set())
+    if wrong := set(sequence) - known:
         letter = next(each for each in sequence if each in wrong)
+        advice = "; write T, and for deoxyuridine its modification DU (in JSON or YAML)"
         raise DataError(
             f"{where}: '{letter}' at position {sequence.index(letter) + 1} is not a residue of "
-            f"{kind}"
+            f"{kind}{advice if letter == 'U' else ''}"
         )
     return sequence
 
