@@ -139,7 +139,7 @@ def test_dry_run_says_what_would_be_and_trains_nothing(train, tmp_path, capsys):
     assert train("--dry-run") == 0
     said = capsys.readouterr().out
     assert re.search(r"parameters +[\d,]+ \([\d,]+ trained\)", said)
-    for word in ("steps", "memory", "fill", "validation structures"):
+    for word in ("steps", "memory", "fill", "validation structures", "slowest rank over mean"):
         assert word in said
 
 
@@ -286,11 +286,12 @@ def test_inspect_and_bench_print_tables(shelf, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "balanced" in said
     assert re.search(r", [\d,]+ atoms per batch", said)
+    assert "structures per" in said
     assert main(["bench", "store", store]) == 0
     assert main(["bench", "loader", store, "--workers", "0"]) == 0
     assert main(["bench", "packing", store, "--ranks", "2"]) == 0
     said = capsys.readouterr().out
-    for word in ("read µs (median)", "structures/s", "algorithm1"):
+    for word in ("read µs (median)", "structures/s", "algorithm1", "slowest rank over mean"):
         assert word in said
 
 

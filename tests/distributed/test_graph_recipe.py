@@ -30,6 +30,12 @@ def losses(folder):
     return [value for value in found if value is not None]
 
 
+def sizes(folder):
+    """Graphs and vertices that the log counts in each epoch."""
+    records = [r for r in read_journal(folder / "metrics.jsonl") if r["kind"] == "epoch"]
+    return [[r["sizes"][name] for name in ("graphs", "nodes")] for r in records]
+
+
 def parts_of(report):
     """The table rows of a report: what the model reaches on each part."""
     result = report.partition(">Learning curves</h2>")[0]
@@ -59,6 +65,7 @@ def test_losses_of_20_steps_are_those_of_one_process(tmp_path):
         one, several = losses(tmp_path / "one" / name), losses(tmp_path / "several" / name)
         assert len(one) == (8 if name.startswith("auto") else 24)
         assert several == pytest.approx(one, rel=1e-9)
+        assert sizes(tmp_path / "several" / name) == sizes(tmp_path / "one" / name)
         assert (tmp_path / "several" / name / "report.html").exists() == (name == "2d")
         file = graph_recipe_rank.graph_of(name, tmp_path)
         found, ours = (evaluate_graphs(tmp_path / w / name, [file]) for w in ("several", "one"))

@@ -229,7 +229,7 @@ def test_steps_over_one_whole_graph_are_profiled_as_they_are_captured(tmp_path, 
     profile_folder(path, steps=2, warm=2)
     found = json.loads((tmp_path / "run" / "profile" / "profile.json").read_text())
     assert found["captured"]
-    assert found["ranks"][0]["sizes"] == {"graphs": 1.0, "nodes": 90.0, "edges": 720.0}
+    assert found["ranks"][0]["sizes"] == {"graphs": 1.0, "vertices": 90.0, "edges": 720.0}
     assert "stack.layers.0" in found["ranks"][0]["memory"]["modules"]
 
 
@@ -242,7 +242,7 @@ def test_steps_of_molecules_are_profiled(tmp_path, capturing):
     path = quick(tmp_path, recipe="gpspp", data=data, model=GPSPP, molecules=4)
     profile_folder(path, steps=2, warm=1)
     (rank,) = json.loads((tmp_path / "run" / "profile" / "profile.json").read_text())["ranks"]
-    assert 2 < rank["sizes"]["graphs"] <= 4
+    assert 2 < rank["sizes"]["molecules"] <= 4
     assert "blocks.0.attention" in rank["memory"]["modules"]
 
 

@@ -111,7 +111,7 @@ def test_plans_hold_all_structures_and_ours_is_fuller_than_a_fixed_number():
     fixed, _, ours = (each.plan for each in plans)
     assert ours.imbalance < 1.02 < fixed.imbalance
     assert ours.fill > 0.9
-    table = inspect.plan_table(plans, 256, 8)
+    table = inspect.plan_table(plans, 256, 8, "atoms", "structures")
     assert [row[0].split()[0] for row in table.rows] == ["fixed", "Algorithm", "balanced"]
     assert table.rows[2][3] == pytest.approx(100 * ours.fill)
 

@@ -25,6 +25,7 @@ from bevatron.models.mace import (
 )
 from bevatron.output import note, number
 from bevatron.parallel.mesh import choose_device
+from bevatron.recipes.mace import SYSTEM
 from bevatron.recipes.mace.capacity import find_capacity
 from bevatron.recipes.mace.data import batch_sizes
 from bevatron.recipes.mace.step_cost import (
@@ -118,7 +119,7 @@ def packing_figures(path: Path, capacity: int, ranks: int) -> Rows:
                 "algorithm": algorithm,
                 "steps": plan.num_steps,
                 "fill": f"{plan.fill:.1%}",
-                "largest/mean per step": f"{plan.imbalance:.3f}",
+                "slowest rank over mean (%)": f"{100 * (plan.imbalance - 1):.2f}",
                 "ms": f"{(time.perf_counter() - began) * 1e3:.1f}",
             }
         )
@@ -183,7 +184,7 @@ def cost_model(meter: StepMeter, most: int = 4096) -> tuple[Rows, list[str]]:
     for cost in costs:
         fitted = factors["constant"] + sum(factors[name] * cost.sizes[name] for name in TERMS)
         rows.append(
-            {**cost.sizes, "ms": f"{cost.seconds * 1e3:.2f}", "fitted ms": f"{fitted * 1e3:.2f}"}
+            {**_named(cost), "ms": f"{cost.seconds * 1e3:.2f}", "fitted ms": f"{fitted * 1e3:.2f}"}
         )
     per = {"atoms": "an atom", "edges": "an edge", "graphs": "a structure", "constant": "a step"}
     lines = [
@@ -277,10 +278,14 @@ def capacity_picture(measured: Mapping[str, Sequence[StepCost]]) -> Any:
     return plots.curves(panels, "atoms of a batch", logarithmic_x=True)
 
 
+def _named(cost: StepCost) -> dict[str, int]:
+    return {SYSTEM.samples if name == "graphs" else name: n for name, n in cost.sizes.items()}
+
+
 def _capacity_row(name: str, cost: StepCost) -> dict[str, Any]:
     return {
         "dtype": name,
-        **cost.sizes,
+        **_named(cost),
         "ms": f"{cost.seconds * 1e3:.2f}",
         "atoms/s": f"{cost.sizes['atoms'] / cost.seconds:,.0f}",
         "peak MiB": f"{cost.peak_bytes / 2**20:,.0f}" if cost.peak_bytes else "",

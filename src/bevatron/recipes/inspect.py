@@ -63,7 +63,8 @@ def inspect_store(
     out = store.path.with_name(f"{store.path.name}-inspect") if out is None else out
     make_writable(out, StoreError)
     report = Report(f"Store {store.path.name}", str(store.path), figures=out)
-    shown = of_samples(store.manifest["settings"].get("kind", "structures")).inspected()
+    system = of_samples(store.manifest["settings"].get("kind", "structures"))
+    shown = system.inspected()
     tables: list[inspect.Table] = list(shown.describe(store))
     for table in tables:
         report.section(table.title if table.title != str(store.path) else "Overview")
@@ -71,7 +72,7 @@ def inspect_store(
     report.section("Figures")
     shown.draw(report, store)
     if plan is not None:
-        tables.append(_compare(report, store, shown.sizes(store), plan))
+        tables.append(_compare(report, store, shown.sizes(store), plan, system.samples))
     return tables, report.write(out / "inspect.html")
 
 
@@ -83,7 +84,7 @@ def show_tables(tables: Sequence[inspect.Table]) -> None:
 
 
 def _compare(
-    report: Report, store: Store, sizes: Mapping[str, IntArray], options: PlanOptions
+    report: Report, store: Store, sizes: Mapping[str, IntArray], options: PlanOptions, samples: str
 ) -> inspect.Table:
     atoms, *others = sizes.values()
     edges = others[0] if others else np.zeros_like(atoms)
@@ -95,7 +96,7 @@ def _compare(
         atoms, edges, capacity, options.ranks, cost, options.seed, store.describe
     )
     unit = next(iter(sizes))
-    table = inspect.plan_table(plans, capacity, options.ranks, unit)
+    table = inspect.plan_table(plans, capacity, options.ranks, unit, samples)
     report.section("Batches").text(table.title + ".").table(table.headers, table.rows)
     costs = {each.name: each.plan.costs[:MOST_STEPS] for each in plans}
     report.figure(

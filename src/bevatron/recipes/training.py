@@ -190,7 +190,7 @@ def _print_description(found: Mapping[str, Any], run: Run, num_ranks: int, sampl
         "ranks a sample": f"{run.sharing.repeats}",
         **_described_steps(found),
         "fill of the batches": f"{found['fill']:.1%}",
-        "largest over mean cost of a step": f"{found['imbalance']:.3f}",
+        "slowest rank over mean": f"{found['imbalance'] - 1:.1%}",
         **dict(_described_memory(name, plan) for name, plan in found["memory"].items()),
     }
     if run.sharing.repeats == 1:

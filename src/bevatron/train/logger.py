@@ -49,7 +49,7 @@ class Logger:
         self.console = console
         self._log_every = run.settings.train.log_every
         self._stages = [stage.name for stage in run.stages]
-        self._rate_names = run.rate_names
+        self._named = run.named
         self._journal: Journal | None = None
         self._writers: list[Writer] = []
         self._began = time.monotonic()
@@ -187,8 +187,7 @@ class Logger:
     def _rates(self, sizes: Mapping[str, int], seconds: float, capture: float) -> dict[str, float]:
         """Return the throughput by name; with ``capture`` if time went into that."""
         at_work = seconds - capture if seconds > capture else seconds
-        names = {name: self._rate_names.get(name, name) for name in sizes}
-        rates = {f"{names[name]}_per_s": value / at_work for name, value in sizes.items()}
+        rates = {f"{name}_per_s": value / at_work for name, value in self._named(sizes).items()}
         return rates | ({"capture": capture} if capture else {})
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from bevatron.parallel.mesh import Mesh
 from bevatron.task import Task, Unchanging
 from bevatron.train.settings import Settings, StageConfig
 from bevatron.typing import IntArray
+
+Size = TypeVar("Size", bound=float)
 
 WEIGHTS = "weights.safetensors"
 
@@ -220,8 +222,8 @@ class Run:
     checkpoint : resume from this checkpoint of ``folder`` instead; newer ones are removed
     save_model : writes a model folder
     shown_metrics : validation metrics that the console shows after an epoch; none given: all
-    rate_names
-        What the log calls sizes of batches in rates, where not by their own name:
+    size_names
+        What logs and messages call sizes of batches, where not by their own name:
         ``{"graphs": "molecules"}``.
     size_setting
         What messages call the setting that makes batches smaller, and its value, where that is none
@@ -264,7 +266,7 @@ class Run:
     checkpoint: Path | None = None
     save_model: SaveModel = save_weights
     shown_metrics: Sequence[str] = ()
-    rate_names: Mapping[str, str] = field(default_factory=dict)
+    size_names: Mapping[str, str] = field(default_factory=dict)
     size_setting: str = ""
     notes: Sequence[str] = ()
     model_options: str = ""
@@ -275,6 +277,10 @@ class Run:
     most_samples: int | None = None
     before_end: Callable[[Mesh], None] | None = None
     on_end: Callable[[FitResult, Path], str | None] | None = None
+
+    def named(self, sizes: Mapping[str, Size]) -> dict[str, Size]:
+        """Return the sizes of a batch under the names that logs and messages use."""
+        return {self.size_names.get(name, name): size for name, size in sizes.items()}
 
 
 def example_batch(run: Run) -> Any:

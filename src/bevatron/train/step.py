@@ -15,7 +15,7 @@ from bevatron.parallel.data_parallel import GradientSums
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.optim import FusedAdamEMA, clip_gradients, set_lr, trained_parameters
 from bevatron.train.precision import LossScale, autocast_context, dtype_of
-from bevatron.train.run import Run
+from bevatron.train.run import Run, SamplesTogether
 from bevatron.train.state import Progress, TrainState
 
 NAMED_SAMPLES = 6
@@ -176,19 +176,25 @@ def step_totals(
 ) -> tuple[dict[str, float], dict[str, int], dict[str, float]]:
     """Add up normalisers, sizes and notes over batches and ranks, in one reduction on the host.
 
-    Ranks that share a sample all count it in the normalisers, since each has its loss.
+    Ranks that share a sample all count it in the normalisers, since each has its loss. Of a sample
+    in parts each rank counts its own, and the first rank the sample.
     """
+    in_parts = isinstance(run.sharing, SamplesTogether)
     values = {("note", name): v for name, v in notes.items()}
     for batch in batches:
         found = {("count", name): float(v) for name, v in run.task.normalisers(batch).items()}
-        found |= {("size", name): v for name, v in batch.sizes.items()}
+        sizes = dict(batch.sizes)
+        if in_parts and not mesh.is_main:
+            sizes[next(iter(sizes))] = 0
+        found |= {("size", name): v for name, v in sizes.items()}
         for key, value in found.items():
             values[key] = values.get(key, 0.0) + value
     groups: dict[str, dict[str, float]] = {"count": {}, "size": {}, "note": {}}
     for (kind, name), value in sum_scalars(values, mesh).items():
         groups[kind][name] = value
-    sizes = {name: int(value) // run.sharing.repeats for name, value in groups["size"].items()}
-    return groups["count"], sizes, groups["note"]
+    repeats = run.sharing.repeats
+    counted = {name: int(value) // repeats for name, value in groups["size"].items()}
+    return groups["count"], counted, groups["note"]
 
 
 def note_loss(progress: Progress, loss: float) -> None:
@@ -259,7 +265,7 @@ def divergence(
 
 def out_of_memory(run: Run, batch: Any, mesh: Mesh) -> OutOfMemoryError:
     """Describe the batch that ran out of memory and the setting to lower."""
-    sizes = ", ".join(f"{count} {name}" for name, count in batch.sizes.items())
+    sizes = ", ".join(f"{count} {name}" for name, count in run.named(batch.sizes).items())
     if len(batch.sample_indices) == 1:
         return OutOfMemoryError(
             f"{mesh.device} ran out of memory at a single sample of {sizes}; make the model "
@@ -280,5 +286,5 @@ def size_of_batches(run: Run) -> str:
         return f"batch.size (now {config.size} samples)"
     if run.size_setting:
         return run.size_setting
-    limits = config.capacities(run.sizes).items()
+    limits = run.named(config.capacities(run.sizes)).items()
     return f"batch.capacity (now {', '.join(f'{value} {name}' for name, value in limits)})"

@@ -20,7 +20,7 @@ from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.targets import TargetConfig, labels_of, targets_of
 from bevatron.train.evaluate import make_loader
 from bevatron.train.loop import fit
-from bevatron.train.step import size_of_batches
+from bevatron.train.step import out_of_memory, size_of_batches
 from tiny_sizes import GPSPP
 
 DEMO = files("bevatron.recipes") / "demo_data" / "molecules.csv.gz"
@@ -301,6 +301,10 @@ def test_few_molecules_get_small_steps(tmp_path, table):
     data = load_molecules(size_only(tmp_path / "b", table).data, tmp_path / "b")
     assert capacity == recipe.capacities(data, 8)
     assert size_of_batches(made) == "`molecules` (now 8)"
+    two = made.task.collate([made.train[0], made.train[1]], np.arange(2), [1.0, 1.0])
+    said = str(out_of_memory(made, two, Mesh()))
+    assert "a batch of 2 molecules, " in said
+    assert "lower `molecules` (now 8) and raise" in said
     given = build(size_only(tmp_path / "c", table, batch={"capacity": {"atoms": 99}}))
     assert size_of_batches(given) == "batch.capacity (now 99 atoms)"
 

@@ -123,9 +123,9 @@ def compare_plans(
 
 
 def plan_table(
-    plans: Sequence[PlanStatistics], capacity: int, num_ranks: int, unit: str = "atoms"
+    plans: Sequence[PlanStatistics], capacity: int, num_ranks: int, unit: str, samples: str
 ) -> Table:
-    """Tabulate the figures of several plans; ``unit`` is what the capacity counts."""
+    """Tabulate plans of batches of ``samples``; ``unit`` is what the capacity counts."""
     rows: list[Row] = []
     for each in plans:
         plan = each.plan
@@ -146,9 +146,9 @@ def plan_table(
     headers = (
         "batches",
         "steps",
-        "batch size",
+        f"{samples} per batch",
         "fill (%)",
-        "worst rank over mean (%)",
+        "slowest rank over mean (%)",
         "worst step (%)",
         "repeats",
         "ms to plan",

@@ -179,7 +179,7 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
         resume=resume,
         save_model=SaveModel(SYSTEM.kind, model.config),
         shown_metrics=_shown(model.config, modes),
-        rate_names={"graphs": SYSTEM.samples},
+        size_names={"graphs": SYSTEM.samples},
         size_setting=(
             f"`molecules` (now {_molecules(config, data)})"
             if config.batch.capacity == "auto"
@@ -244,8 +244,8 @@ def _unused_positions(model: GPSPlusPlusConfig, data: MoleculeData) -> list[str]
     warning = (
         "warning: no training molecule has a 3D structure, so all are seen in 2D and the model's "
         "parts for positions (distance_bias, distance_sum, bond_lengths) are not trained; without "
-        "3D the paper halves the learning rate of attention (optim.lr: 2e-4), and a preset with "
-        "-mpnn may do better"
+        "3D the paper halves the learning rate of attention (optim.lr), and a preset with -mpnn "
+        "may do better"
     )
     return [warning]
 

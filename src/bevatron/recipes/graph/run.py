@@ -178,7 +178,7 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
         monitor="loss",
         resume=resume,
         save_model=_SaveModel(complete, config.data, data.split),
-        rate_names={"nodes": "vertices"},
+        size_names={"nodes": "vertices"},
         shown_metrics=("loss", "accuracy" if data.questions == "classes" else "roc_auc"),
         before_end=reporter.measure_together if config.report else None,
         on_end=reporter.write if config.report else None,

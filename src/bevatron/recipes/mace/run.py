@@ -241,7 +241,7 @@ def _run(
         monitor=first,
         stage_two_monitor=second,
         shown_metrics=SHOWN_METRICS,
-        rate_names={"graphs": SYSTEM.samples},
+        size_names={"graphs": SYSTEM.samples},
         resume=resume,
         save_model=SaveModel(SYSTEM.kind, model.config),
         on_end=WriteReport(REPORT, data, config.batch) if config.report else None,

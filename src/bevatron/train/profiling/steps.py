@@ -78,7 +78,7 @@ class Profile:
     launches : asked by the host in the window
     untraced : nanoseconds of a step that is not traced
     captured : whether the steps were replayed CUDA graphs
-    sizes : mean sizes of this rank's traced steps, as its batches name them
+    sizes : mean sizes of this rank's traced steps, as logs name them
     """
 
     mesh: Mesh = field(default_factory=Mesh)
@@ -260,7 +260,7 @@ class ProfiledTrainer(Trainer):
         excluded = [*state.model.parameters(), *state.model.buffers()]
         memory = Memory(weights=_bytes(excluded), gradients=_bytes(parameters))
         batch = _largest_batch(run, self.mesh)
-        memory.batch = {name: int(size) for name, size in batch.sizes.items()}
+        memory.batch = {name: int(size) for name, size in self.run.named(batch.sizes).items()}
         moved = batch.to(device, dtype_of(run.settings.train.dtype))
         counts = {name: v.to(device) for name, v in run.task.normalisers(batch).items()}
 
@@ -295,7 +295,7 @@ class ProfiledTrainer(Trainer):
         found.ranks = clipped(read.ranks, window) if self._on_gpu else []
         found.launches = sum(window[0] <= start < window[1] for start in read.launches)
         steps = max(found.steps, 1)
-        found.sizes = {name: total / steps for name, total in self._totals.items()}
+        found.sizes = {name: total / steps for name, total in self.run.named(self._totals).items()}
 
 
 class _WatchedLoader:
