@@ -72,7 +72,7 @@ def masked(features, dtype):
 def alphafold2_loss(dtype):
     """A loss of all outputs after two cycles, with templates and dropout."""
     torch.manual_seed(0)
-    policy = Checkpointing("all" if dtype == torch.float64 else "paper")
+    policy = Checkpointing("segments", 2) if dtype == torch.float64 else Checkpointing("paper")
     config = replace(tiny_model.TINY, checkpointing=policy)
     model = tiny_model.random_weights(AlphaFold2(config, dtype=dtype))
     cycles = [masked(tiny_model.random_features(number), dtype) for number in range(CYCLES)]
@@ -109,6 +109,8 @@ def alphafold3_loss(dtype, batch):
     # Biases are gathered in every pass in one type, and once in the other.
     kept = Checkpointing("all" if dtype == torch.float64 else "none")
     model.diffusion.transformer.checkpointing = kept
+    if dtype == torch.float64:
+        model.trunk.pairformer.checkpointing = Checkpointing("segments", 2)
     task, _ = complex_task.task_of(copies=2 if dtype == torch.float64 else 5)
     task.cycles = CYCLES
     moved = batch.to("cpu", dtype)

@@ -149,9 +149,11 @@ class WindowGroup(Group):
 
     def gather(self, part: Tensor, dim: int, each: Sequence[int]) -> Pending:
         """Concatenate parts of ``each`` length, longest first, along an axis."""
-        shape = [sum(each) if k == dim % part.ndim else n for k, n in enumerate(part.shape)]
-        if math.prod(shape) // sum(each) * each[0] * part.itemsize > WINDOW:
+        shape = [*part.shape]
+        shape[dim] = each[0]
+        if math.prod(shape) * part.itemsize > WINDOW:
             return super().gather(part, dim, each)
+        shape[dim] = sum(each)
         whole = part.new_empty(shape)
         places = whole.split(list(each), dim)
         traffic.record("all_gather", places[0], self.size)

@@ -161,7 +161,7 @@ def test_on_hopper_float32_weights_have_float32_gradients(hopper):
 
 
 @ON_HOPPER
-def test_on_hopper_gradients_beyond_2_to_the_31_elements_are_right():
+def test_on_hopper_gradients_beyond_2_to_the_31_elements_are_right(hopper):
     """2,304 tokens: the gradients of a, b and their gates are 2.7 G elements, 5.4 GB."""
     length = 2304
     inputs = make(8, 128, 128, dtype=torch.bfloat16)

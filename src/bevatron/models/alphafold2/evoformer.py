@@ -124,8 +124,8 @@ class EvoformerBlock(nn.Module):
         m = checkpointed(policy, "msa_column_attention", attend)(m, msa_mask)
         m = checkpointed(policy, "transition", self.msa_transition)(m)
         update = checkpointed(policy, "outer_product_mean", multiply)(m, msa_mask)
-        is_read = several and not recomputing()
-        new_m = turned(m, msa_mask.shape[-1]) if is_read else Coming(m)
+        read_next = several and not recomputing()
+        new_m = turned(m, msa_mask.shape[-1]) if read_next else Coming(m)
         z = rows.wait() + update
         z = checkpointed(policy, "pair_block", self.pair_stack)(z, pair_mask, pair_drops)
         return new_m.wait(), z

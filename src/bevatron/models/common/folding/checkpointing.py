@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from bevatron.errors import ConfigError
 from bevatron.kernels.pair import LARGE_PAIR
+from bevatron.parallel.axial import sample_group
+from bevatron.parallel.axial.collectives import lengths
 
 Kind = Literal["auto", "none", "pair", "all", "segments", "paper"]
 """Policies.
@@ -138,9 +140,12 @@ def recomputed(policy: Checkpointing, fn: Callable[P, R]) -> Callable[P, R]:
 def recomputed_if_large(z: Tensor, fn: Callable[P, R]) -> Callable[P, R]:
     """Return fn, or for a pair of `LARGE_PAIR` or more a version that recomputes its activations.
 
-    The layers of a block that is recomputed keep theirs at the same time.
+    The layers of a block that is recomputed keep theirs at the same time. Processes that share the
+    pair exchange what fn needs, so the longest of their parts decides for all.
     """
-    return fn if z.nbytes < LARGE_PAIR else _again(fn)
+    rows = lengths(z.shape[-2], sample_group().size)[0]
+    size = z.shape[:-3].numel() * rows * z.shape[-2:].numel() * z.itemsize
+    return fn if size < LARGE_PAIR else _again(fn)
 
 
 def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: R) -> R:
@@ -154,8 +159,9 @@ def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: 
     """
 
     def run(some: Sequence[Callable[[R], R]], state: R) -> R:
-        for block in some:
-            state = block(state)
+        with _runs(False):  # the next block reads what each returns, even if all run again
+            for block in some:
+                state = block(state)
         return state
 
     if policy.kind not in {"auto", "all", "segments"}:
