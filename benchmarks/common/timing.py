@@ -3,12 +3,14 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 MIB = 2**20
+CYCLES = 10**6
+"""For which a GPU is kept busy to read its clock: half a millisecond."""
 Call = Callable[[], Any]
 
 
@@ -46,6 +48,47 @@ def median_ms(
         end.synchronize()
         times.append(start.elapsed_time(end) / together)
     return statistics.median(times[warm_up:])
+
+
+def in_turn(
+    calls: Sequence[Call], repeats: int = 20, *, warm_up: int = 2, flush: bool = False
+) -> list[tuple[float, float]]:
+    """Median times of several calls that take turns, in ms, and the clock of the SMs after each.
+
+    Every other round has the reverse order: whatever a call leaves behind, heat or a lower clock,
+    meets all of them.
+
+    Parameters
+    ----------
+    calls, repeats, warm_up : what is timed, and rounds that count, and those before them
+    flush : overwrite the L2 cache before each call
+
+    Returns
+    -------
+    list
+        For each call ms and GHz.
+    """
+    cache = torch.empty(2**27, dtype=torch.uint8, device="cuda") if flush else None
+    times: list[list[float]] = [[] for _ in calls]
+    clocks: list[list[float]] = [[] for _ in calls]
+    for number in range(warm_up + repeats):
+        places = range(len(calls))
+        for place in places if number % 2 == 0 else reversed(places):
+            if cache is not None:
+                cache.zero_()
+            start, end, counted = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+            start.record()
+            calls[place]()
+            end.record()
+            torch.cuda._sleep(CYCLES)  # noqa: SLF001  torch has no other kernel that counts cycles
+            counted.record()
+            counted.synchronize()
+            times[place].append(start.elapsed_time(end))
+            clocks[place].append(CYCLES / end.elapsed_time(counted) / 1e6)
+    return [
+        (statistics.median(ms[warm_up:]), statistics.median(clock[warm_up:]))
+        for ms, clock in zip(times, clocks, strict=True)
+    ]
 
 
 def host_ms(call: Call, before: Call) -> float:

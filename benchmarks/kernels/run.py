@@ -9,9 +9,9 @@
 
 Operators and sizes are registered in `cases_equivariant`, `cases_pair`, `cases_folding`,
 `cases_graph` and `cases_optim`. Every case is checked at the same shape, type and device before it
-is timed. Times are medians of CUDA-graph replays, for peers too; "eager ms" is of calls launched
-from Python. The floor is the larger of bytes over the rate of a copy and operations over that of a
-matmul, both measured in the same run.
+is timed. Times are medians of CUDA-graph replays that take turns, peers included; "eager ms" is of
+calls launched from Python. The floor is the larger of bytes over the rate of a copy and operations
+over that of a matmul, both measured in the same run.
 ``--dry-run`` checks small cases against the reference, also on a CPU.
 """
 
@@ -62,6 +62,12 @@ FAMILIES = {
 }
 
 
+IN_TURN = (
+    "Replays of all implementations take turns, in every other round from the last to the first; "
+    "GHz: the clock of the SMs right after them."
+)
+
+
 def operators(names: Sequence[str]) -> dict[str, list[str]]:
     """Return the operators that are named, directly or through their family, by family."""
     found: dict[str, list[str]] = {}
@@ -86,8 +92,10 @@ def peers_of(case: Case, names: Sequence[str] | None) -> Iterator[tuple[str, Ope
             yield name, peer
 
 
-def timed(case: Case, family: Family, which: str, who: str, operator: Operator) -> Row:
-    """Measure time and memory of one implementation of a pass."""
+def launched_and_captured(
+    case: Case, family: Family, which: str, who: str, operator: Operator
+) -> tuple[Row, timing.Call | None]:
+    """Measure one implementation of a pass as launched; return its replay too, if it has one."""
     with kernels.use("reference" if who == "reference" else "triton"):
         step, row = case.step(which, operator), Row()
         short = who == "reference" or (operator is not case.ours and not family.capture_peers)
@@ -97,9 +105,16 @@ def timed(case: Case, family: Family, which: str, who: str, operator: Operator) 
                 row["longest kernel"] = timing.longest_kernel(step.run)
         if case.plain is not None:
             row["kept MiB"] = kept_mib(case, operator)
-        if who == "reference":
-            return row
-        return row | replayed(step, family, row.get("eager ms", 0.0), capture=not short)
+        if who == "reference" or step.launch_only:
+            return row, None
+        eager = row.get("eager ms", 0.0)
+        if short or eager >= family.capture_below_ms:
+            return row | {"ms": eager}, None
+        try:
+            return row, replay_of(step)
+        except RuntimeError as error:
+            torch.cuda.synchronize()
+            return row | {"ms": eager, "note": f"not captured: {str(error)[:60]}"}, None
 
 
 def launched(step: Step, family: Family, repeats: int) -> Row:
@@ -114,18 +129,12 @@ def launched(step: Step, family: Family, repeats: int) -> Row:
     return row
 
 
-def replayed(step: Step, family: Family, eager: float, *, capture: bool) -> Row:
-    """Time replays, or calls if capturing fails or gains nothing."""
-    if step.launch_only:
-        return Row()
-    if not capture or eager >= family.capture_below_ms:
-        return Row(ms=eager)
-    try:
-        replay = step.capture() if step.capture is not None else timing.captured(step.run)
-        return Row(ms=timing.median_ms(replay, 20, flush=family.flush))
-    except RuntimeError as error:
-        torch.cuda.synchronize()
-        return Row(ms=eager, note=f"not captured: {str(error)[:60]}")
+def replay_of(step: Step) -> timing.Call:
+    """Capture a step."""
+    if step.capture is not None:
+        return step.capture()
+    assert step.run is not None
+    return timing.captured(step.run)
 
 
 def kept_mib(case: Case, operator: Operator) -> float:
@@ -154,12 +163,17 @@ def measured(
         found["reference"] = case.ours
     for which, work in case.least.items():
         floor = case.floor(which) if case.floor is not None else work.floor_ms(*rates)
+        rows: list[Row] = []
+        replays: dict[int, timing.Call] = {}
         for who, operator in {"bevatron": case.ours, **found}.items():
             row = Row(op=case.op, case=case.name, **{"pass": which}, who=who, **case.labels)
             row |= {"to reach": case.to_reach} if case.to_reach else {}
             row["floor ms"] = floor
             try:
-                row |= timed(case, family, which, who, operator)
+                more, replay = launched_and_captured(case, family, which, who, operator)
+                row |= more
+                if replay is not None:
+                    replays[len(rows)] = replay
             except torch.OutOfMemoryError:
                 row["note"] = "out of memory"
             except ImportError as error:  # a peer's may hide what it lacks
@@ -168,14 +182,18 @@ def measured(
                 if operator is case.ours:
                     raise
                 row["note"] = f"failed: {str(error)[:80]}"  # a peer that does not compile, say
-            if who == "bevatron":
-                row |= told
-                if work.bytes and "ms" in row:
-                    row |= {"GB/s": work.bytes / row["ms"] / 1e6, "ratio": row["ms"] / floor}
-            print(row, flush=True)
-            yield row
+            rows.append(row)
             gc.collect()
             torch.cuda.empty_cache()
+        times = timing.in_turn([*replays.values()], flush=family.flush)
+        for place, (ms, clock) in zip(replays, times, strict=True):
+            rows[place] |= {"ms": ms, "GHz": clock}
+        rows[0] |= told
+        if work.bytes and "ms" in rows[0]:
+            rows[0] |= {"GB/s": work.bytes / rows[0]["ms"] / 1e6, "ratio": rows[0]["ms"] / floor}
+        for row in rows:
+            print(row, flush=True)
+        yield from rows
 
 
 def checked(case: Case) -> Row:
@@ -201,6 +219,7 @@ def run_family(family: Family, ops: Sequence[str], options: argparse.Namespace) 
         notes = family.notes.format(
             dtype=", ".join(names), copy=rates.copy / 1e12, matmul=rates.matmul / 1e12
         )
+        notes = f"{notes} {IN_TURN}"
         name = result_name(family, ops, options.cases, tiles=bool(options.tiles))
         report.write_result(name, family.table(rows), notes, device="cuda", folder=options.out)
 

@@ -9,13 +9,52 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.common import arguments, trace
+from benchmarks.common import arguments, timing, trace
 from benchmarks.common.arguments import add_out, add_rows, change, read_all, read_rows
 from benchmarks.common.report import RESULTS, write_result
 from benchmarks.common.training import TracedSteps, repeated
 from benchmarks.mace import kernels_agreement
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_calls_that_are_timed_in_turn_have_their_medians_and_clocks(monkeypatch):
+    now, began, clock = 0.0, [], 1.5
+
+    class Event:
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = now
+
+        def synchronize(self):
+            assert self.at == now
+
+        def elapsed_time(self, other):
+            return other.at - self.at
+
+    def taking(name, ms, later):
+        """A call that slows the clock down, and that takes longer in later rounds."""
+
+        def call():
+            nonlocal now, clock
+            began.append(name)
+            now, clock = now + ms + later * (len(began) > 6), 1.5 - ms / 100
+
+        return call
+
+    def sleep(cycles):
+        nonlocal now
+        now += cycles / clock / 1e6
+
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    monkeypatch.setattr("torch.cuda._sleep", sleep)
+    calls = [taking("a", 2.0, 0.5), taking("b", 4.0, 0.0), taking("c", 8.0, 0.0)]
+    found = timing.in_turn(calls, 3, warm_up=2)
+    assert began == [*"abccbaabccbaabc"]
+    assert np.allclose(found, [(2.5, 1.48), (4.0, 1.46), (8.0, 1.42)])
+    assert timing.in_turn([]) == []
 
 
 def test_rows_of_a_call_are_not_written_into_the_results():

@@ -154,7 +154,8 @@ def test_results_are_named_by_operators_and_cases():
 def columns(monkeypatch, family, op, peers=None, **options):
     """Return the rows of a page of small cases, with times that are made up."""
     monkeypatch.setattr(run, "launched", lambda *_, **__: {"MiB": 1, "eager ms": 2.0})
-    monkeypatch.setattr(run, "replayed", lambda *_, **__: {"ms": 1.0})
+    monkeypatch.setattr(run, "replay_of", lambda step: step)
+    monkeypatch.setattr(run.timing, "in_turn", lambda calls, **_: [(1.0, 1.7) for _ in calls])
     monkeypatch.setattr(run, "kept_mib", lambda *_: 0.0)
     monkeypatch.setattr(run.timing, "longest_kernel", lambda _: "kernel")
     options = argparse.Namespace(peers=peers, no_reference=False)
@@ -168,7 +169,12 @@ def columns(monkeypatch, family, op, peers=None, **options):
 @pytest.mark.parametrize(
     ("family", "op", "peers", "wanted"),
     [
-        (PAIR, "swiglu", ["eager"], {"op", "case", "who", "ms", "eager ms", "MiB", "floor ms"}),
+        (
+            PAIR,
+            "swiglu",
+            ["eager"],
+            {"op", "case", "who", "ms", "GHz", "eager ms", "MiB", "floor ms"},
+        ),
         (GRAPH, "gat", None, {"graph", "k", "op", "forward ms", "forward+backward ms"}),
         (
             *(OPTIMIZER, "fused_adam_ema", []),

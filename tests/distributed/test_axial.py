@@ -13,17 +13,28 @@ from bevatron.data.padding import pad
 from bevatron.data.padding.shape import BatchShape
 from bevatron.errors import ConfigError
 from bevatron.models.alphafold2.config import EvoformerConfig, TriangleConfig
-from bevatron.models.alphafold2.evoformer import EvoformerBlock
+from bevatron.models.alphafold2.drops import Drops
+from bevatron.models.alphafold2.evoformer import Evoformer, EvoformerBlock
 from bevatron.models.alphafold2.inputs import model_inputs, reference_inputs
 from bevatron.models.alphafold2.losses import FINE_TUNING_WEIGHTS, loss_terms
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.alphafold2.msa_attention import MSAColumnAttention
 from bevatron.models.alphafold3.config_trunk import MsaConfig, PairConfig, PairformerConfig
 from bevatron.models.alphafold3.msa import MsaBlock
-from bevatron.models.alphafold3.pairformer import PairformerBlock, pairs_of
-from bevatron.models.common.folding import Checkpointing, OuterProductMean
+from bevatron.models.alphafold3.pairformer import Pairformer, PairformerBlock, pairs_of
+from bevatron.models.common.folding import Checkpointing, OuterProductMean, checkpointing
 from bevatron.parallel import windows
-from bevatron.parallel.axial import Coming, all_rows, data_mesh, one_of, own, own_rows, shared
+from bevatron.parallel.axial import (
+    Coming,
+    all_rows,
+    data_mesh,
+    one_of,
+    own,
+    own_rows,
+    shared,
+    transposed,
+    turned,
+)
 from bevatron.parallel.axial.collectives import gather, lengths, transpose
 from bevatron.parallel.groups import Pending
 from bevatron.parallel.mesh import Mesh
@@ -61,7 +72,7 @@ def masked(features, dtype):
 def alphafold2_loss(dtype):
     """A loss of all outputs after two cycles, with templates and dropout."""
     torch.manual_seed(0)
-    policy = Checkpointing("all" if dtype == torch.float64 else "paper")
+    policy = Checkpointing("segments", 2) if dtype == torch.float64 else Checkpointing("paper")
     config = replace(tiny_model.TINY, checkpointing=policy)
     model = tiny_model.random_weights(AlphaFold2(config, dtype=dtype))
     cycles = [masked(tiny_model.random_features(number), dtype) for number in range(CYCLES)]
@@ -98,6 +109,8 @@ def alphafold3_loss(dtype, batch):
     # Biases are gathered in every pass in one type, and once in the other.
     kept = Checkpointing("all" if dtype == torch.float64 else "none")
     model.diffusion.transformer.checkpointing = kept
+    if dtype == torch.float64:
+        model.trunk.pairformer.checkpointing = Checkpointing("segments", 2)
     task, _ = complex_task.task_of(copies=2 if dtype == torch.float64 else 5)
     task.cycles = CYCLES
     moved = batch.to("cpu", dtype)
@@ -280,6 +293,47 @@ def test_rings_of_three_processes_for_long_crops_equal_one(tmp_path, expected, m
         spared = 2 * each[0] - (N - each[index - 1])
         fewer = 2 * 4 * spared * N * PAIR.hidden
         assert found == [planned - fewer for planned in planned_bytes(index, 3)]
+
+
+def test_layers_of_large_pairs_that_run_again_equal_one(tmp_path, expected, monkeypatch):
+    """Their exchanges do too, in the backward pass."""
+    monkeypatch.setattr(checkpointing, "LARGE_PAIR", 0)
+    sent = compared(tmp_path, expected, 2, (torch.float64,))
+    for index, (_, *of_alphafold3) in enumerate(sent):
+        planned = planned_bytes(index, 2)[1:]
+        assert all(x > y for x, y in zip(of_alphafold3, planned, strict=True))
+
+
+@pytest.mark.parametrize("system", ["alphafold2", "alphafold3"])
+def test_recomputed_blocks_exchange_nothing_for_the_next(system):
+    """The transposed alignment or pair: nobody reads it a second time."""
+    blocks = 3
+    rows, tokens = torch.ones(S, N, dtype=torch.bool), torch.ones(N, dtype=torch.bool)
+    m, z, s = torch.randn(S, N, M), torch.randn(N, N, C), torch.randn(N, M)
+
+    def sent(policy):
+        """By a stack in its forward pass, and in both."""
+        if system == "alphafold2":
+            stack = Evoformer(M, C, 6, replace(EVOFORMER, num_blocks=blocks), policy)
+            given = own_rows(m).requires_grad_(), own_rows(z), rows, pairs_of(tokens), Drops(None)
+        else:
+            stack = Pairformer(M, C, replace(PAIRFORMER, num_blocks=blocks), policy)
+            given = s, own_rows(z).requires_grad_(), tokens, pairs_of(tokens)
+        with count_traffic() as traffic:
+            total = sum(x.sum() for x in stack(*given))
+            forward = traffic.total
+            total.backward()
+        return forward, traffic.total
+
+    with one_of(2):
+        (forward, kept), (_, again) = map(sent, (Checkpointing("none"), Checkpointing("all")))
+        with count_traffic() as turn:
+            turned(own_rows(m.transpose(0, 1) if system == "alphafold2" else z), N).wait()
+        with count_traffic() as around:
+            if system == "alphafold2":
+                transposed(transposed(own_rows(z)))
+                all_rows(own_rows(m), S)
+    assert again == kept + forward - around.total - blocks * turn.total
 
 
 class SharedFiles:

@@ -5,6 +5,7 @@ after a barrier on the GPUs each process reads its parts from the others' window
 receive kernels copy through buffers and reach about half the bandwidth of the links.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -148,12 +149,13 @@ class WindowGroup(Group):
 
     def gather(self, part: Tensor, dim: int, each: Sequence[int]) -> Pending:
         """Concatenate parts of ``each`` length, longest first, along an axis."""
-        whole = part.new_empty(
-            [sum(each) if k == dim % part.ndim else n for k, n in enumerate(part.shape)]
-        )
-        places = whole.split(list(each), dim)
-        if places[0].nbytes > WINDOW:
+        shape = [*part.shape]
+        shape[dim] = each[0]
+        if math.prod(shape) * part.itemsize > WINDOW:
             return super().gather(part, dim, each)
+        shape[dim] = sum(each)
+        whole = part.new_empty(shape)
+        places = whole.split(list(each), dim)
         traffic.record("all_gather", places[0], self.size)
         own = places[self.index], part
         wanted = [(rank, 0, places[rank]) for rank in self._others]

@@ -9,11 +9,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from pair_operators import GPU
-from triangle_pairs import BIASES, check, dropped, make
+from pair_operators import DEVICE, GPU
+from triangle_pairs import BIASES, OthersRows, check, dropped, make
 
-from bevatron.kernels import triangle_multiply
+from bevatron.kernels import triangle_multiply, use
 from bevatron.kernels.pair.triangle_multiply.tiles import replaced
+from bevatron.testing import assert_close
 from half_precision import check_no_worse
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
@@ -79,20 +80,102 @@ def test_on_hopper_sixteen_bits_are_no_worse_than_the_reference(outgoing, hopper
     )
 
 
+def both_passes(inputs, along=None, **how):
+    """The result and all gradients, along ``along`` or a slope over all elements."""
+    leaves = {
+        n: v.detach().requires_grad_() for n, v in inputs.items() if n not in ("mask", "drop")
+    }
+    others = {n: inputs[n] for n in ("mask", "drop") if n in inputs}
+    y = triangle_multiply(**leaves, **others, **how)
+    if along is None:
+        along = torch.linspace(-1.0, 1.0, y.numel(), device=y.device).to(y.dtype).view(y.shape)
+    return [y.detach(), *torch.autograd.grad(y, [*leaves.values()], along)]
+
+
 @ON_HOPPER
 def test_on_hopper_two_runs_have_the_same_bits(hopper):
     inputs = make(264, 128, 128, dtype=torch.bfloat16)
-    leaves = [v.requires_grad_() for n, v in inputs.items() if n != "mask"]
-
-    def run():
-        y = triangle_multiply(**inputs)
-        return [y.detach(), *torch.autograd.grad(y, leaves, torch.ones_like(y))]
-
-    first = run()
+    first = both_passes(inputs)
     for _ in range(20):
-        assert all(map(torch.equal, first, run()))
+        assert all(map(torch.equal, first, both_passes(inputs)))
     with torch.no_grad():
         assert torch.equal(triangle_multiply(**inputs), first[0])
+
+
+@ON_HOPPER
+@pytest.mark.parametrize("outgoing", [True, False])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_on_hopper_rows_of_a_sharded_pair_are_no_worse_than_the_reference(batch, outgoing, hopper):
+    inputs = make(64, 128, 128, BIASES, batch or (1,), dtype=torch.bfloat16)
+    rows = slice(3, 43)
+    z, mask = inputs["z"][:, rows].clone(), inputs.pop("mask")[:, rows]
+    inputs["z"], mask = (z, mask) if batch else (z[0], mask[0])
+    drop = dropped(inputs["z"])
+
+    def run(z, **others):
+        how = {"outgoing": outgoing, "residual": True, "contraction": OthersRows(24, rows.start)}
+        return triangle_multiply(z, mask=mask, drop=drop.to(z.dtype), **others, **how)
+
+    check_no_worse("triangle_multiply", run, inputs)
+
+
+@ON_HOPPER
+def test_on_hopper_tensors_that_are_not_aligned_give_the_same_bits(hopper):
+    inputs = make(24, 128, 128, BIASES, dtype=torch.bfloat16)
+    inputs["drop"] = dropped(inputs["z"])
+    along = torch.randn_like(inputs["z"])
+
+    def shifted(x):
+        memory = torch.empty(x.numel() + 1, device=x.device, dtype=x.dtype)
+        return memory[1:].copy_(x.flatten()).view(x.shape)
+
+    with use(triangle_multiply="triton"):
+        wanted = both_passes(inputs, along, residual=True)
+        moved = {name: shifted(value) for name, value in inputs.items()}
+        found = both_passes(moved, shifted(along), residual=True)
+    assert moved["z"].data_ptr() % 16
+    assert all(map(torch.equal, found, wanted))
+
+
+@ON_HOPPER
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_hopper_masks_of_every_type_give_the_same_bits(dtype, hopper):
+    inputs = make(24, 128, 128, dtype=torch.bfloat16)
+    with use(triangle_multiply="triton"):
+        wanted = both_passes(inputs)
+        found = both_passes(inputs | {"mask": inputs["mask"].to(dtype)})
+    assert all(map(torch.equal, found, wanted))
+
+
+@ON_HOPPER
+def test_on_hopper_float32_weights_have_float32_gradients(hopper):
+    inputs = make(24, 128, 128, BIASES)
+    exact = {n: v.double() if v.is_floating_point() else v for n, v in inputs.items()}
+    with use(triangle_multiply="triton"):
+        found = both_passes(inputs | {"z": inputs["z"].to(torch.bfloat16)})
+    with use(triangle_multiply="reference"):
+        wanted = both_passes(exact)
+    assert {g.dtype for g in found[2:]} == {torch.float32}
+    for got, want in zip(found, wanted, strict=True):
+        assert_close(got, want, 2e-2)
+
+
+@ON_HOPPER
+def test_on_hopper_gradients_beyond_2_to_the_31_elements_are_right(hopper):
+    """2,304 tokens: the gradients of a, b and their gates are 2.7 G elements, 5.4 GB."""
+    length = 2304
+    inputs = make(8, 128, 128, dtype=torch.bfloat16)
+    inputs["z"] = torch.randn(length, length, 128, device=DEVICE, dtype=torch.bfloat16)
+    inputs["mask"] = torch.zeros(length, length, device=DEVICE, dtype=torch.bool)
+    inputs["mask"][-16:, -16:] = True
+    along = torch.zeros_like(inputs["z"])
+    along[-16:, -16:] = torch.randn(16, 16, 128, device=DEVICE, dtype=torch.bfloat16)
+    corner = inputs | {name: inputs[name][-16:, -16:] for name in ("z", "mask")}
+    with use(triangle_multiply="triton"):
+        y, dz, *weights = both_passes(inputs, along)
+        wanted = both_passes(corner, along[-16:, -16:].contiguous())
+    for got, want in zip((y[-16:, -16:], dz[-16:, -16:], *weights), wanted, strict=True):
+        assert_close(got, want, 2e-2)
 
 
 def of_hopper(z, hidden, monkeypatch):

@@ -50,3 +50,35 @@ def dropped(z):
     generator = torch.Generator().manual_seed(5)
     shape = (*z.shape[:-3], *z.shape[-2:])
     return ((torch.rand(shape, generator=generator) > 0.25) / 0.75).to(z)
+
+
+class OthersRows:
+    """A contraction of own rows with rows of another place, here of constant numbers."""
+
+    def __init__(self, rows, first):
+        self.rows, self.first = rows, first
+
+    def other(self, a):
+        """Rows of the other place, [N - R, N], alike for all channels."""
+        number = torch.arange(self.rows * a.shape[-1], device=a.device, dtype=a.dtype)
+        return (0.37 * number).sin().view(self.rows, -1).expand(*a.shape[:-2], -1, -1)
+
+    def contract(self, a, b, x, outgoing):
+        others = self.other(a)
+        if outgoing:
+            x.copy_(a @ torch.cat([b, others], -2).mT)
+            return [others.contiguous()]
+        x.copy_(a[..., self.first : self.first + a.shape[-2]].mT @ b)
+        x += others.sum(-2, keepdim=True)
+        return []
+
+    def contract_backward(self, dx, a, b, kept, da, db, outgoing, meanwhile):
+        R = a.shape[-2]
+        # As if it had been received before anything else was launched.
+        db.copy_(dx[..., :R].mT @ a if outgoing else a[..., self.first : self.first + R] @ dx)
+        meanwhile()
+        if outgoing:
+            da.copy_(dx @ torch.cat([b, *kept], -2))
+        else:
+            da.zero_()
+            da[..., self.first : self.first + R] = b @ dx.mT

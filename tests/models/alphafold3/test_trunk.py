@@ -119,11 +119,13 @@ def test_dropout_is_the_same_when_activations_are_computed_again(kind):
 
 
 @pytest.mark.parametrize("kind", ["none", "all", "segments"])
-def test_a_large_pair_is_attended_to_again_with_the_same_gradients(kind, monkeypatch):
+@pytest.mark.parametrize("layer", ["multiply_outgoing", "multiply_incoming", "attend_starting"])
+def test_layers_of_a_large_pair_run_again_with_the_same_gradients(layer, kind, monkeypatch):
     batch, x, seed = token_fields(), inputs(7, WIDTHS.inputs), torch.tensor(2**50 + 3)
     module = trunk(replace(CONFIG, checkpointing=Checkpointing(kind, 2)))
-    attention, calls = module.pairformer.blocks[1].pair.attend_starting, []
-    attention.register_forward_pre_hook(lambda *_: calls.append(0))
+    calls = []
+    update = getattr(module.pairformer.blocks[1].pair, layer)
+    update.register_forward_pre_hook(lambda *_: calls.append(0))
     kept = gradients(module, batch, x, cycles=2, seed=seed)
     few = len(calls)
     monkeypatch.setattr(checkpointing, "LARGE_PAIR", 0)

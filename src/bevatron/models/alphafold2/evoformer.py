@@ -25,6 +25,7 @@ from bevatron.models.common.folding import (
     TriangleMultiplication,
     add_dropped,
     checkpointed,
+    recomputing,
     run_stack,
 )
 from bevatron.parallel.axial import Coming, all_rows, sample_group, transposed, turned
@@ -123,7 +124,8 @@ class EvoformerBlock(nn.Module):
         m = checkpointed(policy, "msa_column_attention", attend)(m, msa_mask)
         m = checkpointed(policy, "transition", self.msa_transition)(m)
         update = checkpointed(policy, "outer_product_mean", multiply)(m, msa_mask)
-        new_m = turned(m, msa_mask.shape[-1]) if several else Coming(m)
+        read_next = several and not recomputing()
+        new_m = turned(m, msa_mask.shape[-1]) if read_next else Coming(m)
         z = rows.wait() + update
         z = checkpointed(policy, "pair_block", self.pair_stack)(z, pair_mask, pair_drops)
         return new_m.wait(), z

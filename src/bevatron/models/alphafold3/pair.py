@@ -65,11 +65,11 @@ class PairBlock(nn.Module):
         self, z: Tensor, mask: Tensor | None, drops: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Update the pair by rows; return the dropout mask of the attention by columns, too."""
-        drop = [None] * DROPOUTS if drops is None else drops.unbind()
-        z = self.multiply_outgoing(z, mask, drop[0])
-        z = self.multiply_incoming(z, mask, drop[1])
-        attend = recomputed_if_large(z, self.attend_starting)
-        return attend(z, mask, drop[2]), drop[3]
+        by_rows = self.multiply_outgoing, self.multiply_incoming, self.attend_starting
+        *drop, last = [None] * DROPOUTS if drops is None else drops.unbind()
+        for update, of_update in zip(by_rows, drop, strict=True):
+            z = recomputed_if_large(z, update)(z, mask, of_update)
+        return z, last
 
 
 def pair_drops(

@@ -14,6 +14,7 @@ from bevatron.models.common.folding import (
     PairBias,
     Transition,
     checkpointed,
+    recomputing,
     run_stack,
 )
 from bevatron.parallel.axial import Coming, all_of, gathered, sample_group, turned
@@ -170,7 +171,8 @@ class Pairformer(nn.Module):
             whole = gathered(update, -2, s.shape[-2])
         if of_pair is not None:
             new_columns = checkpointed(policy, "pair_block", of_pair.pair.columns)
-            coming = turned(new_columns(z, pair_mask, drops))
+            columns = new_columns(z, pair_mask, drops)
+            coming = Coming(columns) if recomputing() else turned(columns)
         if changing is not None:
             s = s + whole.wait()
             s = checkpointed(policy, "transition", changing.transition)(s)

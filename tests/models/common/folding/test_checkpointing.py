@@ -8,7 +8,16 @@ import torch
 from torch import nn
 
 from bevatron.errors import ConfigError
-from bevatron.models.common.folding import Checkpointing, checkpointed, recomputed, run_stack
+from bevatron.models.common.folding import (
+    Checkpointing,
+    checkpointed,
+    checkpointing,
+    recomputed,
+    recomputed_if_large,
+    recomputing,
+    run_stack,
+)
+from bevatron.parallel.axial import one_of, own_rows
 
 
 class Block(nn.Module):
@@ -49,6 +58,42 @@ def test_what_lies_between_stacks_is_computed_again_under_every_policy_but_none(
     (found,) = torch.autograd.grad(y.sum(), x)
     assert len(calls) == (1 if kind == "none" else 2)
     assert torch.allclose(found, 2 * (2 * x).exp())
+
+
+@pytest.mark.parametrize(
+    ("kind", "around", "found"),
+    [
+        ("none", "none", "--"),
+        ("all", "none", "--BB"),
+        # The group runs again up to its last block: then, from the last on, each block.
+        ("segments", "none", "---BB"),
+        ("none", "all", "----"),
+    ],
+)
+def test_what_blocks_return_is_read_unless_only_they_run_again(kind, around, found):
+    runs = []
+
+    def block(x):
+        runs.append("B" if recomputing() else "-")
+        return x.exp()
+
+    def stack(x):
+        return run_stack(Checkpointing(kind, 2), [block, block], x)
+
+    recomputed(Checkpointing(around), stack)(torch.ones(2, requires_grad=True)).sum().backward()
+    assert "".join(runs) == found
+    assert not recomputing()
+
+
+def test_processes_that_share_a_pair_agree_on_what_they_compute_again(monkeypatch):
+    """Of five rows two are those of the second, three of the first."""
+    monkeypatch.setattr(checkpointing, "LARGE_PAIR", 3 * 5 * 8 * 4)
+    pair = torch.ones(5, 5, 8)
+    with one_of(2):
+        of_first, of_second = own_rows(pair), pair[3:]
+        for rows in (of_first, of_second):
+            assert recomputed_if_large(rows, torch.sin) is not torch.sin
+        assert recomputed_if_large(of_first[..., :7], torch.sin) is torch.sin
 
 
 @pytest.mark.parametrize(

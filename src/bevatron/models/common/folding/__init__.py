@@ -15,6 +15,7 @@ from bevatron.models.common.folding.checkpointing import (
     checkpointed,
     recomputed,
     recomputed_if_large,
+    recomputing,
     run_stack,
 )
 from bevatron.models.common.folding.distances import distance_bins
@@ -42,5 +43,6 @@ __all__ = [
     "keep_masks",
     "recomputed",
     "recomputed_if_large",
+    "recomputing",
     "run_stack",
 ]

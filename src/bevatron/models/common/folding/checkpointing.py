@@ -5,7 +5,9 @@ self.pair)``; the policy, a part of its configuration, selects among them. No ra
 saved: the dropout of blocks is a function of their inputs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
@@ -16,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from bevatron.errors import ConfigError
 from bevatron.kernels.pair import LARGE_PAIR
+from bevatron.parallel.axial import sample_group
+from bevatron.parallel.axial.collectives import lengths
 
 Kind = Literal["auto", "none", "pair", "all", "segments", "paper"]
 """Policies.
@@ -136,9 +140,12 @@ def recomputed(policy: Checkpointing, fn: Callable[P, R]) -> Callable[P, R]:
 def recomputed_if_large(z: Tensor, fn: Callable[P, R]) -> Callable[P, R]:
     """Return fn, or for a pair of `LARGE_PAIR` or more a version that recomputes its activations.
 
-    The layers of a block that is recomputed keep theirs at the same time.
+    The layers of a block that is recomputed keep theirs at the same time. Processes that share the
+    pair exchange what fn needs, so the longest of their parts decides for all.
     """
-    return fn if z.nbytes < LARGE_PAIR else _again(fn)
+    rows = lengths(z.shape[-2], sample_group().size)[0]
+    size = z.shape[:-3].numel() * rows * z.shape[-2:].numel() * z.itemsize
+    return fn if size < LARGE_PAIR else _again(fn)
 
 
 def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: R) -> R:
@@ -152,8 +159,9 @@ def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: 
     """
 
     def run(some: Sequence[Callable[[R], R]], state: R) -> R:
-        for block in some:
-            state = block(state)
+        with _runs(False):  # the next block reads what each returns, even if all run again
+            for block in some:
+                state = block(state)
         return state
 
     if policy.kind not in {"auto", "all", "segments"}:
@@ -166,16 +174,40 @@ def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: 
     return state
 
 
+def recomputing() -> bool:
+    """Whether the innermost function that is recomputed runs for its activations alone.
+
+    Nobody reads what it returns, so it need not begin an exchange for the next block.
+    """
+    return _recomputing.get()
+
+
+_recomputing: ContextVar[bool] = ContextVar("recomputing", default=False)
+
+
+@contextmanager
+def _runs(again: bool) -> Iterator[None]:
+    before = _recomputing.set(again)
+    try:
+        yield
+    finally:
+        _recomputing.reset(before)
+
+
 def _again(fn: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not torch.is_grad_enabled():
             return fn(*args, **kwargs)
         # One by one: an outer group of blocks could not free what a closure or a tuple holds.
         given, kinds = tree_flatten((args, kwargs))
+        ran = False
 
         def bound(*given: Any) -> R:
+            nonlocal ran
+            again, ran = ran, True
             args, kwargs = tree_unflatten(given, kinds)
-            return fn(*args, **kwargs)
+            with _runs(again):
+                return fn(*args, **kwargs)
 
         return cast("R", checkpoint(bound, *given, use_reentrant=False, preserve_rng_state=False))
 
