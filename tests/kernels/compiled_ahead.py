@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import triton
@@ -28,16 +29,23 @@ def double(x_ptr, n, BLOCK: tl.constexpr):
     tl.store(x_ptr + i, 2 * x, mask=i < n)
 
 
-def main(how: str) -> None:
+def as_on_hopper(**more: Any) -> GPUTarget:
+    """Let Triton compile for an H100, with ``more`` of a driver."""
     target = GPUTarget("cuda", 90, 32)
-    triton.runtime.driver.set_active(
-        SimpleNamespace(
-            get_current_target=lambda: target,
-            get_current_device=lambda: 0,
-            get_current_stream=lambda _: 0,
-            launcher_cls=lambda source, metadata: print(
-                json.dumps({"launcher": [source.name, metadata.num_warps, os.getpid()]}), flush=True
-            ),
+    driver = SimpleNamespace(
+        get_current_target=lambda: target,
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _: 0,
+        **more,
+    )
+    triton.runtime.driver.set_active(driver)
+    return target
+
+
+def main(how: str) -> None:
+    as_on_hopper(
+        launcher_cls=lambda source, metadata: print(
+            json.dumps({"launcher": [source.name, metadata.num_warps, os.getpid()]}), flush=True
         )
     )
     x, lines = torch.zeros(16), []

@@ -248,7 +248,7 @@ def test_the_kernels_of_hopper_run_there_with_known_compilers(
 def test_the_kernels_of_hopper_compile():
     """On any machine, as launches ask for them: Gluon's interface changes with Triton."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compiled_hopper.py"))],
+        [sys.executable, str(Path(__file__).parents[1] / "compiled_hopper.py")],
         env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
         capture_output=True,
         text=True,

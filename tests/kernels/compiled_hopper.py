@@ -1,10 +1,8 @@
 """Compiles the triangle multiplication's kernels for Hopper, for a GPU that is not there."""
 
-from types import SimpleNamespace
-
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
+from compiled_ahead import as_on_hopper
 
 from bevatron.kernels.pair.triangle_multiply import triton_launch
 from bevatron.kernels.pair.triangle_multiply.triton import triangle_multiply
@@ -26,14 +24,7 @@ def work() -> None:
 
 
 def main() -> None:
-    target = GPUTarget("cuda", 90, 32)
-    triton.runtime.driver.set_active(
-        SimpleNamespace(
-            get_current_target=lambda: target,
-            get_current_device=lambda: 0,
-            get_current_stream=lambda _: 0,
-        )
-    )
+    target = as_on_hopper()
     triton_launch._is_hopper, triton_launch.FEWEST_TILES = lambda _: True, 1
     for found in rehearse(work):
         if (name := found.kernel.__name__).startswith("hopper"):
