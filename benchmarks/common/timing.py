@@ -4,7 +4,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -103,7 +103,18 @@ def host_ms(call: Call, before: Call) -> float:
     return statistics.median(times)
 
 
-def captured(call: Call, rehearsals: int = 3) -> Call:
+class Replay(NamedTuple):
+    """A captured call, and what holds the tensors that its graph reads."""
+
+    run: Call
+    holder: Any
+
+    def __call__(self) -> Any:
+        """Replay the graph."""
+        return self.run()
+
+
+def captured(call: Call, rehearsals: int = 3) -> Replay:
     """Capture a call as a CUDA graph and return its replay, after rehearsals in a side stream."""
     if rehearsals:
         stream = torch.cuda.Stream()
@@ -120,7 +131,7 @@ def captured(call: Call, rehearsals: int = 3) -> Call:
         graph.replay()
         return kept
 
-    return replay
+    return Replay(replay, call)
 
 
 def peak_mib(call: Call) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from benchmarks.common.timing import captured
+from benchmarks.common.timing import Replay, captured
 from benchmarks.kernels.cases import Case, Family, Inputs, Row, Setup, Step, Work, cases
 from torch import nn
 
@@ -95,7 +95,7 @@ def fused_step(model: Many, copies: torch.dtype | None) -> Step:
         model.parameters(), weight_decay=0.01, clip=CLIP, decay=DECAY, copies=copies
     )
 
-    def capture() -> Callable[[], Any]:
+    def capture() -> Replay:
         model.backward()
         optimizer.advance()
         return captured(optimizer.step, rehearsals=0)
@@ -129,9 +129,10 @@ def step_of_a_run(model: nn.Module) -> Step:
     optimizer: Any = make_optimizer(model, OPTIM, AveragedWeights(model, 0.99))
     device = next(model.parameters()).device
 
-    def capture() -> Callable[[], Any]:
+    def capture() -> Replay:
         optimizer.advance()
-        return GraphPool(device).capture(optimizer.run, optimizer.warm_up)
+        replay = GraphPool(device).capture(optimizer.run, optimizer.warm_up)
+        return Replay(replay, (optimizer, model))
 
     return Step(optimizer.step, capture=capture)
 

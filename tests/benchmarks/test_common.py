@@ -2,13 +2,19 @@
 
 import argparse
 import ast
+import gc
 import json
+import weakref
+from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from benchmarks.common import arguments, timing, trace
 from benchmarks.common.arguments import add_out, add_rows, change, read_all, read_rows
 from benchmarks.common.report import RESULTS, write_result
@@ -55,6 +61,21 @@ def test_calls_that_are_timed_in_turn_have_their_medians_and_clocks(monkeypatch)
     assert began == [*"abccbaabccbaabc"]
     assert np.allclose(found, [(2.5, 1.48), (4.0, 1.46), (8.0, 1.42)])
     assert timing.in_turn([]) == []
+
+
+def test_a_replay_keeps_what_its_graph_reads(monkeypatch):
+    monkeypatch.setattr("torch.cuda.CUDAGraph", Mock)
+    monkeypatch.setattr("torch.cuda.graph", lambda _: nullcontext())
+    read = torch.ones(3)
+    held = weakref.ref(read)
+    replay = timing.captured(partial(torch.sum, read), rehearsals=0)
+    del read
+    gc.collect()
+    assert held() is not None
+    assert replay() == 3
+    del replay
+    gc.collect()
+    assert held() is None
 
 
 def test_rows_of_a_call_are_not_written_into_the_results():

@@ -188,6 +188,17 @@ def test_rows_have_the_columns_that_pages_are_made_of(monkeypatch, family, op, p
     assert all(wanted <= set(row) for row in found)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_implementations_take_turns_on_a_gpu():
+    options = argparse.Namespace(peers=["eager"], no_reference=True)
+    setup = Setup(torch.bfloat16, "cuda", tiny=True)
+    for case in cases_of("transition", setup):
+        rows = [*run.measured(case, PAIR, options, run.Rates(1e12, 1e12), {"worst error": 1.0})]
+        assert [row["who"] for row in rows] == ["bevatron", "eager"]
+        assert all(row["ms"] > 0 and 0.1 < row["GHz"] < 3 for row in rows)
+        assert [row.get("worst error") for row in rows] == [1.0, None]
+
+
 def test_times_of_several_tiles_are_in_rows_of_their_own():
     measured = [
         {"op": "gat", "who": "bevatron", "graph": "g", "nnz": 1, "k": 16, "tile": tile, "pass": way}
