@@ -10,7 +10,7 @@ import torch
 
 MIB = 2**20
 CYCLES = 10**6
-"""For which a GPU is kept busy to read its clock: half a millisecond."""
+"""For which a GPU is kept busy while the host launches, and to read its clock: half a ms."""
 Call = Callable[[], Any]
 
 
@@ -56,7 +56,7 @@ def in_turn(
     """Median times of several calls that take turns, in ms, and the clock of the SMs after each.
 
     Every other round has the reverse order: whatever a call leaves behind, heat or a lower clock,
-    meets all of them.
+    meets all of them. The GPU is busy while the host launches: how long it takes does not count.
 
     Parameters
     ----------
@@ -74,13 +74,14 @@ def in_turn(
     for number in range(warm_up + repeats):
         places = range(len(calls))
         for place in places if number % 2 == 0 else reversed(places):
+            start, end, counted = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+            spin()
             if cache is not None:
                 cache.zero_()
-            start, end, counted = (torch.cuda.Event(enable_timing=True) for _ in range(3))
             start.record()
             calls[place]()
             end.record()
-            torch.cuda._sleep(CYCLES)  # noqa: SLF001  torch has no other kernel that counts cycles
+            spin()
             counted.record()
             counted.synchronize()
             times[place].append(start.elapsed_time(end))
@@ -89,6 +90,11 @@ def in_turn(
         (statistics.median(ms[warm_up:]), statistics.median(clock[warm_up:]))
         for ms, clock in zip(times, clocks, strict=True)
     ]
+
+
+def spin() -> None:
+    """Keep the GPU busy for `CYCLES`."""
+    torch.cuda._sleep(CYCLES)  # noqa: SLF001  torch has no other kernel that counts cycles
 
 
 def host_ms(call: Call, before: Call) -> float:
