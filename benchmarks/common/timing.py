@@ -61,7 +61,9 @@ def in_turn(
     Parameters
     ----------
     calls, repeats, warm_up : what is timed, and rounds that count, and those before them
-    flush : overwrite the L2 cache before each call
+    flush
+        Overwrite the L2 cache before each call. Otherwise each also runs once, untimed, right
+        before: what the cache holds is its own, whoever had the turn before.
 
     Returns
     -------
@@ -76,8 +78,7 @@ def in_turn(
         for place in places if number % 2 == 0 else reversed(places):
             start, end, counted = (torch.cuda.Event(enable_timing=True) for _ in range(3))
             spin()
-            if cache is not None:
-                cache.zero_()
+            calls[place]() if cache is None else cache.zero_()
             start.record()
             calls[place]()
             end.record()
@@ -166,7 +167,7 @@ def copy_rate() -> float:
     """Bytes per second of a large copy, read and written."""
     source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.nbytes / median_ms(lambda: target.copy_(source)) * 1e3
+    return 2 * source.nbytes / median_ms(lambda: target.copy_(source), together=10) * 1e3
 
 
 def matmul_rate(dtype: torch.dtype, repeats: int = 15) -> float:

@@ -315,8 +315,34 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None = 
     return kernels.pair_attention(q, k, v, bias, mask, layout="BSNHD")
 
 
+def heads_first(case: Case) -> Case:
+    """Return a case whose heads are contiguous, as attention libraries take them."""
+
+    def turned(inputs: Inputs) -> Inputs:
+        return inputs | {name: inputs[name].transpose(2, 3) for name in "qkv"}
+
+    def draw(seed: int) -> Inputs:
+        return {name: value.contiguous() for name, value in turned(case.draw(seed)).items()}
+
+    def of(operator: Operator) -> Operator:
+        return lambda **inputs: operator(**turned(inputs)).transpose(2, 3)
+
+    assert case.plain is not None
+    return replace(
+        case,
+        name=f"{case.name}, heads first",
+        draw=draw,
+        ours=partial(kernels.pair_attention, layout="BSHND"),
+        plain=of(case.plain),
+        peers={name: of(peer) for name, peer in case.peers.items()},
+        usual=False,
+        groups=("heads first",),
+    )
+
+
 @cases("pair_attention", PAIR)
 def attention_cases(setup: Setup) -> list[Case]:
+    """Return attention in the layout of projections, the usual ones with contiguous heads too."""
     found = []
     sizes = {"triangle 6": (6, 2, 6, 8, 1.0), "diffusion 3 x 5": (3, 2, 5, 8, 1.0)}
     for name, (rows, heads, length, head, to_reach) in (sizes if setup.tiny else ATTENTION).items():
@@ -341,7 +367,7 @@ def attention_cases(setup: Setup) -> list[Case]:
                 **other(bool(to_reach)),
             )
         )
-    return found
+    return found + [heads_first(case) for case in found if case.usual]
 
 
 @cases("outer_product_mean", PAIR)

@@ -214,12 +214,10 @@ def qkvg(
     norm_bias: Tensor,
     bias_weight: Tensor | None = None,
 ) -> Tensor:
-    """Concatenate the products of the normed rows; with a bias its own too, and the rows."""
+    """Apply one layer of joined weights; with a bias concatenate its own products, and the rows."""
     n = layer_norm(x, norm_weight, norm_bias)
-    products = [F.linear(n, weight) for weight in (q_weight, k_weight, v_weight, gate_weight)]
-    if bias_weight is not None:
-        products += [F.linear(n, bias_weight), x]
-    return torch.cat(products, -1)
+    joint = F.linear(n, torch.cat([q_weight, k_weight, v_weight, gate_weight]))
+    return joint if bias_weight is None else torch.cat([joint, F.linear(n, bias_weight), x], -1)
 
 
 def invariant_point_attention(

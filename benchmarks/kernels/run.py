@@ -175,7 +175,7 @@ def measured(
                 if replay is not None:
                     replays[len(rows)] = replay
             except torch.OutOfMemoryError:
-                row["note"] = "out of memory"
+                row["note"] = "out of memory" + (" beside the replays before" if replays else "")
             except ImportError as error:  # a peer's may hide what it lacks
                 row["note"] = f"{error.name} is not installed" if error.name else str(error)[:80]
             except RuntimeError as error:

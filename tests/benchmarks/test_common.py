@@ -24,7 +24,9 @@ from benchmarks.mace import kernels_agreement
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_calls_that_are_timed_in_turn_have_their_medians_and_clocks(monkeypatch):
+@pytest.mark.parametrize("flush", [False, True])
+def test_calls_that_are_timed_in_turn_have_their_medians_and_clocks(monkeypatch, flush):
+    """Each meets a flushed cache or, without a flush, what it left there itself."""
     now, began, clock = 0.0, [], 1.5
 
     class Event:
@@ -42,11 +44,12 @@ def test_calls_that_are_timed_in_turn_have_their_medians_and_clocks(monkeypatch)
 
     def taking(name, ms, later):
         """A call that slows the clock down, and that takes longer in later rounds."""
+        early = 2 if flush else 4
 
         def call():
             nonlocal now, clock
             began.append(name)
-            now, clock = now + ms + later * (began.count(name) > 2), 1.5 - ms / 100
+            now, clock = now + ms + later * (began.count(name) > early), 1.5 - ms / 100
 
         return call
 
@@ -58,8 +61,14 @@ def test_calls_that_are_timed_in_turn_have_their_medians_and_clocks(monkeypatch)
     monkeypatch.setattr("torch.cuda.Event", Event)
     monkeypatch.setattr("torch.cuda._sleep", sleep)
     calls = [taking("a", 2.0, 0.5), taking("b", 4.0, 0.0), taking("c", 8.0, 0.0)]
-    found = timing.in_turn(calls, 3, warm_up=2)
-    assert began == [each for name in "abccbaabccbaabc" for each in ("spin", name, "spin")]
+    cache = Mock(zero_=lambda: began.append("flush"))
+    monkeypatch.setattr("torch.empty", lambda *_, **__: cache)
+    found = timing.in_turn(calls, 3, warm_up=2, flush=flush)
+    assert began == [
+        each
+        for name in "abccbaabccbaabc"
+        for each in ("spin", "flush" if flush else name, name, "spin")
+    ]
     assert np.allclose(found, [(2.5, 1.48), (4.0, 1.46), (8.0, 1.42)])
     assert timing.in_turn([]) == []
 

@@ -139,6 +139,21 @@ def test_cases_are_chosen_by_name_and_group():
     assert len(list(cases_of("pair_attention", setup, ("other",)))) == 16
 
 
+def test_heads_may_be_contiguous_for_ours_and_for_peers():
+    setup = Setup(torch.float32, DEVICE, tiny=True)
+    usual = small("pair_attention")
+    first = list(cases_of("pair_attention", setup, ("heads first",)))
+    assert [case.name for case in first] == [f"{case.name}, heads first" for case in usual]
+    for case, turned in zip(usual, first, strict=True):
+        run.checked(turned)
+        inputs, given = case.draw(0), turned.draw(0)
+        expected = case.plain(**inputs).transpose(2, 3)
+        assert given["q"].is_contiguous()
+        assert given["q"].shape == expected.shape
+        for operator in (turned.ours, turned.plain, turned.peers["SDPA"]):
+            torch.testing.assert_close(operator(**given), expected)
+
+
 def test_results_are_named_by_operators_and_cases():
     assert run.result_name(PAIR, ["qkvg"], []) == "kernels/qkvg"
     assert run.result_name(PAIR, ["layer_norm", "swiglu"], ["rows"]) == (
