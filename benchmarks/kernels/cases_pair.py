@@ -220,7 +220,8 @@ def with_typed_mask(draw: Callable[[int], Inputs], seed: int) -> Inputs:
 
 @cases("transition", PAIR)
 def transition_cases(setup: Setup) -> list[Case]:
-    sizes = ((384**2, 128, 0.58), (768**2, 128, 2.3), (128 * 256, 256, 0.42), (384, 384, 0.0))
+    pairs = ((256, 0.28), (384, 0.58), (512, 1.05), (768, 2.3))
+    sizes = *((N * N, 128, ms) for N, ms in pairs), (128 * 256, 256, 0.42), (384, 384, 0.0)
     usual = {f"{rows} x {width}, x4": (rows, width, to_reach) for rows, width, to_reach in sizes}
     others = rows_of_pairs(128, (64, 256, 384))
     functions = (kernels.transition, peers.transition)
