@@ -214,6 +214,23 @@ def test_implementations_take_turns_on_a_gpu():
         assert [row.get("worst error") for row in rows] == [1.0, None]
 
 
+@pytest.mark.parametrize(("captured", "note"), [(0, ""), (1, " beside the replays before")])
+def test_a_peer_without_memory_tells_what_else_was_held(monkeypatch, captured, note):
+    """Alone it might have had enough: replays that take turns are held together."""
+    calls = iter(range(3))
+
+    def replay(_):
+        if next(calls) >= captured:
+            raise torch.OutOfMemoryError
+        return lambda: None
+
+    monkeypatch.setattr(run, "launched_and_captured", lambda *_: ({}, replay(_)))
+    monkeypatch.setattr(run.timing, "in_turn", lambda calls, **_: [(1.0, 1.7) for _ in calls])
+    options = argparse.Namespace(peers=["eager", "compile"], no_reference=True)
+    rows = [*run.measured(small("swiglu")[0], PAIR, options, run.Rates(1e12, 1e12), {})]
+    assert [row.get("note") for row in rows[captured:]] == ["out of memory" + note] * (3 - captured)
+
+
 def test_times_of_several_tiles_are_in_rows_of_their_own():
     measured = [
         {"op": "gat", "who": "bevatron", "graph": "g", "nnz": 1, "k": 16, "tile": tile, "pass": way}
