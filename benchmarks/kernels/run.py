@@ -220,7 +220,7 @@ def run_family(family: Family, ops: Sequence[str], options: argparse.Namespace) 
             dtype=", ".join(names), copy=rates.copy / 1e12, matmul=rates.matmul / 1e12
         )
         notes = f"{notes} {IN_TURN}"
-        name = result_name(family, ops, options.cases, tiles=bool(options.tiles))
+        name = options.name or result_name(family, ops, options.cases, tiles=bool(options.tiles))
         report.write_result(name, family.table(rows), notes, device="cuda", folder=options.out)
 
     for op in ops:
@@ -327,6 +327,7 @@ def arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list operators and stop")
     parser.add_argument("--dry-run", action="store_true", help="small cases by the reference")
+    parser.add_argument("--name", help="of the result, instead of one made from the operators")
     add_out(parser)
     return parser.parse_args()
 

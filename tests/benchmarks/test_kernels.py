@@ -2,13 +2,18 @@
 
 import argparse
 import itertools
+import json
 import math
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
-from benchmarks.kernels import admission, host_time, run
+from benchmarks.common.report import write_result
+from benchmarks.kernels import admission, host_time, pages, run
 from benchmarks.kernels.cases import OPERATORS, Setup, Work, cases_of, leaves_of
 from benchmarks.kernels.cases_equivariant import EQUIVARIANT, PASSES, crystals
 from benchmarks.kernels.cases_graph import GRAPH
@@ -166,6 +171,63 @@ def test_results_are_named_by_operators_and_cases():
     assert run.result_name(OPTIMIZER, every["optim"], []) == "kernels/optimizer"
 
 
+@pytest.mark.parametrize("name", [*pages.PAGES])
+def test_every_page_has_arguments_that_choose_cases(name, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["run", "--op", *pages.PAGES[name]])
+    options = run.arguments()
+    assert all([*cases_of(op, Setup(torch.bfloat16), options.cases)] for op in options.op)
+
+
+def test_pages_go_to_the_next_free_gpu_and_what_is_measured_is_kept(tmp_path, monkeypatch, capsys):
+    ran = []
+
+    def measured(command, *, env, timeout, **_):
+        """Measure transitions too slowly and norms wrongly, and leave half of their pages."""
+        name = command[command.index("--name") + 1]
+        ran.append((env["CUDA_VISIBLE_DEVICES"], name))
+        on = {"hardware": "nvidia-h200", "versions": {"torch": "2"}}
+        rows = [{"case": name, "ms": 1.0}]
+        folder = Path(command[command.index("--out") + 1])
+        write_result(name, rows, "Notes.", folder=folder, measured_on=on)
+        if "norm" in name:
+            return Mock(returncode=1)
+        if "transition" in name:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return Mock(returncode=0)
+
+    monkeypatch.setattr(pages.subprocess, "run", measured)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    out = ["--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["pages", *out])
+    with pytest.raises(SystemExit, match=r"not measured: .*layer_norm-layer_norm_linear"):
+        pages.main()
+    assert sorted(name for _, name in ran) == sorted(f"kernels/{name}" for name in pages.PAGES)
+    assert {gpu for gpu, _ in ran} <= {"2", "5"}
+
+    ran.clear()
+    with pytest.raises(SystemExit):
+        pages.main()  # what failed is tried again, and nothing else
+    assert sorted(name for _, name in ran) == [
+        "kernels/layer_norm-layer_norm_linear",
+        "kernels/transition",
+    ]
+
+    ran.clear()
+    monkeypatch.setattr(sys, "argv", ["pages", *out, "--seconds", "1"])
+    with pytest.raises(SystemExit, match="not measured"):
+        pages.main()
+    assert not ran
+
+    collected = ["--collect", out[1], "--results", str(tmp_path / "results"), "--note", "More."]
+    monkeypatch.setattr(sys, "argv", ["pages", *collected])
+    pages.main()
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("results/*/*.json")}
+    assert set(found) == set(pages.PAGES) - {"transition", "layer_norm-layer_norm_linear"}
+    page = found["qkvg"]
+    assert (page["hardware"], page["notes"]) == ("nvidia-h200", "Notes. More.")
+    assert page["rows"] == [{"case": "kernels/qkvg", "ms": 1.0}]
+
+
 def columns(monkeypatch, family, op, peers=None, **options):
     """Return the rows of a page of small cases, with times that are made up."""
     monkeypatch.setattr(run, "launched", lambda *_, **__: {"MiB": 1, "eager ms": 2.0})
@@ -269,7 +331,7 @@ def test_what_fails_its_check_is_told_and_not_timed(monkeypatch, tmp_path):
         run.report, "write_result", lambda name, rows, *_, **__: written.append(rows)
     )
     options = argparse.Namespace(
-        dtype=None, tiles=None, cases=(), checked=False, out=tmp_path, peers=None
+        name=None, dtype=None, tiles=None, cases=(), checked=False, out=tmp_path, peers=None
     )
     assert run.run_family(EQUIVARIANT, ["silu"], options) == ["silu 64: wrong"]
     ((row,),) = written
