@@ -369,7 +369,10 @@ def test_processes_that_read_each_others_memory_equal_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "types"), [(6, (torch.float32,)), (8, (torch.float64,))])
+@pytest.mark.parametrize(
+    ("size", "types"),
+    [(4, (torch.float64, torch.float32)), (6, (torch.float32,)), (8, (torch.float64,))],
+)
 def test_many_processes_equal_one(tmp_path, expected, size, types):
     check(tmp_path, expected, size, types)
 
