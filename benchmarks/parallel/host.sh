@@ -26,7 +26,7 @@ fi
 short=${SHORT:-384} long=${LONG:-768}
 # What is computed again, in long crops by GPUs a sample, and the longest crops: as memory allows.
 if [ "$mib" -gt 100000 ]; then
-  keep=none keep_long=([1]=pair [2]=none [4]=none [8]=none) longest=([2]=3072 [4]=4352 [8]=6144)
+  keep=none keep_long=([1]=pair [2]=none [4]=none [8]=none) longest=([2]=3584 [4]=5120 [8]=6144)
 else
   keep=pair keep_long=([1]=all [2]=all [4]=none [8]=none) longest=([2]=2304 [4]=3200 [8]=4352)
 fi
@@ -59,7 +59,7 @@ three_long() {
 }
 
 three_longest() { # little is left: memory must not be in pieces
-  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True run "longest-$2" "$1" "$2" 110 axial_step \
+  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True run "longest-$2" "$1" "$2" 240 axial_step \
     alphafold3 "$many" --lengths "${LONGEST:-${longest[$2]}}" --policies all --out "$out/rows" \
     ${THREE:-} --steps 0
 }

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -104,15 +105,17 @@ def test_rows_name_what_nccl_is_told(monkeypatch):
 
 
 def test_a_simulated_sample_takes_what_is_divided_and_what_is_not():
-    """A message takes 0.5, half of it hidden, and k is 1, 0.5, 0.25: s is 1, p 7."""
+    """A message takes 1, 0.5 in a trace and half of that hidden; k is 1, 0.5, 0.25: s is 1, p 7."""
     blocks = {"a": 2, "b": 1}
-    where, alone = ROW, {"arm": "x"}
-    system = simulation.System(where, alone, blocks, [Collective("ring", 4, 4, 1)], 0, samples=16)
-    two = {**TWO, "s/step": 5.0, "hidden %": 50.0}
+    ring = [Collective("ring", 4, 4, 1)]
+    system = simulation.System(ROW, blocks, ring, 0, passes=1.0, samples=16)
+    two = {**TWO, "s/step": 5.0, "sending ms": 1000.0, "hidden %": 50.0, "call": "second"}
     slower, other = {**two, "s/step": 6.0}, {**two, "N": ROW["N"] + 1, "s/step": 1.0}
     failed = {**two, "s/step": axial_step.OUT_OF_MEMORY}
-    of_one = [{"arm": "x", "s/step": 8.0}, {"arm": "y", "s/step": 9.0}]
-    measured = simulation.fastest(system, [other, ONE, slower, two, failed], of_one)
+    one, recomputed = {**ONE, "call": "second"}, {**ONE, "call": "second", "s/step": 9.0}
+    others = {**ONE, "call": "first", "s/step": 7.0}
+    steps = [other, others, one, recomputed, slower, two, failed]
+    measured = simulation.fastest(system, steps)
     times = {"a, N 4": (3.0, 1.0, 0.5, 0.25), "b": (2.0, 2.0, 1.0, 0.5), "c": (9.0, 9.0, 9.0, 9.0)}
     shards = [
         {"block": name, "GPUs": size, "ms": ms}
@@ -121,11 +124,14 @@ def test_a_simulated_sample_takes_what_is_divided_and_what_is_not():
     ]
     share = simulation.share_of_kernels(system, shards)
     assert share == {1: 1.0, 2: 0.5, 4: 0.25, 8: 0.125}
-    rows = simulation.simulated(system, measured, share, lambda *_: 0.5, 1.0)
+    rows = simulation.simulated(system, measured, share, lambda *_: 1.0, 1.0)
     found = {row["GPUs"]: row for row in rows}
     assert found[2]["s a sample"] == 5.0
     assert found[4]["s a sample"] == 1 + 7 / 4 + (1 + 1) * 0.25
+    assert [found[size]["limit s"] for size in (1, 2, 4)] == [8.0, 1 + 7 / 2, 1 + 7 / 4]
     assert [found[size]["measured s"] for size in (1, 2, 4)] == [8.0, 5.0, ""]
+    again = simulation.simulated(replace(system, passes=3.0), measured, share, lambda *_: 1.0, 1.0)
+    assert again[1]["exchanges ms"] == 2 * rows[1]["exchanges ms"] == 2000.0
     assert found[64]["GPUs a sample"] == 4
     assert found[64]["s/step"] == found[4]["s/step"]
 
