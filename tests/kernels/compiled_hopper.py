@@ -25,7 +25,7 @@ def work() -> None:
 
 def main() -> None:
     target = as_on_hopper()
-    triton_launch._is_hopper, triton_launch.FEWEST_TILES = lambda _: True, 1
+    triton_launch.is_hopper, triton_launch.FEWEST_TILES = lambda _: True, 1
     for found in rehearse(work):
         if (name := found.kernel.__name__).startswith("hopper"):
             compiled = triton.compile(found.source, target, found.options)

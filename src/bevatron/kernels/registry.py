@@ -30,6 +30,8 @@ log = logging.getLogger("bevatron.kernels")
 ENVIRONMENT_VARIABLE = "BEVATRON_KERNELS"
 Choice = Literal["auto", "reference", "triton"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
+Special = Callable[[torch.device, torch.dtype], str | None]
+"""Names the kernels that an implementation has only for such a device and type, if any."""
 PREFERENCE = ("triton", "reference")
 """Implementations from the fastest to the plainest, in the order in which ``auto`` tries them."""
 
@@ -63,6 +65,7 @@ class KernelConfig:
 class _Implementation:
     target: str
     obstacle: Obstacle | None
+    special: Special | None = None
 
 
 _operators: dict[str, dict[str, _Implementation]] = {}
@@ -92,6 +95,7 @@ def operator(
     reference: str = "reference",
     triton: str | None = "triton",
     takes: Obstacle | None = None,
+    special: Special | None = None,
 ) -> Operator:
     """Declare an operator: its exact reference, its Triton implementation and what that supports.
 
@@ -106,6 +110,9 @@ def operator(
     takes
         Returns why the Triton kernel cannot run on a device and type. Common requirements (the
         package, a device) are checked before, so this is for the kernel's own limits.
+    special
+        Names the kernels that the Triton implementation has only for such a device and type, for
+        `explain`.
 
     Examples
     --------
@@ -118,18 +125,23 @@ def operator(
             result: Tensor = _operator.dispatch(x)(x)
             return result
     """
-    for implementation, target, obstacle in (
-        ("reference", reference, None),
-        ("triton", triton, takes),
+    for implementation, target, obstacle, says in (
+        ("reference", reference, None, None),
+        ("triton", triton, takes, special),
     ):
         if target is not None:
             module, _, function = target.partition(":")
-            register(name, implementation, f"{package}.{module}:{function or name}", obstacle)
+            where = f"{package}.{module}:{function or name}"
+            register(name, implementation, where, obstacle, says)
     return Operator(name)
 
 
 def register(
-    operator: str, implementation: str, target: str, obstacle: Obstacle | None = None
+    operator: str,
+    implementation: str,
+    target: str,
+    obstacle: Obstacle | None = None,
+    special: Special | None = None,
 ) -> None:
     """Register a single implementation without importing it; `operator` declares a whole operator.
 
@@ -138,8 +150,10 @@ def register(
     implementation : ``reference`` or ``triton``
     target : ``module:function``, imported when it is first chosen
     obstacle : returns why it cannot run on a device and type, or None
+    special : names the kernels that it has only for such a device and type, or None
     """
-    _operators.setdefault(operator, {})[implementation] = _Implementation(target, obstacle)
+    found = _Implementation(target, obstacle, special)
+    _operators.setdefault(operator, {})[implementation] = found
     _chosen.clear()
 
 
@@ -224,6 +238,8 @@ def load(operator: str, implementation: str) -> Callable[..., Any]:
 def explain(operator: str, device: torch.device | str, dtype: torch.dtype = torch.float32) -> str:
     """Name the implementation for a device and type in one line, and why no faster one runs.
 
+    Kernels that it has only for such a device are named too.
+
     Examples
     --------
     >>> import bevatron.kernels as kernels
@@ -236,7 +252,9 @@ def explain(operator: str, device: torch.device | str, dtype: torch.dtype = torc
         name, passed_over = _decide(operator, torch.device(device), dtype)
     except KernelError as error:
         return str(error)
-    why = [choice if choice == "auto" else "requested", *passed_over]
+    special = _operators[operator][name].special
+    says = special and special(torch.device(device), dtype)
+    why = [choice if choice == "auto" else "requested", *passed_over, *filter(None, [says])]
     return f"{operator}: {name} ({'; '.join(why)})"
 
 

@@ -12,7 +12,7 @@ import torch
 from pair_operators import DEVICE, GPU
 from triangle_pairs import BIASES, OthersRows, check, dropped, make
 
-from bevatron.kernels import triangle_multiply, use
+from bevatron.kernels import explain, triangle_multiply, use
 from bevatron.kernels.pair.triangle_multiply.tiles import replaced
 from bevatron.testing import assert_close
 from half_precision import check_no_worse
@@ -178,11 +178,26 @@ def test_on_hopper_gradients_beyond_2_to_the_31_elements_are_right(hopper):
         assert_close(got, want, 2e-2)
 
 
+def test_the_registry_says_where_kernels_for_hopper_run(monkeypatch):
+    from bevatron.kernels.pair.triangle_multiply import triton_launch
+
+    said = "triangle_multiply: triton (requested; kernels for Hopper take long pairs of 128"
+    for is_hopper in (True, False):
+        monkeypatch.setattr(triton_launch, "is_hopper", lambda _, is_one=is_hopper: is_one)
+        with use("triton"):
+            assert (
+                explain("triangle_multiply", DEVICE, torch.bfloat16).startswith(said) == is_hopper
+            )
+            assert "Hopper" not in explain("triangle_multiply", DEVICE, torch.float32)
+    with use("reference"):
+        assert "Hopper" not in explain("triangle_multiply", DEVICE, torch.bfloat16)
+
+
 def of_hopper(z, hidden, monkeypatch):
     """The passes for which a pair would take the kernels for Hopper, if its GPU were one."""
     from bevatron.kernels.pair.triangle_multiply import triton_launch
 
-    monkeypatch.setattr(triton_launch, "_is_hopper", lambda _: True)
+    monkeypatch.setattr(triton_launch, "is_hopper", lambda _: True)
     pair = triton_launch.Pair.of(z, torch.ones(hidden))
     return set(triton_launch.on_hopper(pair, 1e-5, None, None, None, None, False))
 
@@ -240,7 +255,7 @@ def test_the_kernels_of_hopper_run_there_with_known_compilers(
     compiler.knobs.runtime.interpret = interpret
     monkeypatch.setattr(triton_launch, "triton", compiler)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    is_hopper = triton_launch._is_hopper.__wrapped__
+    is_hopper = triton_launch.is_hopper.__wrapped__
     assert is_hopper(torch.device("cuda", 0)) == fits
     assert not is_hopper(torch.device("cpu"))
 

@@ -1,5 +1,6 @@
 """The triangle multiplications of AlphaFold2 and 3: outgoing and incoming edges."""
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -10,7 +11,18 @@ from bevatron.kernels.shared.checks import check_axes, check_shapes
 
 __all__ = ["Contraction", "triangle_multiply"]
 
-_operator = registry.operator("triangle_multiply", __name__, takes=support.up_to_float32)
+
+def _for_hopper(device: torch.device, dtype: torch.dtype) -> str | None:
+    from bevatron.kernels.pair.triangle_multiply.triton_launch import HOPPER_WIDTH, is_hopper
+
+    if dtype.itemsize != 2 or not is_hopper(device):
+        return None
+    return f"kernels for Hopper take long pairs of {HOPPER_WIDTH} channels"
+
+
+_operator = registry.operator(
+    "triangle_multiply", __name__, takes=support.up_to_float32, special=_for_hopper
+)
 
 
 def triangle_multiply(

@@ -188,7 +188,7 @@ def on_hopper(
     fits = pair.C == pair.H == HOPPER_WIDTH and pair.dtype.itemsize == 2
     fits = fits and pair.axes == 1 and pair.geometry[-1] == pair.C and pair.padded == N
     fits = fits and plane % HOPPER_TILE == 0 and FEWEST_TILES <= plane // HOPPER_TILE < 2**24
-    if not (fits and _is_hopper(pair.device)):
+    if not (fits and is_hopper(pair.device)):
         return {}
     from bevatron.kernels.pair.triangle_multiply.triton_hopper import (
         hopper_output_kernel,
@@ -232,7 +232,7 @@ def on_hopper(
 
 
 @functools.cache
-def _is_hopper(device: torch.device) -> bool:
+def is_hopper(device: torch.device) -> bool:
     """Whether a device runs `triton_hopper`, with a Triton that is known to compile it."""
     if device.type != "cuda" or triton.knobs.runtime.interpret or torch.version.hip is not None:
         return False
