@@ -40,6 +40,7 @@ PAIRS = {
 }
 """Rows of a pair of 128 channels."""
 WIDE_ROWS = 32768
+JOINED = "compile, joined weights"
 CHECKED_ROWS = 2**16
 """Rows of the group "rows" whose float64 tensors fit into memory."""
 TINY = {"rows": 6, "width": 8}
@@ -135,12 +136,17 @@ def on_rows(
     shapes_of: Callable[[int, int], tuple[Shapes, Work]],
     usual: Mapping[str, tuple[int, int, float]],
     others: Mapping[str, tuple[int, int]],
+    joined: Operator | None = None,
 ) -> list[Case]:
-    """Return the cases of an operator on rows: name -> rows, width and ms to reach."""
+    """Return the cases of an operator on rows: name -> rows, width and ms to reach.
+
+    ``joined`` is plain PyTorch with weights that are joined before a matmul, another peer.
+    """
     if setup.tiny:
         usual, others = {"tiny": (TINY["rows"], TINY["width"], 0.0)}, {}
+    more = {JOINED: torch.compile(joined, dynamic=False)} if joined else {}
     found = [
-        case_of(setup, op, name, shapes, functions, work, to_reach=to_reach or "")
+        case_of(setup, op, name, shapes, functions, work, to_reach=to_reach or "", peers=more)
         for name, (rows, width, to_reach) in usual.items()
         for shapes, work in [shapes_of(rows, width)]
     ]
@@ -225,7 +231,8 @@ def transition_cases(setup: Setup) -> list[Case]:
     usual = {f"{rows} x {width}, x4": (rows, width, to_reach) for rows, width, to_reach in sizes}
     others = rows_of_pairs(128, (64, 256, 384))
     functions = (kernels.transition, peers.transition)
-    return on_rows(setup, "transition", functions, transition_shapes, usual, others)
+    given = (functions, transition_shapes, usual, others)
+    return on_rows(setup, "transition", *given, joined=peers.joined_transition)
 
 
 @cases("layer_norm_linear", PAIR)
@@ -249,7 +256,9 @@ def conditioned_cases(setup: Setup) -> list[Case]:
     others = {f"48 x {N}": (48 * N, 768) for N in (64, 256, 384, 768)}
     others |= {f"48 x 384, 1 of {parts}": (rows // parts, 768) for parts in (2, 4, 8)}
     functions = (kernels.conditioned_transition, peers.conditioned_transition)
-    return on_rows(setup, "conditioned_transition", functions, conditioned_shapes, usual, others)
+    given = (functions, conditioned_shapes, usual, others)
+    joined = peers.joined_conditioned_transition
+    return on_rows(setup, "conditioned_transition", *given, joined=joined)
 
 
 def other(is_usual: bool) -> dict[str, Any]:

@@ -28,7 +28,7 @@ PAGES: dict[str, Sequence[str]] = {
     "pair_attention-heads_first": (
         *("pair_attention", "--cases", "heads first", "--peers", "flex_attention"),
     ),
-    "transition": ("transition", "conditioned_transition", *COMPILED),
+    "transition": ("transition", "conditioned_transition", *COMPILED, "compile, joined weights"),
     "triangle_multiply": ("triangle_multiply", "--peers", "cuEquivariance"),
     "qkvg": ("qkvg", *COMPILED),
     "layer_norm-layer_norm_linear": ("layer_norm", "layer_norm_linear", "--peers"),
@@ -43,6 +43,10 @@ PAGES: dict[str, Sequence[str]] = {
         *("triangle_multiply", "--cases", "other", "--peers", "cuEquivariance"),
     ),
     "pair_attention-shapes": ("pair_attention", "--cases", "other"),
+    "transition-autotuned": (
+        *("transition", "conditioned_transition", *COMPILED, "max-autotune", "--cases"),
+        *("147456 x 128, x4", "18432 x 768, condition 384"),
+    ),
 }
 """Result -> arguments of `run` after ``--op``."""
 LEAST = 25

@@ -69,6 +69,42 @@ def conditioned_transition(
     return torch.sigmoid(F.linear(s, out_weight, out_bias)) * F.linear(hidden, down_weight)
 
 
+def joined_transition(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    up_weight: Tensor,
+    down_weight: Tensor,
+    gate_weight: Tensor,
+) -> Tensor:
+    """Compute gates and values in one matmul."""
+    both = F.linear(layer_norm(x, norm_weight, norm_bias), torch.cat([gate_weight, up_weight]))
+    gate, value = both.chunk(2, -1)
+    return F.linear(F.silu(gate) * value, down_weight)
+
+
+def joined_conditioned_transition(
+    x: Tensor,
+    s: Tensor,
+    norm_weight: Tensor,
+    scale_weight: Tensor,
+    scale_bias: Tensor,
+    shift_weight: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor,
+    down_weight: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+) -> Tensor:
+    """Compute scales and shifts in one matmul, gates and values in another."""
+    c = F.layer_norm(s, norm_weight.shape, norm_weight)
+    scale, shift = F.linear(c, torch.cat([scale_weight, shift_weight])).chunk(2, -1)
+    n = torch.sigmoid(scale + scale_bias) * F.layer_norm(x, x.shape[-1:]) + shift
+    gate, value = F.linear(n, torch.cat([gate_weight, up_weight])).chunk(2, -1)
+    hidden = F.linear(F.silu(gate) * value, down_weight)
+    return torch.sigmoid(F.linear(s, out_weight, out_bias)) * hidden
+
+
 def triangle_multiply(
     z: Tensor,
     norm_in_weight: Tensor,

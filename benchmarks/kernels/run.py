@@ -87,6 +87,9 @@ def peers_of(case: Case, names: Sequence[str] | None) -> Iterator[tuple[str, Ope
             yield "eager", case.plain
         if not names or "compile" in names:
             yield "compile", torch.compile(case.plain, dynamic=False)
+        if "max-autotune" in names:  # compiles for minutes
+            mode = "max-autotune-no-cudagraphs"
+            yield "max-autotune", torch.compile(case.plain, dynamic=False, mode=mode)
     for name, peer in case.peers.items():
         if not names or name in names:
             yield name, peer
