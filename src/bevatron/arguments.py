@@ -266,7 +266,7 @@ _WORDING = (
 _TYPES = (
     (r"\{None\}", ""),
     (r"\[(?:INT|FLOAT) \[(?:INT|FLOAT) \.\.\.\]\]", "several"),
-    (r"\{\[STR (\w+) \[STR \w+ \.\.\.\]\]\}", r"pairs of a name and \1"),
+    (r"\{\[STR (\w+) \[STR \w+ \.\.\.\]\]\}", r"pairs of a name and \1 without braces"),
     (r"\{([^{}]*)\}", lambda choices: " or ".join(re.split(r",\s*", choices[1]))),
     (r"\bINT(?: INT)+\b", lambda several: f"{several[0].count('INT')} whole numbers"),
     (r"\bFLOAT(?: FLOAT)+\b", lambda several: f"{several[0].count('FLOAT')} numbers"),

@@ -294,12 +294,12 @@ MISTAKES = {
         "--data.labels.group-weights: expected 0 or more for the group 'slabs', got -2",
     ),
     "one of several types": (
-        ["train", "mace", "--data.e0", "fitted"],
-        "expected auto or least_squares or isolated or pairs of a name and a number, got 'fitted'",
+        ["train", "mace", "--data.e0", "{H: -13.6}"],
+        "isolated or pairs of a name and a number without braces, got '{H: -13.6}'",
     ),
     "number or word": (
         ["train", "mace", "--batch.capacity", "atoms", "many"],
-        "expected a whole number or pairs of a name and a whole number or auto, got 'atoms'",
+        "or pairs of a name and a whole number without braces or auto, got 'atoms'",
     ),
     "pair": (["train", "mace", "--optim.betas", "1"], "--optim.betas: expected 2 values"),
     "pair of numbers": (["train", "mace", "--optim.betas", "a", "b"], "numbers, got 'a', 'b'"),

@@ -88,14 +88,34 @@ def test_falling_row_pointers_are_refused(tmp_path):
         ("snap.txt", "# FromNodeId\tToNodeId\n0\t1\n1\t0\n# more\n3\t0\n\n0\t2\n4\t4\n4\t1\n"),
         ("head.csv", "source,target\n0,1\n1,0\n3,0\n0,2\n4,4\n4,1\n"),
         ("weights.tsv", "0\t1\t1.0\n1\t0\t1\n3\t0\t1\n0\t2\t1\n4\t4\t1e0\n4\t1\t1\n"),
+        ("marked.csv", "\ufeff0,1\n1,0\n3,0\n0,2\n4,4\n4,1\n"),
+        ("both.csv", '\ufeff"Source","Target"\r\n0,1\r\n1,0\r\n3,0\r\n0,2\r\n4,4\r\n4,1\r\n'),
+        ("spaced.tsv", "source id\ttarget id\n0\t1\n1\t0\n3\t0\n0\t2\n4\t4\n4\t1\n"),
         ("packed.csv.gz", "0,1\n1,0\n3,0\n0,2\n4,4\n4,1\n"),
     ],
 )
 def test_edge_lists(name, text, tmp_path):
     write = gzip.open if name.endswith(".gz") else open
-    with write(tmp_path / name, "wt") as file:
+    with write(tmp_path / name, "wt", encoding="utf-8", newline="") as file:
         file.write(text)
     assert (matrix(read_graph(tmp_path / name)) == DENSE).all()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ",source,target\n0,5,7\n",
+        ",u,v\n0,5,7\n",
+        "weight,source,target\n1,5,7\n",
+        "target;source\n5;7\n",
+        "u v\n0 5 7\n",
+    ],
+)
+def test_names_of_other_columns_than_source_and_destination_are_refused(text, tmp_path):
+    (tmp_path / "table.csv").write_text(text)
+    names = re.escape(text.split("\n", 1)[0])
+    with pytest.raises(DataError, match=rf"table\.csv: .* called '{names}'; expected a source"):
+        list(edge_list_pieces(tmp_path / "table.csv", block_bytes=4))
 
 
 def test_weights_of_an_edge_list_are_kept(tmp_path):

@@ -200,6 +200,12 @@ def test_windows_line_ends_blank_lines_tabs_and_fortran_numbers(tmp_path):
     assert sample["atomic_numbers"].tolist() == [1, 17]
 
 
+def test_a_byte_order_mark_is_skipped(tmp_path):
+    whole, marked = (read_text(tmp_path, mark + water(-1) + water(-2)) for mark in ("", "\ufeff"))
+    assert [sample["energy"] for sample in marked] == [-1, -2]
+    assert (marked[0]["positions"] == whole[0]["positions"]).all()
+
+
 def test_last_line_without_its_end(tmp_path):
     assert len(read_text(tmp_path, (water(-1) + water(-2)).rstrip("\n"))) == 2
 

@@ -146,3 +146,5 @@ def test_wrong_input_is_named(model):
         relax(model, [molecule("H2O")], cell=True)
     with pytest.raises(ConfigError, match="fmax"):
         relax(model, [molecule("H2O")], fmax=0)
+    with pytest.raises(ConfigError, match="steps: expected 0 or more, got -1"):
+        relax(model, [molecule("H2O")], steps=-1)

@@ -1,5 +1,6 @@
 """Edge lists as text: two columns of ids, optionally a third of weights; plain or gzip."""
 
+import codecs
 import gzip
 from collections.abc import Iterator
 from io import BufferedIOBase
@@ -16,13 +17,16 @@ BLOCK_BYTES = 2**24
 
 COMMENTS = (b"#", b"%", b"//")
 
+NAMES = ({"source", "src", "from"}, {"destination", "dest", "dst", "target", "to"})
+"""What headers call the first column and the second."""
+
 
 def read_edge_list(path: Path) -> RawGraph:
     """Read an edge list: ``source destination [weight]``, one edge a line.
 
     Columns are separated by blanks, tabs or commas; lines that begin with ``#``, ``%`` or ``//``
-    and empty lines are skipped, and so is a first line of names. Ids are whole numbers. Raises
-    DataError naming file and line of anything else.
+    and empty lines are skipped, and so is a first line of names unless it gives the columns another
+    order. Ids are whole numbers. Raises DataError naming file and line of anything else.
     """
     edges = concatenate(list(edge_list_pieces(path)), 2**62)
     return RawGraph(name=str(path), rows=edges.rows, cols=edges.cols, weights=edges.weights)
@@ -40,15 +44,16 @@ def edge_list_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Edg
     ------
     Edges in the order of the file.
     """
-    columns, line_number, header_seen = 0, 1, False
+    columns, line_number, header = 0, 1, b""
     with _open(path) as stream:
         for block in _blocks(stream, path, block_bytes):
-            lines = block.split(b"\n")
+            text = block.removeprefix(codecs.BOM_UTF8) if line_number == 1 else block
+            lines = text.split(b"\n")
             numbers, kept = _without_comments(lines, line_number, path)
             line_number += len(lines) - 1
             if kept and not columns:
-                if not header_seen and _is_header(kept[0]):
-                    header_seen, numbers, kept = True, numbers[1:], kept[1:]
+                if not header and _is_header(kept[0]):
+                    header, numbers, kept = kept[0], numbers[1:], kept[1:]
                 if kept:
                     columns = len(_fields(kept[0]))
                     if columns not in {2, 3}:
@@ -56,6 +61,8 @@ def edge_list_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Edg
                             f"{path}, line {numbers[0]}: has {columns} columns, expected a source, "
                             "a destination and perhaps a weight"
                         )
+                    if header:
+                        _check_header(header, columns, path)
             if kept:
                 yield _parse(kept, numbers, columns, path)
     if not columns:
@@ -126,6 +133,23 @@ def _is_header(line: bytes) -> bool:
         return True
 
     return not any(number(field) for field in _fields(line))
+
+
+def _check_header(line: bytes, columns: int, path: Path) -> None:
+    """Refuse names that tell of another column before the ends of an edge, or of exchanged ends."""
+    text = line.decode(errors="replace").strip("\r\n")
+    separator = next((mark for mark in ",;\t" if mark in text), None)
+    names = [name.strip(" \"'").lower() for name in text.split(separator)]
+    misplaced = any(
+        name in known and place != expected
+        for place, name in enumerate(names)
+        for expected, known in enumerate(NAMES)
+    )
+    if misplaced or "" in names[:2] or len(names) < columns:
+        raise DataError(
+            f"{path}: its {columns} columns are called '{text[:60]}'; expected a source, a "
+            "destination and perhaps a weight, in this order (of pandas: to_csv(index=False))"
+        )
 
 
 def _parse(lines: list[bytes], numbers: list[int] | range, columns: int, path: Path) -> Edges:

@@ -6,6 +6,7 @@ one has to be decompressed up to the frame that is wanted; the reader keeps its 
 that reads ranges in ascending order decompresses the file once.
 """
 
+import codecs
 import os
 from array import array
 from collections.abc import Collection, Iterator
@@ -132,7 +133,8 @@ class _Scan:
         buffer = np.frombuffer(data, dtype=np.uint8)
         ends_array = np.flatnonzero(buffer == 10)
         ends: list[int] = ends_array.tolist()
-        position, line = 0, 0
+        marked = first_line == 0 and data.startswith(codecs.BOM_UTF8)
+        position, line = len(codecs.BOM_UTF8) if marked else 0, 0
         bodies: list[tuple[int, int]] = []
         while line < len(ends):
             count = data[position : ends[line]]

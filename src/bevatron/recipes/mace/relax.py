@@ -95,6 +95,8 @@ def relax(
     """
     if not fmax > 0:
         raise ConfigError(f"fmax: expected a force above 0 eV/Å, got {fmax}")
+    if steps < 0:
+        raise ConfigError(f"steps: expected 0 or more, got {steps}")
     potential = model if isinstance(model, Potential) else Potential(model, device, dtype, head)
     for number, atoms in enumerate(structures):
         potential.check_elements(atoms.numbers, f"structure {number} ({atoms.symbols})")

@@ -20,11 +20,14 @@ from bevatron.data.readers.proteins.inputs import Complex, Entity
 from bevatron.errors import ConfigError, DataError
 from bevatron.output import note
 
+LONGEST = 200
+"""Bytes of a file's name that are kept: file systems take 255, of which endings need a few."""
+
 _ALIGNED: dict[str, Polymer] = {"protein": "protein", "rna": "rna"}
 
 
 def file_names(names: Sequence[str]) -> list[str]:
-    """Make names of files: no separators, and none twice.
+    """Make names of files: no separators, none twice, and none too long for a file system.
 
     Examples
     --------
@@ -34,7 +37,7 @@ def file_names(names: Sequence[str]) -> list[str]:
     made: list[str] = []
     for name in names:
         kept = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).strip(".")
-        kept = kept or "complex"
+        kept = kept.encode()[:LONGEST].decode(errors="ignore") or "complex"
         others = (f"{kept}-{number}" for number in count(2))
         made.append(next(each for each in chain([kept], others) if each not in made))
     return made
