@@ -1,8 +1,9 @@
 """`read_graph`: any kind of graph file."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from bevatron.data.graphs.ogb import ogb_vertices, read_ogb
 from bevatron.data.graphs.options import GraphOptions
 from bevatron.data.graphs.pyg import raw_from_pyg, read_pt
 from bevatron.data.graphs.raw import RawGraph, finish
+from bevatron.data.graphs.vertices import SPLIT_NAMES
 from bevatron.data.graphs.zipped import NpzFile
 from bevatron.errors import DataError, OutOfMemoryError, ran_out_of_memory
 from bevatron.typing import Array
@@ -122,8 +124,18 @@ def _with_files(
                     f"{splits}: holds no splits, expected arrays train, valid, test (found: "
                     f"{', '.join(file.names)})"
                 )
+            _check_names(splits, file.names)
             raw = replace(raw, splits=found)
     return raw
+
+
+def _check_names(path: Path, names: Collection[str]) -> None:
+    """Refuse a part of the split that is missing while an array has nearly its name."""
+    for known in SPLIT_NAMES.values():
+        close = [name for name in names if get_close_matches(name, known, n=1, cutoff=0.8)]
+        if close and not set(known) & set(names):
+            meant = get_close_matches(close[0], known, n=1)[0]
+            raise DataError(f"{path}: holds an array '{close[0]}'; did you mean '{meant}'?")
 
 
 def _raw(path: Path) -> RawGraph:
