@@ -87,6 +87,19 @@ def test_without_alignments_old_ones_are_removed(system, folder):
     assert not (out / "alignments").exists()
 
 
+def test_alignments_that_are_kept_are_told(folder):
+    out = folder.parent / "s"
+    chains.prepare_chains([folder], out, workers=0, progress=False)
+    (folder / "a.a3m").unlink()
+    for overwrite, kept in (
+        (False, "; the alignments that the store has are kept, --overwrite removes them"),
+        (True, ""),
+    ):
+        told = chains.prepare_chains([folder], out, workers=0, progress=False, overwrite=overwrite)
+        assert f"alignment files: 0{kept}" in told
+        assert "template hit files: 0" in told
+
+
 def test_another_dictionary_under_the_same_name_is_refused(folder):
     prepare(complexes, folder)
     other = proteins.COMPONENTS.replace(b" 0 N N", b" 1 N N", 1)

@@ -65,8 +65,8 @@ def prepare_searches(
         lines[0] += f", sequences: {reader.num_samples}, parts of chains: {reader.partial}"
     if reader is not None and reader.num_samples:
         rejects += prepare_alignments(reader, store.path / ALIGNMENTS, **options).rejects()
-    elif overwrite and (store.path / ALIGNMENTS).exists():
-        remove_folder(store.path / ALIGNMENTS)
+    else:
+        lines[0] += _without(store.path / ALIGNMENTS, overwrite=overwrite)
     duplicates = [
         group for groups in tables(found.duplicates, read_duplicate_chains, rejects, strict=strict)
         for group in groups
@@ -79,9 +79,8 @@ def prepare_searches(
     rejects += [*found.refused, *of_none]
     folder = store.path / TEMPLATES
     if not queries:
-        if overwrite and folder.exists():
-            remove_folder(folder)
-        return [*lines, f"template hit files: {len(found.hits)}"], rejects
+        kept = _without(folder, overwrite=overwrite)
+        return [*lines, f"template hit files: {len(found.hits)}{kept}"], rejects
     structures = {entry_code(path): first for path, first in reversed(found.copies)}
     structures |= {entry_code(path): path for path in reversed(found.structures)}
     for renamed in tables(found.obsolete, read_obsolete, rejects, strict=strict):
@@ -105,6 +104,16 @@ def prepare_searches(
         f"templates: {np.count_nonzero(counts)}"
     )
     return lines, [*rejects, *made.rejects()]
+
+
+def _without(folder: Path, *, overwrite: bool) -> str:
+    """Remove what an earlier preparation left, or return what the user is told of it."""
+    if not folder.exists():
+        return ""
+    if overwrite:
+        remove_folder(folder)
+        return ""
+    return f"; the {folder.name} that the store has are kept, --overwrite removes them"
 
 
 def tables(
