@@ -89,17 +89,17 @@ def molecules(tmp_path):
     return path
 
 
-def test_a_molecule_is_named_by_row(molecules, tmp_path):
+def test_a_molecule_is_named_by_line(molecules, tmp_path):
     model = build("gpspp-4", num_layers=1, targets=(Target("gap"),))
     predictor = MoleculePredictor(model)
     predict_molecules(predictor, molecules, tmp_path / "fine.csv")
     next(predictor.models[0].parameters()).data[:] = torch.nan
-    row = r"m\.csv, row 1: the model predicts NaN or infinity \("
-    with pytest.raises(DivergenceError, match=row + "gap"):
+    line = r"m\.csv, line 3: the model predicts NaN or infinity \("
+    with pytest.raises(DivergenceError, match=line + "gap"):
         predict_molecules(predictor, molecules, tmp_path / "out.csv")
-    with pytest.raises(DivergenceError, match=row + "gap"):
+    with pytest.raises(DivergenceError, match=line + "gap"):
         evaluate_molecules(predictor, [molecules], out=tmp_path / "out.json")
-    with pytest.raises(DivergenceError, match=row + "embedding"):
+    with pytest.raises(DivergenceError, match=line + "embedding"):
         embed_file(predictor, molecules, tmp_path / "out.npz")
     assert {path.name for path in tmp_path.iterdir()} == {"m.csv", "fine.csv"}
 

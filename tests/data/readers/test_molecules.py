@@ -62,7 +62,7 @@ def test_columns_are_found_by_themselves(table):
     assert smiles(reader) == ["CCO", "C"]
     assert reader.targets == ("gap",)
     np.testing.assert_array_equal(targets(reader)[:, 0], np.array([2.5, np.nan], np.float32))
-    assert reader.describe(1).endswith("m.csv, row 1")
+    assert reader.describe(1).endswith("m.csv, line 3")
 
 
 @pytest.mark.parametrize("name", ["m.csv", "m.csv.gz"])
@@ -79,7 +79,9 @@ def test_tabs_parquet_and_plain_lists(table, tmp_path):
     reader = open_molecules(tmp_path / "m.parquet")
     assert smiles(reader) == ["CC", ""]
     assert targets(reader).tolist() == [[1.0], [2.0]]
+    assert reader.describe(1).endswith("m.parquet, row 1")
     plain = open_molecules(table("CC ethane\nC\n", "m.smi"), MoleculeOptions(unlabelled=True))
+    assert plain.describe(1).endswith("m.smi, line 2")
     assert smiles(plain) == ["CC", "C"]
     assert plain.targets == ()
 
@@ -114,15 +116,15 @@ def test_several_targets_must_be_named(table):
         ("smiles;y\nC;1\n", {}, "separated by semicolons; write it with commas"),
         ("smiles,y\nC,1\n", {"smiles": "mol"}, "no column 'mol'"),
         ("smiles,y\nC,1\n", {"targets": ("z",)}, "no column 'z'"),
-        ("smiles,y\nC,1\nC,abc\n", {"targets": ("y",)}, "row 1: 'y' is 'abc'"),
-        ("smiles,y\nC,inf\n", {"targets": ("y",)}, "row 0: 'y' is infinite"),
-        ("smiles,y\nC,1\nC,1e300\n", {}, r"row 1: 'y' is 1e\+300, beyond 3.4e\+38"),
+        ("smiles,y\nC,1\nC,abc\n", {"targets": ("y",)}, "line 3: 'y' is 'abc'"),
+        ("smiles,y\nC,inf\n", {"targets": ("y",)}, "line 2: 'y' is infinite"),
+        ("smiles,y\nC,1\nC,1e300\n", {}, r"line 3: 'y' is 1e\+300, beyond 3.4e\+38"),
         ("smiles,y\nC,1\nC,1,2\n", {}, "as a table .*line 3: Expected 2 columns"),
         ("smiles,y,y\nC,1,2\n", {}, "two columns"),
         ("smiles,note\nC,a\n", {}, r"no column of numbers.*columns\.targets"),
-        ("smiles,mass,y\nC,1,2\nC,2,3\nC,3,abc\n", {}, r"row 2: 'y' is 'abc'.*columns\.targets"),
-        ("smiles,mass,y\nC,1,2\nC,2,3\nC,3,inf\n", {}, "row 2: 'y' is infinite"),
-        ("smiles,y,split\nC,1,middle\n", {}, "row 0: 'split' is 'middle'"),
+        ("smiles,mass,y\nC,1,2\nC,2,3\nC,3,abc\n", {}, r"line 4: 'y' is 'abc'.*columns\.targets"),
+        ("smiles,mass,y\nC,1,2\nC,2,3\nC,3,inf\n", {}, "line 4: 'y' is infinite"),
+        ("smiles,y,split\nC,1,middle\n", {}, "line 2: 'split' is 'middle'"),
         (b"smiles,y\n\xff\xfe,1\n", {}, "not UTF-8; save it in UTF-8"),
         ("smiles,y\nC,1\n".encode("utf-16"), {}, "is written in UTF-16; save it in UTF-8"),
         ("smiles;y\nC;1,5\n", {}, "separated by semicolons; write it with commas"),

@@ -60,17 +60,17 @@ def test_rows_keep_their_places_and_bad_ones_their_reasons(store):
     assert names(store) == [smiles for smiles, _ in ROWS]
     assert np.flatnonzero(store.lengths("atom_features")).tolist() == USABLE
     found = {row[0].rsplit(" ", 1)[1]: row[2] for row in rejects(store)}
-    assert set(found) == {"1", "3", "4", "6"}
-    assert "parsed" in found["1"]
-    assert "not an element" in found["3"]
-    assert "empty" in found["4"]
-    assert "valence" in found["6"]
+    assert set(found) == {"3", "5", "6", "8"}
+    assert "parsed" in found["3"]
+    assert "not an element" in found["5"]
+    assert "empty" in found["6"]
+    assert "valence" in found["8"]
     with rejects_file(store).open() as file:
         listed = list(csv.DictReader(file))
     assert [row["smiles"] for row in listed] == ["C(C", "C*", "", "CC(C)(C)(C)C"]
     assert store.manifest["summary"]["unusable"] == 4
     assert store.manifest["summary"]["disconnected"] == 1
-    assert store.describe(3).endswith("m.csv, row 3")
+    assert store.describe(3).endswith("m.csv, line 5")
 
 
 def test_no_rejects_leave_no_list(tmp_path):
@@ -90,7 +90,7 @@ def test_only_usable_rows_with_labels_are_trained_on(store):
     assert sorted(names(data.train) + names(data.valid)) == ["CCO", "[He]", "c1ccccc1"]
     assert data.targets == ("y",)
     assert any(
-        line.startswith("molecules without any label, left out: 1 ") and "m.csv, row 2" in line
+        line.startswith("molecules without any label, left out: 1 ") and "m.csv, line 4" in line
         for line in data.report
     )
 
@@ -98,7 +98,7 @@ def test_only_usable_rows_with_labels_are_trained_on(store):
 def test_where_nothing_can_be_trained_on_the_first_reason_is_told(tmp_path):
     bad = write(tmp_path / "bad.csv", [("X", "1"), ("Y", "2")])
     config = MoleculeDataConfig(train=(bad,), prepare_workers=0)
-    with pytest.raises(DataError, match=r"bad.csv, row 0: .* none of the 2 rows .*rejects.csv"):
+    with pytest.raises(DataError, match=r"bad.csv, line 2: .* none of the 2 rows .*rejects.csv"):
         load_molecules(config, tmp_path / "a")
     with pytest.raises(DataError, match=r"a molecule with a label$"):
         load_molecules(config, tmp_path / f"a{SCRATCH}")

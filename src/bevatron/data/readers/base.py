@@ -15,8 +15,12 @@ import numpy.typing as npt
 import xxhash
 
 from bevatron.data.archives import archive_of, read_member
+from bevatron.data.compressed import format_suffix
 from bevatron.errors import DataError
 from bevatron.typing import Arrays, BoolArray, FloatArray
+
+LINE_OF_ROW = {".csv": 2, ".tsv": 2, ".tab": 2, ".txt": 2, ".smi": 1}
+"""Suffix of a table of text -> the line of its first row, the first being 1."""
 
 LARGEST_LABEL = float(np.finfo(np.float32).max)
 """Labels become float32: those of molecules in their store, those of structures in most runs."""
@@ -198,3 +202,17 @@ def content_hash(path: Path) -> str:
                 file.seek(int(offset))
                 digest.update(file.read(_BLOCK))
     return digest.hexdigest()
+
+
+def place_of_row(file: str | Path, row: int) -> str:
+    """Name a row of a file, counted from 0, as a user finds it: in a text by its line, from 1.
+
+    Empty lines of tables are not rows and not counted, as in the messages of pyarrow.
+
+    Examples
+    --------
+    >>> place_of_row("train.csv.gz", 0), place_of_row("train.parquet", 0)
+    ('line 2', 'row 0')
+    """
+    first = LINE_OF_ROW.get(format_suffix(Path(file)))
+    return f"row {row}" if first is None else f"line {row + first}"

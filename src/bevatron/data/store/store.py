@@ -13,6 +13,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
+from bevatron.data.readers.base import place_of_row
 from bevatron.data.samples import Field
 from bevatron.data.store.shards import REBUILD, Shard, check_size
 from bevatron.errors import StoreError
@@ -118,7 +119,7 @@ class Store:
             yield self[index]
 
     def describe(self, index: SupportsIndex) -> str:
-        """Return the origin of a sample: ``train.xyz, frame 12``."""
+        """Return the origin of a sample: ``train.xyz, frame 12``, ``train.csv, line 14``."""
         number, row = self._locate(index)
         shard = self._shards[number] or self._open_shard(number)
         sources = self.manifest["sources"]
@@ -126,7 +127,8 @@ class Store:
             file, frame = (int(value) for value in shard.arrays["source"][row])
             if 0 <= file < len(sources) and frame >= 0:
                 unit = self.manifest["settings"].get("unit", "frame")
-                return f"{sources[file]}, {unit} {frame}"
+                place = place_of_row(sources[file], frame) if unit == "row" else f"{unit} {frame}"
+                return f"{sources[file]}, {place}"
         return f"sample {operator.index(index)} of {self.path}"
 
     def lengths(self, field: str) -> IntArray:

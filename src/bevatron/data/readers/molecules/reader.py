@@ -8,6 +8,7 @@ import numpy as np
 import xxhash
 
 from bevatron.data.compressed import format_suffix
+from bevatron.data.readers.base import place_of_row
 from bevatron.data.readers.molecule_options import MoleculeOptions
 from bevatron.data.readers.molecules.base import NO_BYTES, NO_POSITIONS, MoleculeFile
 from bevatron.data.readers.molecules.ogb import OgbFolder, is_ogb_folder
@@ -76,9 +77,10 @@ class MoleculeReader:
             }
 
     def describe(self, index: int) -> str:
-        """Name a sample: ``train.csv, row 12``; rows are counted from 0."""
+        """Name a sample: ``train.csv, line 14``, ``train.sdf, row 12``; see `place_of_row`."""
         file, row = locate(self._starts, index)
-        return f"{self.files[file].name}, row {row}"
+        name = self.files[file].name
+        return f"{name}, {place_of_row(name, row)}"
 
     def report(self) -> list[str]:
         """Lines that say what was found in each file."""

@@ -14,7 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from bevatron.data.compressed import format_suffix
-from bevatron.data.readers.base import state_and_hash
+from bevatron.data.readers.base import place_of_row, state_and_hash
 from bevatron.data.readers.molecule_options import MoleculeOptions
 from bevatron.data.readers.molecules.base import Geometry, check_labels, text_bytes
 from bevatron.errors import DataError
@@ -111,9 +111,9 @@ class TableFile:
         ]
         for row, entry in enumerate(entries):
             if entry.lower() not in _SPLITS:
+                where = f"{self.path}, {place_of_row(self.path, row)}"
                 raise DataError(
-                    f"{self.path}, row {row}: '{self.split}' is '{entry}', expected train, valid "
-                    "or test"
+                    f"{where}: '{self.split}' is '{entry}', expected train, valid or test"
                 )
         return np.array([_SPLITS[entry.lower()] for entry in entries], dtype=np.int8)
 
@@ -167,7 +167,7 @@ class TableFile:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise DataError(f"{self.path}: the column '{name}' holds no numbers") from None
         values = np.array(values, dtype=np.float64)
-        check_labels(values, name, lambda row: f"{self.path}, row {row}")
+        check_labels(values, name, lambda row: f"{self.path}, {place_of_row(self.path, row)}")
         return values
 
     def _find_targets(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -217,7 +217,8 @@ def _first_unreadable(path: Path, name: str, column: Any) -> str:
         try:
             float(text or "nan")
         except ValueError:
-            return f"{path}, row {row}: '{name}' is '{text}', expected a number (0, 1 for classes)"
+            where = f"{path}, {place_of_row(path, row)}"
+            return f"{where}: '{name}' is '{text}', expected a number (0, 1 for classes)"
     return f"{path}: the column '{name}' holds no numbers"
 
 
