@@ -409,11 +409,15 @@ def test_summary_counts_what_is_there(tmp_path):
     assert everything["energy_per_atom"]["min"] == -1.5
 
 
-def test_progress_tells_rate_and_end(tmp_path, capsys):
-    run(tmp_path / "s", progress=True)
+@pytest.mark.parametrize(
+    ("settings", "units"),
+    [({}, "frames"), ({"unit": "file"}, "files"), ({"unit": "query"}, "queries")],
+)
+def test_progress_tells_what_is_counted_rate_and_end(settings, units, tmp_path, capsys):
+    run(tmp_path / "s", settings=settings, progress=True)
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("prepare: 40 of 40 samples (100 %), ")
-    assert "samples/s" in last
+    assert last.startswith(f"prepare: 40 of 40 {units} (100 %), ")
+    assert f"{units}/s" in last
 
 
 def test_progress_of_a_continued_preparation_begins_where_it_stopped(tmp_path, capsys):

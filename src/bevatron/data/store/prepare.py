@@ -296,7 +296,9 @@ def _prepare_own_shards(
     total = sum(len(writer.samples_of(number)) for number in share)
     done = total - sum(len(writer.samples_of(number)) for number in todo)
     title = "prepare" if world == 1 else f"prepare (share {rank + 1} of {world})"
-    with show_progress(title, total, done, enabled=progress) as advance:
+    unit = str(writer.inputs["settings"].get("unit", "frame"))  # as `Store.describe` names one
+    units = f"{unit[:-1]}ies" if unit.endswith("y") else f"{unit}s"
+    with show_progress(title, total, done, units, enabled=progress) as advance:
         if workers is None:
             todo = _run_first_jobs(job, todo, advance)
         run_jobs(job, todo, _num_workers(workers, todo), advance)
