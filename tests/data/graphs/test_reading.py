@@ -109,6 +109,7 @@ def test_edge_lists(name, text, tmp_path):
         "weight,source,target\n1,5,7\n",
         "target;source\n5;7\n",
         "u v\n0 5 7\n",
+        "index,u,v\n0,5,7\n",
     ],
 )
 def test_names_of_other_columns_than_source_and_destination_are_refused(text, tmp_path):
@@ -119,8 +120,9 @@ def test_names_of_other_columns_than_source_and_destination_are_refused(text, tm
 
 
 def test_weights_of_an_edge_list_are_kept(tmp_path):
-    (tmp_path / "w.txt").write_text("0 1 0.5\n1 2 -2\n")
-    assert read_graph(tmp_path / "w.txt").edges.weights.tolist() == [0.5, -2.0]
+    for names in ("", "u,v,w\n", "id,neighbour,edge_weight\n"):
+        (tmp_path / "w.txt").write_text(f"{names}0 1 0.5\n1 2 -2\n")
+        assert read_graph(tmp_path / "w.txt").edges.weights.tolist() == [0.5, -2.0]
 
 
 def test_ids_with_gaps_are_renumbered(tmp_path):

@@ -20,6 +20,9 @@ COMMENTS = (b"#", b"%", b"//")
 NAMES = ({"source", "src", "from"}, {"destination", "dest", "dst", "target", "to"})
 """What headers call the first column and the second."""
 
+NUMBERING = {"index", "idx", "id", "edge", "edge_id"}
+"""What headers call a column that numbers the edges."""
+
 
 def read_edge_list(path: Path) -> RawGraph:
     """Read an edge list: ``source destination [weight]``, one edge a line.
@@ -145,7 +148,8 @@ def _check_header(line: bytes, columns: int, path: Path) -> None:
         for place, name in enumerate(names)
         for expected, known in enumerate(NAMES)
     )
-    if misplaced or "" in names[:2] or len(names) < columns:
+    numbered = names[0] in NUMBERING and len(names) == 3 and "weight" not in names[2]
+    if misplaced or numbered or "" in names[:2] or len(names) < columns:
         raise DataError(
             f"{path}: its {columns} columns are called '{text[:60]}'; expected a source, a "
             "destination and perhaps a weight, in this order (of pandas: to_csv(index=False))"
