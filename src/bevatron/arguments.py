@@ -9,10 +9,12 @@ import dataclasses
 import functools
 import io
 import re
+import shlex
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
@@ -197,13 +199,20 @@ def as_typed(message: str, options: str) -> str:
     Parameters
     ----------
     message : from the library, with Python's names
-    options : prefix of the options for labels: ``--labels.`` or ``--data.labels.``
+    options
+        Prefix of the options for labels: ``--labels.`` or ``--data.labels.``; empty = the command
+        takes none of them, they are spelled as keys of the run's YAML file.
 
     Examples
     --------
     >>> as_typed("set energy_key='E' if that is it", "--labels.")
     "set --labels.energy-key 'E' if that is it"
+    >>> as_typed("choose with columns.targets", "")
+    'choose with data.columns.targets'
     """
+    if not options:
+        typed = as_typed(message, "--data.labels.")
+        return re.sub(r"--([a-z]+\.[\w.-]*\w)", lambda found: found[1].replace("-", "_"), typed)
     text = re.sub(
         rf"(?:data\.)?(?:labels\.)?\b({_KEYS})_key\b(?:=('[^']*'))?",
         lambda found: f"{options}{found[1]}-key" + (f" {found[2]}" if found[2] else ""),
@@ -285,8 +294,13 @@ def _unknown(names: str, text: str, command: str) -> str:
     options = [name for name in unknown if name.startswith("-")]
     if not options:
         given = ", ".join(map(repr, unknown))
+        files = command.startswith("bevatron train ") and all(
+            Path(each).exists() for each in unknown
+        )
+        hint = f" (did you mean --data {shlex.join(unknown)}?)" if files else ""
         return (
-            f"nothing was expected after the options but {given}; `{command} --help-all` shows all"
+            f"nothing was expected after the options but {given}{hint}; `{command} --help-all` "
+            "shows all"
         )
     rest = text.partition(names)[2].partition("For full helptext")[0]
     close = re.findall(r"--[\w.-]+", rest)

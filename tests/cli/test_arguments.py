@@ -306,7 +306,15 @@ MISTAKES = {
     "output": (["train", "mace", "--output", __file__], f"{__file__} is a file; name a folder"),
     "inside a file": (["train", "mace", "--output", f"{__file__}/run"], "is a file; name a folder"),
     "whole number": (["train", "mace", "--train.epochs", "2.5"], "expected a whole number"),
-    "stray word": (["train", "mace", "stray"], "'stray'"),
+    "stray word": (["train", "mace", "stray"], "but 'stray'; `bevatron"),
+    "file without its option": (
+        ["train", "mace", __file__, __file__],
+        rf" \(did you mean --data {__file__} {__file__}\?\); `bevatron train mace --help-all` sho",
+    ),
+    "nothing of that name to prepare": (
+        ["prepare", "no-file", "--out", "s"],
+        "no-file: the file does not exist",
+    ),
     "required": (["prepare", "a.xyz", "--cutoff", "4"], "needs --out"),
     "number or none": (
         ["prepare", "a.xyz", "--out", "s", "--cutoff", "x"],

@@ -165,6 +165,14 @@ def test_fewer_steps_are_traced_without_a_gpu(run, monkeypatch, device, steps):
     assert asked == [(steps, 10)]
 
 
+def test_what_is_missing_in_a_configuration_is_named_by_its_key(tmp_path, capsys):
+    (tmp_path / "m.csv").write_text("smiles,a,b\nC,1,2\nCC,2,3\n")
+    settings = {"recipe": "gpspp", "data": {"train": [str(tmp_path / "m.csv")]}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
+    assert cli.main(["bench", "profile", str(tmp_path / "run.yaml")]) == 2
+    assert capsys.readouterr().err.endswith("choose with data.columns.targets\n")
+
+
 def test_a_folder_that_is_no_run_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no config\.yaml"):
         profile_folder(tmp_path)

@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(__version__)  # noqa: T201
         return 0
     command, *rest = arguments
-    options = {"train": "--data.labels.", "convert": None}.get(command, "--labels.")
+    options = {"train": "--data.labels.", "bench": "", "convert": None}.get(command, "--labels.")
 
     def run() -> int:
         with quietly(quiet), redirect_stdout(sys.stderr) if as_json else nullcontext():
@@ -140,8 +140,8 @@ def one_sentence(
     ----------
     command : returns the exit code
     options
-        Prefix of the options for labels, to name them as they are typed; None = the sentence
-        stays as it is.
+        Prefix of the options for labels, to name them as they are typed; empty = as they are in a
+        YAML file; None = the sentence stays as it is.
     debug : raise the error instead
     """
     try:

@@ -9,6 +9,7 @@ from typing import Any
 from bevatron.config import to_dict
 from bevatron.data.neighbours import add_neighbours
 from bevatron.data.readers import LabelOptions, open_reader
+from bevatron.data.readers.paths import given_files
 from bevatron.data.samples import STRUCTURE_FIELDS
 from bevatron.data.store.prepare import prepare
 from bevatron.data.store.store import MANIFEST, PREPARATION, Store
@@ -121,7 +122,7 @@ def prepare_files(
 ) -> list[str]:
     """Prepare structures as ``bevatron prepare`` does; options are those of `prepare_structures`.
 
-    Raises ConfigError if there is no file or no cutoff.
+    Raises DataError if a file does not exist, ConfigError if none is given or no cutoff.
 
     Returns
     -------
@@ -129,6 +130,7 @@ def prepare_files(
     """
     if not files:
         raise ConfigError("prepare: expected at least one file of structures or molecules")
+    given_files(files)  # a missing file is told before a missing cutoff
     if cutoff is None:
         raise ConfigError(
             "--cutoff: structures need the cutoff of their neighbours in Å, that of the model to "
