@@ -17,7 +17,7 @@ OPTIONAL_PACKAGES: dict[str, str] = {
     "ase-db-backends": "pip install 'bevatron[aselmdb]'",
     "tensorboard": "pip install 'bevatron[tensorboard]'",
     "wandb": "pip install 'bevatron[wandb]'",
-    "mace-torch": "only to read and write mace-torch's pickled .model files",
+    "mace-torch": "pip install mace-torch; only to read and write its pickled .model files",
 }
 """Distribution name -> where it comes from."""
 

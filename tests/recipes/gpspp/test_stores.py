@@ -20,6 +20,7 @@ from bevatron.errors import ConfigError, DataError, StoreError
 from bevatron.files import SCRATCH
 from bevatron.models.gpspp.features import Featurizer, canonical, scaffold
 from bevatron.recipes.gpspp.data import MoleculeDataConfig, load_molecules, molecule_sizes
+from bevatron.recipes.gpspp.splits import warn_of_duplicates
 from bevatron.recipes.gpspp.stores import prepare_molecules, rejects, rejects_file
 
 Chem = pytest.importorskip("rdkit.Chem")
@@ -188,6 +189,13 @@ def test_molecules_in_two_parts_are_reported(tmp_path):
     # The mirror image is another molecule.
     assert "1 molecules of valid are in train too" in warning
     assert "CCO" in warning
+
+
+def test_without_rdkit_the_warning_of_duplicates_says_how_to_install_it(tmp_path, monkeypatch):
+    store = prepared([write(tmp_path / "m.csv", ROWS[:1])], tmp_path / "store")
+    monkeypatch.setitem(sys.modules, "rdkit.rdBase", None)
+    (warning,) = warn_of_duplicates({"train": store, "valid": store})
+    assert "which is not checked: the package 'rdkit' is not installed; `pip inst" in warning
 
 
 @pytest.mark.parametrize(

@@ -121,10 +121,10 @@ def warn_of_duplicates(datasets: Mapping[str, Dataset]) -> list[str]:
                 }
                 for part in ("train", role)
             }
-        except MissingPackageError:
+        except MissingPackageError as error:
             lines.append(
-                f"warning: up to {len(shared)} molecules of {role} may be in train too; checking "
-                "this needs RDKit, which is not installed"
+                f"warning: up to {len(shared)} molecules of {role} may be in train too, which "
+                f"is not checked: {error}"
             )
             continue
         twice = sorted(names["train"].keys() & names[role].keys())
