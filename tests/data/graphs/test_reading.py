@@ -394,8 +394,8 @@ def test_files_beside_an_edge_list(tmp_path):
     with pytest.raises(DataError, match=r"x\.npy: is not an npz file"):
         read_graph(tmp_path / "e.txt", splits=tmp_path / "x.npy")
     one = np.array([True, False, False])
-    np.savez(tmp_path / "s.npz", train=one, vaild=one, tests=one, test=one, rest=one)
-    with pytest.raises(DataError, match=r"s\.npz: holds an array 'vaild'; did you mean 'valid'\?"):
+    np.savez(tmp_path / "s.npz", train=one, valyd=one, tests=one, test=one, rest=one)
+    with pytest.raises(DataError, match=r"s\.npz: holds an array 'valyd'; did you mean 'valid'\?"):
         read_graph(tmp_path / "e.txt", splits=tmp_path / "s.npz")
     np.savez(tmp_path / "s.npz", what=np.zeros(1))
     with pytest.raises(DataError, match="holds no splits, expected arrays train, valid, test"):
