@@ -254,10 +254,23 @@ def test_the_kernels_of_hopper_run_there_with_known_compilers(
     compiler = Mock(__version__=version)
     compiler.knobs.runtime.interpret = interpret
     monkeypatch.setattr(triton_launch, "triton", compiler)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     is_hopper = triton_launch.is_hopper.__wrapped__
     assert is_hopper(torch.device("cuda", 0)) == fits
     assert not is_hopper(torch.device("cpu"))
+
+
+def test_a_gpu_that_is_only_planned_for_is_asked_nothing(monkeypatch):
+    """A dry run on a computer without GPU names the implementations, which asks for Hopper's."""
+    from bevatron.kernels.pair.triangle_multiply import triton_launch
+
+    compiler = Mock(__version__="3.7.1")
+    compiler.knobs.runtime.interpret = False
+    monkeypatch.setattr(triton_launch, "triton", compiler)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", Mock(side_effect=AssertionError))
+    assert not triton_launch.is_hopper.__wrapped__(torch.device("cuda"))
 
 
 def test_the_kernels_of_hopper_compile():

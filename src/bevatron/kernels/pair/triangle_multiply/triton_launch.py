@@ -236,6 +236,8 @@ def is_hopper(device: torch.device) -> bool:
     """Whether a device runs `triton_hopper`, with a Triton that is known to compile it."""
     if device.type != "cuda" or triton.knobs.runtime.interpret or torch.version.hip is not None:
         return False
+    if not torch.cuda.is_available():  # a step is planned for a GPU
+        return False
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     known = version in {(3, 6), (3, 7), (3, 8)}
     return known and torch.cuda.get_device_capability(device) == HOPPER
