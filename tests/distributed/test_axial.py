@@ -50,6 +50,7 @@ EVOFORMER = EvoformerConfig(1, 2, 3, 2, outer_width=4, triangles=TriangleConfig(
 PAIR = PairConfig(hidden=10, num_heads=2, head_width=3, transition=2)
 PAIRFORMER = PairformerConfig(num_blocks=1, num_heads=2, head_width=3, transition=2, pair=PAIR)
 MSA = MsaConfig(num_blocks=2, width=M, outer_width=4, num_heads=2, head_width=3, pair=PAIR)
+BOTH = (torch.float64, torch.float32)
 
 
 def seeded(module):
@@ -275,13 +276,11 @@ def compared(tmp_path, expected, size, types):
     return sent
 
 
-@pytest.mark.parametrize(
-    ("size", "types"), [(2, (torch.float64, torch.float32)), (3, (torch.float64,))]
-)
+@pytest.mark.parametrize("size", [2, 3])
 def test_loss_every_gradient_and_bytes_equal_those_of_one_process_and_the_plan(
-    tmp_path, expected, size, types
+    tmp_path, expected, size
 ):
-    check(tmp_path, expected, size, types)
+    check(tmp_path, expected, size, BOTH)
 
 
 def test_rings_of_three_processes_for_long_crops_equal_one(tmp_path, expected, monkeypatch):
@@ -369,12 +368,9 @@ def test_processes_that_read_each_others_memory_equal_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("size", "types"),
-    [(4, (torch.float64, torch.float32)), (6, (torch.float32,)), (8, (torch.float64,))],
-)
-def test_many_processes_equal_one(tmp_path, expected, size, types):
-    check(tmp_path, expected, size, types)
+@pytest.mark.parametrize("size", [4, 6, 8])
+def test_many_processes_equal_one(tmp_path, expected, size):
+    check(tmp_path, expected, size, BOTH)
 
 
 def published_numbers(size, m=256, c=128, hidden=128, heads=4, row_heads=8, outer=32):
