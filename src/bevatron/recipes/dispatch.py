@@ -6,6 +6,7 @@ argument takes precedence: ``bevatron evaluate gpspp --help``.
 """
 
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,9 @@ def _of_files(providers: Sequence[System], arguments: Sequence[str]) -> System:
         if len(claiming) > 1:
             choices = [f"`bevatron prepare {each.name}` ({each.summary})" for each in claiming]
             raise ConfigError(f"{path}: may be for several systems; choose {' or '.join(choices)}")
+        if files and not claiming and not path.exists():
+            for close in get_close_matches(str(path), SYSTEMS, n=1):
+                raise ConfigError(f"{path}: there is no such file; did you mean '{close}'?")
         if claiming or files:
             found.setdefault(claiming[0].name if claiming else fallback.name, path)
     if len(found) > 1:

@@ -328,3 +328,10 @@ def test_structures_still_need_a_cutoff(tmp_path, capsys):
     path = write(tmp_path / "m.csv", ROWS)
     assert main(["prepare", str(xyz), str(path), "--out", str(tmp_path / "s")]) == 2
     assert "cannot go into one store" in capsys.readouterr().err
+
+
+def test_a_misspelt_system_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("m.csv").write_text("smiles,gap\nCC,1\n")
+    assert main(["prepare", "gppspp", "m.csv", "--out", "store"]) == 2
+    assert "gppspp: there is no such file; did you mean 'gpspp'?" in capsys.readouterr().err
