@@ -287,7 +287,7 @@ def triangle_cases(setup: Setup) -> list[Case]:
                 *(work, (N, N)),
                 to_reach=to_reach or "",
                 peers={"cuEquivariance": peers.cuequivariance_triangle_multiply},
-                **other(bool(to_reach)),
+                **other(setup.tiny or C == 128),
             )
         )
     return found

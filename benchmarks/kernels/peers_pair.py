@@ -4,6 +4,7 @@ Every function takes the tensors of a case by name. Plain PyTorch is written as 
 it the compiled peer is made, and in float64 it is what results are checked against.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -69,40 +70,26 @@ def conditioned_transition(
     return torch.sigmoid(F.linear(s, out_weight, out_bias)) * F.linear(hidden, down_weight)
 
 
-def joined_transition(
-    x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    up_weight: Tensor,
-    down_weight: Tensor,
-    gate_weight: Tensor,
-) -> Tensor:
+def joined_linear(x: Tensor, *weights: Tensor) -> Sequence[Tensor]:
+    """Apply layers of the same width in one matmul."""
+    return F.linear(x, torch.cat(weights)).chunk(len(weights), -1)
+
+
+def joined_transition(x: Tensor, norm_weight: Tensor, norm_bias: Tensor, **w: Tensor) -> Tensor:
     """Compute gates and values in one matmul."""
-    both = F.linear(layer_norm(x, norm_weight, norm_bias), torch.cat([gate_weight, up_weight]))
-    gate, value = both.chunk(2, -1)
-    return F.linear(F.silu(gate) * value, down_weight)
+    n = layer_norm(x, norm_weight, norm_bias)
+    gate, value = joined_linear(n, w["gate_weight"], w["up_weight"])
+    return F.linear(F.silu(gate) * value, w["down_weight"])
 
 
-def joined_conditioned_transition(
-    x: Tensor,
-    s: Tensor,
-    norm_weight: Tensor,
-    scale_weight: Tensor,
-    scale_bias: Tensor,
-    shift_weight: Tensor,
-    gate_weight: Tensor,
-    up_weight: Tensor,
-    down_weight: Tensor,
-    out_weight: Tensor,
-    out_bias: Tensor,
-) -> Tensor:
+def joined_conditioned_transition(x: Tensor, s: Tensor, norm_weight: Tensor, **w: Tensor) -> Tensor:
     """Compute scales and shifts in one matmul, gates and values in another."""
     c = F.layer_norm(s, norm_weight.shape, norm_weight)
-    scale, shift = F.linear(c, torch.cat([scale_weight, shift_weight])).chunk(2, -1)
-    n = torch.sigmoid(scale + scale_bias) * F.layer_norm(x, x.shape[-1:]) + shift
-    gate, value = F.linear(n, torch.cat([gate_weight, up_weight])).chunk(2, -1)
-    hidden = F.linear(F.silu(gate) * value, down_weight)
-    return torch.sigmoid(F.linear(s, out_weight, out_bias)) * hidden
+    scale, shift = joined_linear(c, w["scale_weight"], w["shift_weight"])
+    n = torch.sigmoid(scale + w["scale_bias"]) * F.layer_norm(x, x.shape[-1:]) + shift
+    gate, value = joined_linear(n, w["gate_weight"], w["up_weight"])
+    y = F.linear(F.silu(gate) * value, w["down_weight"])
+    return torch.sigmoid(F.linear(s, w["out_weight"], w["out_bias"])) * y
 
 
 def triangle_multiply(

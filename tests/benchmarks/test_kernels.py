@@ -187,7 +187,7 @@ def test_every_page_has_arguments_that_choose_cases(name, monkeypatch):
     assert all([*cases_of(op, Setup(torch.bfloat16), options.cases)] for op in options.op)
 
 
-def test_pages_go_to_the_next_free_gpu_and_what_is_measured_is_kept(tmp_path, monkeypatch, capsys):
+def test_pages_go_to_the_next_free_gpu_and_what_is_measured_is_kept(tmp_path, monkeypatch):
     ran = []
 
     def measured(command, *, env, timeout, **_):

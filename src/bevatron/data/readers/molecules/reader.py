@@ -8,7 +8,7 @@ import numpy as np
 import xxhash
 
 from bevatron.data.compressed import format_suffix
-from bevatron.data.readers.base import place_of_row
+from bevatron.data.readers.base import LINE_OF_ROW, place_of_row
 from bevatron.data.readers.molecule_options import MoleculeOptions
 from bevatron.data.readers.molecules.base import NO_BYTES, NO_POSITIONS, MoleculeFile
 from bevatron.data.readers.molecules.ogb import OgbFolder, is_ogb_folder
@@ -18,7 +18,7 @@ from bevatron.data.readers.paths import Paths, given_files, locate
 from bevatron.errors import DataError
 from bevatron.typing import Array, Arrays, IntArray
 
-_TABLES = (".csv", ".tsv", ".tab", ".txt", ".smi", ".parquet")
+_TABLES = (*LINE_OF_ROW, ".parquet")
 _SDF = (".sdf", ".sd")
 
 
