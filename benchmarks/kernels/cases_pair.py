@@ -428,15 +428,11 @@ def global_cases(setup: Setup) -> list[Case]:
 
 
 def joined_qkvg(norm_weight: Tensor, norm_bias: Tensor, **tensors: Tensor) -> Tensor:
-    """Return the one tensor of which all four results are views."""
-    results = kernels.qkvg(**tensors, norm=(norm_weight, norm_bias))
-    joint = results[0]._base  # noqa: SLF001
-    return torch.cat(results, -1) if joint is None else joint
-
-
-def qkvg_with_bias(norm_weight: Tensor, norm_bias: Tensor, **tensors: Tensor) -> Tensor:
-    """Concatenate all results, as plain PyTorch does: the bias is no view of the others."""
-    return torch.cat(kernels.qkvg(**tensors, norm=(norm_weight, norm_bias)), -1)
+    """Return the one tensor of which four results are views, with the bias and rows beside it."""
+    found = kernels.qkvg(**tensors, norm=(norm_weight, norm_bias))
+    joint = found[0]._base  # noqa: SLF001
+    joint = torch.cat(found[:4], -1) if joint is None else joint
+    return peers.beside(joint, *found[4:]) if found[4:] else joint
 
 
 @cases("qkvg", PAIR)
@@ -450,9 +446,10 @@ def qkvg_cases(setup: Setup) -> list[Case]:
         work = Work(22 * rows * C, 24 * rows * C * C)
         functions = (joined_qkvg, peers.qkvg)
         found.append(case_of(setup, "qkvg", f"{rows} x {C}", shapes, functions, work))
-    rows, heads = (TINY["rows"], 2) if setup.tiny else (384**2, 4)
-    shapes = shapes | {"x": (rows, C), "bias_weight": (heads, C)}
-    work = Work(26 * rows * C, 24 * rows * C * C + 6 * rows * C * heads)
-    functions = (qkvg_with_bias, peers.qkvg)
-    found.append(case_of(setup, "qkvg", f"{rows} x {C}, with a bias", shapes, functions, work))
+    heads = 2 if setup.tiny else 4
+    for N in (3,) if setup.tiny else (384, 768):
+        rows, bias = N * N, {"x": (N, N, C), "bias_weight": (heads, C)}
+        work = Work(22 * rows * C, 24 * rows * C * C + 6 * rows * C * heads)
+        name = f"{N} x {N} x {C}, with a bias"
+        found.append(case_of(setup, "qkvg", name, shapes | bias, functions, work))
     return found

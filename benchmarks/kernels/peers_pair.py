@@ -237,10 +237,33 @@ def qkvg(
     norm_bias: Tensor,
     bias_weight: Tensor | None = None,
 ) -> Tensor:
-    """Apply one layer of joined weights; with a bias concatenate its own products, and the rows."""
+    """Apply one layer of joined weights; with a bias its own layer beside it."""
     n = layer_norm(x, norm_weight, norm_bias)
     joint = F.linear(n, torch.cat([q_weight, k_weight, v_weight, gate_weight]))
-    return joint if bias_weight is None else torch.cat([joint, F.linear(n, bias_weight), x], -1)
+    return joint if bias_weight is None else beside(joint, F.linear(n, bias_weight), x)
+
+
+class _Beside(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, joint: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+        ctx.widths = bias.shape[-1], residual.shape[-1]
+        return joint.view_as(joint)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        heads, channels = ctx.widths
+        dbias = dy[..., :heads].movedim(-1, -3).contiguous().movedim(-3, -1)
+        return dy, dbias, dy[..., :channels]
+
+
+def beside(joint: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    """Return the first, and concatenate nothing: the others get parts of its gradient.
+
+    The bias of an attention gets that of the first channels, heads first as attention hands it
+    back; so does the residual.
+    """
+    found: Tensor = _Beside.apply(joint, bias, residual)  # type: ignore[no-untyped-call]
+    return found
 
 
 def invariant_point_attention(
