@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 
 from bevatron import kernels
 from bevatron.kernels.pair.smooth_lddt.reference import THRESHOLDS
@@ -46,8 +47,8 @@ def of_rows(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return windows as samples and copies as rows: q, k, v [W, M, n, H, D] and the mask."""
-    rows = in_windows(q, bias)[0].transpose(0, 1)
-    keys, values = (around(x, bias)[0].movedim(-1, 2).transpose(0, 1) for x in (k, v))
+    rows = in_windows(q, bias).squeeze(0).transpose(0, 1)  # an index would copy the gradient
+    keys, values = (around(x, bias).squeeze(0).movedim(-1, 2).transpose(0, 1) for x in (k, v))
     keep = around(mask[:, None], bias)[0, 0][:, None].expand(-1, q.shape[1], -1)
     return rows, keys, values, keep
 
@@ -61,7 +62,7 @@ def pair_attention_of_windows(
     q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: Tensor, mask: Tensor
 ) -> Tensor:
     rows, keys, values, keep = of_rows(q, k, v, bias, mask)
-    gates = in_windows(gate, bias)[0].transpose(0, 1)
+    gates = in_windows(gate, bias).squeeze(0).transpose(0, 1)
     windows = kernels.pair_attention(
         rows, keys, values, bias.transpose(0, 1), keep, gate=gates, layout="BSNHD"
     )
@@ -74,7 +75,7 @@ def sdpa_of_windows(
     rows, keys, values, keep = of_rows(q, k, v, bias, mask)
     W, M = rows.shape[:2]
     heads = [x.flatten(0, 1).transpose(1, 2) for x in (rows, keys, values)]
-    added = bias[0].masked_fill(~keep[:, 0, None, None], float("-inf"))
+    added = bias.squeeze(0).masked_fill(~keep[:, 0, None, None], float("-inf"))
     added = added[:, None].expand(-1, M, -1, -1, -1).flatten(0, 1)
     found = F.scaled_dot_product_attention(*heads, attn_mask=added)
     return joined(found.transpose(1, 2).unflatten(0, (W, M)), gate)
@@ -83,18 +84,23 @@ def sdpa_of_windows(
 def flex_of_windows(
     q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: Tensor, mask: Tensor
 ) -> Tensor:
-    from torch.nn.attention.flex_attention import flex_attention
+    run = _compiled.setdefault("flex", torch.compile(_flex_of_windows, dynamic=False))
+    result: Tensor = run(q, k, v, gate, bias, mask)
+    return result
 
+
+def _flex_of_windows(
+    q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: Tensor, mask: Tensor
+) -> Tensor:
     rows, keys, values, keep = of_rows(q, k, v, bias, mask)
-    (W, M), added, kept = rows.shape[:2], bias[0], keep[:, 0].contiguous()
+    (W, M), added, kept = rows.shape[:2], bias.squeeze(0), keep[:, 0].contiguous()
 
     def score(x: Tensor, row: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
         w = row // M
         return torch.where(kept[w, j], x + added[w, head, i, j], -float("inf"))
 
-    run = _compiled.setdefault("flex", torch.compile(flex_attention, dynamic=False))
     heads = [x.flatten(0, 1).transpose(1, 2) for x in (rows, keys, values)]
-    found = run(*heads, score_mod=score)
+    found = flex_attention(*heads, score_mod=score)
     return joined(found.transpose(1, 2).unflatten(0, (W, M)), gate)
 
 
