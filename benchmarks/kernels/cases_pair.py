@@ -344,7 +344,8 @@ def heads_first(case: Case) -> Case:
         draw=draw,
         ours=partial(kernels.pair_attention, layout="BSHND"),
         plain=of(case.plain),
-        peers={name: of(peer) for name, peer in case.peers.items()},
+        peers={name: of(peer) for name, peer in case.peers.items()}
+        | {"flex_attention": peers.flex_of_heads},
         usual=False,
         groups=("heads first",),
     )

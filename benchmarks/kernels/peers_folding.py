@@ -4,17 +4,14 @@ As in `peers_pair`, every function takes the tensors of a case by name, and of p
 compiled peer is made.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
+from benchmarks.kernels.peers_pair import compiled
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from bevatron import kernels
 from bevatron.kernels.pair.smooth_lddt.reference import THRESHOLDS
-
-_compiled: dict[str, Any] = {}
 
 
 def in_windows(x: Tensor, bias: Tensor) -> Tensor:
@@ -84,9 +81,7 @@ def sdpa_of_windows(
 def flex_of_windows(
     q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: Tensor, mask: Tensor
 ) -> Tensor:
-    run = _compiled.setdefault("flex", torch.compile(_flex_of_windows, dynamic=False))
-    result: Tensor = run(q, k, v, gate, bias, mask)
-    return result
+    return compiled(_flex_of_windows)(q, k, v, gate, bias, mask)
 
 
 def _flex_of_windows(

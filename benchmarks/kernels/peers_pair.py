@@ -4,7 +4,8 @@ Every function takes the tensors of a case by name. Plain PyTorch is written as 
 it the compiled peer is made, and in float64 it is what results are checked against.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-_compiled: dict[str, Any] = {}
+
+@functools.cache
+def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Wrap a function once for all calls: torch.compile itself takes the host milliseconds."""
+    return torch.compile(function, dynamic=False)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -146,20 +151,23 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None = No
         added = bias.squeeze(0).expand(q.shape[1], -1, -1, -1)
     else:
         added = bias.squeeze(0).masked_fill(~mask[0, :, None, None], float("-inf"))
-    found = F.scaled_dot_product_attention(*map(heads_of_rows, (q, k, v)), attn_mask=added)
-    return found.transpose(1, 2).unsqueeze(0)
-
-
-def heads_of_rows(x: Tensor) -> Tensor:
-    """Return [S, H, N, D] of [1, S, N, H, D] in place: an index would copy the gradient."""
-    return x.squeeze(0).transpose(1, 2)
+    heads = [x.squeeze(0).transpose(1, 2) for x in (q, k, v)]  # an index would copy the gradient
+    return F.scaled_dot_product_attention(*heads, attn_mask=added).transpose(1, 2).unsqueeze(0)
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Compile the whole call: flex_attention alone takes 4 ms to launch, this 1 ms."""
-    run = _compiled.setdefault("flex", torch.compile(_flex, dynamic=False))
-    result: Tensor = run(q, k, v, bias, mask)
-    return result
+    return compiled(_flex_of_rows)(q, k, v, bias, mask)
+
+
+def flex_of_heads(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Attend with contiguous heads, [1, S, H, N, D], which flex_attention is fastest with."""
+    return compiled(_flex)(q, k, v, bias, mask)
+
+
+def _flex_of_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+    return _flex(*(x.transpose(2, 3) for x in (q, k, v)), bias, mask).transpose(2, 3)
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
@@ -169,8 +177,8 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) ->
         x = x + bias[head, i, j]
         return x if mask is None else torch.where(mask[0, row, j], x, -float("inf"))
 
-    found: Tensor = flex_attention(*map(heads_of_rows, (q, k, v)), score_mod=score)
-    return found.transpose(1, 2).unsqueeze(0)
+    found: Tensor = flex_attention(q.squeeze(0), k.squeeze(0), v.squeeze(0), score_mod=score)
+    return found.unsqueeze(0)
 
 
 def cuequivariance_attention(

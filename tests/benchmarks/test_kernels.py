@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from benchmarks.common.report import write_result
-from benchmarks.kernels import admission, host_time, pages, peers_pair, run
+from benchmarks.kernels import admission, host_time, pages, peers_folding, peers_pair, run
 from benchmarks.kernels.cases import OPERATORS, Setup, Work, cases_of, leaves_of
 from benchmarks.kernels.cases_equivariant import EQUIVARIANT, PASSES, crystals
 from benchmarks.kernels.cases_graph import GRAPH
@@ -235,6 +235,37 @@ def test_pages_go_to_the_next_free_gpu_and_what_is_measured_is_kept(tmp_path, mo
     page = found["qkvg"]
     assert (page["hardware"], page["notes"]) == ("nvidia-h200", "Notes. More.")
     assert page["rows"] == [{"case": "kernels/qkvg", "ms": 1.0}]
+
+
+def attention_peers():
+    for op in ("pair_attention", "window_attention"):
+        for case in OPERATORS[op].make(Setup(torch.float32, "cpu", tiny=True)):
+            for peer in {"flex_attention", "SDPA", "pair_attention"} & set(case.peers):
+                yield pytest.param(case, peer, id=f"{op}, {case.name}, {peer}")
+
+
+@pytest.mark.parametrize(("case", "peer"), attention_peers())
+def test_a_peer_computes_the_same_and_pays_for_no_index(monkeypatch, case, peer):
+    """The gradient of an index is a fill and a copy, which slowed flex_attention by a quarter."""
+    monkeypatch.setattr(peers_pair, "compiled", lambda function: function)
+    monkeypatch.setattr(peers_folding, "compiled", lambda function: function)
+    inputs = case.draw(0)
+    with torch.no_grad():
+        torch.testing.assert_close(case.peers[peer](**inputs), case.plain(**inputs))
+    if peer != "flex_attention":  # which has no gradients on a CPU
+        for leaf in leaves_of(inputs).values():
+            leaf.requires_grad_()
+        assert "SelectBackward0" not in nodes(case.peers[peer](**inputs).grad_fn)
+
+
+def nodes(function):
+    """Return the names of what gradients pass through."""
+    found, left = set(), [function]
+    while left:
+        if (one := left.pop()) is not None:
+            found.add(one.name())
+            left += [before for before, _ in one.next_functions]
+    return found
 
 
 def columns(monkeypatch, family, op, peers=None, **options):
