@@ -1,14 +1,16 @@
 """Compares losses and gradients of several GPUs with those of one GPU.
 
     torchrun --nproc-per-node 2 -m benchmarks.parallel.exactness COMPLEXES CHAINS [--out results]
-        [--sharing together]
+        [--sharing together] [--activations bfloat16]
 
-Small models in float32, dropout on. Every rank first computes the gradients of one process by
-itself. Then all ranks share one sample, or have one each, and the summed gradients are read before
-the update: of a launched step, of its replay as a CUDA graph, and of a second replay.
+Small models in float32, or with other activations, dropout on. Every rank first computes the
+gradients of one process by itself. Then all ranks share one sample, or have one each, and the
+summed gradients are read before the update: of a launched step, of its replay as a CUDA graph, and
+of a second replay.
 """
 
 import argparse
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,10 +47,11 @@ SHARINGS = ("together", "apart")
 STEPS = ("launched", "replayed", "replayed again")
 NOTES = (
     "Small models in float32 without TF32, dropout on, two passes. off by: largest difference of a "
-    "gradient from that of one GPU, over the largest gradient of all. sharing: the ranks compute "
-    "one sample together, or one each, for which the one GPU takes them one after another. "
-    "exchanges: of the ranks of a sample, through windows or NCCL (gloo on a CPU). step: "
-    "launched, or the first and second replay of its CUDA graph."
+    "gradient from that of one GPU in float32, over the largest gradient of all. median off by: "
+    "the median over weights of the norm of this difference over that of the gradient. sharing: "
+    "the ranks compute one sample together, or one each, for which the one GPU takes them one "
+    "after another. exchanges: of the ranks of a sample, through windows or NCCL (gloo on a CPU). "
+    "step: launched, or the first and second replay of its CUDA graph."
 )
 
 
@@ -58,8 +61,12 @@ class Case:
     def __init__(self, system: str, given: argparse.Namespace, device: torch.device) -> None:
         self.system, self.given, self.device = system, given, device
         self.arm = Arm("float32", precision="float32", workers=0, captured=True)
+        name = given.activations
+        self.activations = None if name == "float32" else getattr(torch, name)
 
-    def training(self, mesh: Mesh, sharing: Sharing) -> Training:
+    def training(
+        self, mesh: Mesh, sharing: Sharing, activations: torch.dtype | None = None
+    ) -> Training:
         """Make the training on these ranks, always with the same initial weights."""
         given, arm = self.given, self.arm
         if self.system == "alphafold2":
@@ -69,7 +76,7 @@ class Case:
             )  # fmt: skip
             run = alphafold2.run_of(chosen)
             run.task = alphafold2.task_of(arm, run, 2)
-            run.sharing = sharing
+            run.sharing, run.task.activations = sharing, activations
             return Training(arm, run, mesh)
         crops = alphafold3.Crops(given.complexes, 64, rows=16)
         model = alphafold3.built("small", self.device)
@@ -77,12 +84,12 @@ class Case:
         training = alphafold3.training_of(
             arm, model, crops, options, cycles=2, mesh=mesh, sharing=sharing
         )
-        training.run.task.activations = None
+        training.run.task.activations = activations
         return training
 
-    def of_one(self, samples: int) -> Gradients:
+    def of_one(self, samples: int, activations: torch.dtype | None = None) -> Gradients:
         """Differentiate the mean loss of some samples on one process, without a trainer."""
-        training = self.training(Mesh(device=self.device), SamplesApart())
+        training = self.training(Mesh(device=self.device), SamplesApart(), activations)
         run, state = training.run, training.state
         begin_step(run, state.progress, 0)
         losses = []
@@ -110,27 +117,41 @@ class Case:
     def rows(self, mesh: Mesh, *, together: bool) -> Iterator[dict[str, Any]]:
         """Compare steps of all ranks with one GPU."""
         sharing = SamplesInGroups(mesh.world) if together else SamplesApart()
-        loss, expected = self.of_one(1 if together else mesh.world)
-        largest = max(float(gradient.abs().max()) for gradient in expected)
+        samples = 1 if together else mesh.world
+        loss, expected = self.of_one(samples)
+
+        def row(step: str, found: Gradients) -> dict[str, Any]:
+            return {
+                "system": self.system,
+                "sharing": "together" if together else "apart",
+                "step": step,
+                "loss off by": abs(found[0] - loss) / abs(loss),
+                **differences(expected, found[1]),
+            }
+
+        if self.activations is not None:
+            yield {"GPUs": 1, **row("launched", self.of_one(samples, self.activations))}
         with sharing.joined(mesh):
-            training = self.training(mesh, sharing)
+            training = self.training(mesh, sharing, self.activations)
             batch = self.batch(training, 0 if together else mesh.rank)
+            through = {"GPUs": mesh.world, "exchanges": carrier(sample_group(), mesh.device)}
             for step in STEPS:
                 with summed_gradients() as found:
                     result = training.launch(batch, 0).result()
-                errors = [
-                    float((a - b).abs().max()) for a, b in zip(expected, found[0], strict=True)
-                ]
-                yield {
-                    "system": self.system,
-                    "exchanges": carrier(sample_group(), mesh.device),
-                    "sharing": "together" if together else "apart",
-                    "step": step,
-                    "loss off by": abs(result.loss - loss) / abs(loss),
-                    "off by": max(errors) / largest,
-                    "gradients": len(errors),
-                }
+                yield through | row(step, (result.loss, found[0]))
             training.release()
+
+
+def differences(expected: list[Tensor], found: list[Tensor]) -> dict[str, Any]:
+    """Return how far gradients are from those of one GPU in float32."""
+    errors = [a - b for a, b in zip(expected, found, strict=True)]
+    largest, off_by = (max(float(x.abs().max()) for x in all_of) for all_of in (expected, errors))
+    shares = [float(e.norm() / x.norm()) for e, x in zip(errors, expected, strict=True) if x.any()]
+    return {
+        "off by": off_by / largest,
+        "median off by": statistics.median(shares),
+        "gradients": len(errors),
+    }
 
 
 @contextmanager
@@ -194,6 +215,7 @@ def main() -> None:
     parser.add_argument("chains", type=Path, help="store of chains")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--sharing", nargs="*", choices=SHARINGS, default=SHARINGS)
+    parser.add_argument("--activations", choices=["float32", "bfloat16"], default="float32")
     add_out(parser)
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -202,7 +224,7 @@ def main() -> None:
             for sharing in given.sharing:
                 case = Case(system, given, mesh.device)
                 for row in case.rows(mesh, together=sharing == "together"):
-                    rows.append({"GPUs": mesh.world, **row})
+                    rows.append(row)
                     if mesh.is_main:
                         print(rows[-1], flush=True)
                         publish(rows, NOTES, mesh, given)
@@ -218,7 +240,11 @@ def main() -> None:
 
 
 def publish(rows: list[dict[str, Any]], notes: str, mesh: Mesh, given: argparse.Namespace) -> None:
-    write_result("parallel/exactness", rows, notes, device=mesh.device.type, folder=given.out)
+    name = "parallel/exactness"
+    if given.activations != "float32":
+        name += f"-{given.activations}"
+        notes += f" Activations in {given.activations}, here those of one process too."
+    write_result(name, rows, notes, device=mesh.device.type, folder=given.out)
 
 
 if __name__ == "__main__":
