@@ -1,5 +1,10 @@
-"""What attention on a graph is compared with: PyTorch Geometric, and cuSPARSE's SpMM."""
+"""What attention on a graph is compared with: PyTorch Geometric, and cuSPARSE's SpMM.
 
+Layers are made once, as in a model. Vectors are read by `index_select`, as PyTorch Geometric does:
+on a GPU the gradient of an index sorts all entries.
+"""
+
+import functools
 from typing import Any
 
 import torch
@@ -14,12 +19,18 @@ def edge_index(csr: Csr) -> Tensor:
     return torch.stack([csr.col.long(), csr.row_index.long()])
 
 
+@functools.cache
+def layer(name: str, *sizes: int, **options: Any) -> Any:
+    """Return a layer of PyTorch Geometric."""
+    import torch_geometric.nn
+
+    return getattr(torch_geometric.nn, name)(*sizes, **options)
+
+
 def pyg_gat(edges: Tensor, x: Tensor, row_score: Tensor, col_score: Tensor) -> Tensor:
     """GATConv without its linear maps."""
-    from torch_geometric.nn import GATConv
-
     heads, channels = x.shape[1:]
-    conv = GATConv(channels, channels, heads=heads, add_self_loops=False, bias=False)
+    conv = layer("GATConv", channels, channels, heads=heads, add_self_loops=False, bias=False)
     size = (len(x), len(row_score))
     alpha = conv.edge_updater(edges, alpha=(col_score, row_score), edge_attr=None, size=size)
     result: Tensor = conv.propagate(edges, x=(x, None), alpha=alpha, size=size)
@@ -28,20 +39,18 @@ def pyg_gat(edges: Tensor, x: Tensor, row_score: Tensor, col_score: Tensor) -> T
 
 def pyg_agnn(edges: Tensor, x: Tensor) -> Tensor:
     """AGNNConv: cosines with a softmax."""
-    from torch_geometric.nn import AGNNConv
-
-    conv = AGNNConv(requires_grad=False, add_self_loops=False).to(x.device)
-    result: Tensor = conv(x[:, 0], edges)
+    conv = layer("AGNNConv", requires_grad=False, add_self_loops=False)
+    if conv.beta.device != x.device:
+        conv.to(x.device)
+    result: Tensor = conv(x.squeeze(1), edges)
     return result
 
 
 def pyg_gatv2(edges: Tensor, x: Tensor, query: Tensor, weight: Tensor) -> Tensor:
     """GATv2Conv without its linear maps; messages go from ``x`` to ``query``."""
-    from torch_geometric.nn import GATv2Conv
-
     heads, channels = x.shape[1:]
-    conv = GATv2Conv(channels, channels, heads=heads, add_self_loops=False, bias=False)
-    del conv.att
+    conv = layer("GATv2Conv", channels, channels, heads=heads, add_self_loops=False, bias=False)
+    conv._parameters.pop("att", None)  # noqa: SLF001
     conv.att = weight[None]
     size = (len(x), len(query))
     alpha = conv.edge_updater(edges, x=(x, query), edge_attr=None, size=size)
@@ -49,8 +58,9 @@ def pyg_gatv2(edges: Tensor, x: Tensor, query: Tensor, weight: Tensor) -> Tensor
     return result
 
 
-def pyg_va(edges: Tensor, x: Tensor) -> Tensor:
-    """VA in PyTorch Geometric's terms, which has no layer for it: a message for every edge."""
+@functools.cache
+def dot_products() -> Any:
+    """Return VA in PyTorch Geometric's terms, which has no layer for it: a message per edge."""
     from torch_geometric.nn import MessagePassing
 
     class DotProducts(MessagePassing):
@@ -60,7 +70,11 @@ def pyg_va(edges: Tensor, x: Tensor) -> Tensor:
         def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
             return (x_i * x_j).sum(-1, keepdim=True) * x_j
 
-    result: Tensor = DotProducts(aggr="add")(edges, x[:, 0])
+    return DotProducts(aggr="add")
+
+
+def pyg_va(edges: Tensor, x: Tensor) -> Tensor:
+    result: Tensor = dot_products()(edges, x.squeeze(1))
     return result
 
 
@@ -87,11 +101,12 @@ class SparseProduct(torch.autograd.Function):
 
 def cusparse_gat(csr: Csr, row: Tensor, x: Tensor, row_score: Tensor, col_score: Tensor) -> Tensor:
     """Scores and softmax by gathers and sums over entries, the sum by cuSPARSE; one head."""
-    logits = F.leaky_relu(row_score[row, 0] + col_score[csr.col, 0], 0.2)
+    of_rows, of_columns = row_score.squeeze(1), col_score.squeeze(1)
+    logits = F.leaky_relu(of_rows.index_select(0, row) + of_columns.index_select(0, csr.col), 0.2)
     top = torch.segment_reduce(logits.detach(), "max", offsets=csr.row_ptr)
-    weights = torch.exp(logits - top[row])
+    weights = torch.exp(logits - top.index_select(0, row))
     total = weights.new_zeros(csr.shape[0]).index_add(0, row, weights)
-    result: Tensor = SparseProduct.apply(weights / total[row], x[:, 0], csr)
+    result: Tensor = SparseProduct.apply(weights / total.index_select(0, row), x.squeeze(1), csr)
     return result
 
 
