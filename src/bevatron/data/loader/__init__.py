@@ -331,7 +331,7 @@ def _check_batches(batches: Any) -> None:
     if not fits:
         raise LoaderError(
             "batches: expected a sequence of pairs of arrays (indices, weights), such as "
-            f"plan.flat(rank), got a {type(batches).__name__} of something else"
+            f"plan.flat(rank), got {type(batches).__name__} of something else"
         )
 
 
