@@ -294,6 +294,7 @@ def test_isolated_atom_and_slab(model):
         (lambda m: BevatronCalculator(m, device="cuda:77"), ConfigError, "cuda:77"),
         (lambda m: BevatronCalculator(m, skin=-1), ConfigError, "skin"),
         (lambda m: BevatronCalculator([]), ConfigError, "at least one"),
+        (lambda m: BevatronCalculator(m, default_dtype="float32"), TypeError, "'default_dtype'"),
         (lambda _: BevatronCalculator("/nowhere/at/all"), CheckpointError, "/nowhere/at/all"),
     ],
 )

@@ -17,6 +17,7 @@ import pytest
 import bevatron as bv
 from bevatron.cli import main
 from bevatron.errors import BevatronError, CheckpointError, ConfigError
+from bevatron.models.mace import load_model
 from bevatron.recipes.training import begin
 
 DATA = files("bevatron.recipes") / "demo_data"
@@ -139,8 +140,16 @@ def test_what_a_potential_cannot_do_is_one_sentence(water, tmp_path):
         bv.load(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match=r"model\.json: is a file, expected a run or a model"):
         bv.load(run / "model.json")
-    with pytest.raises(CheckpointError, match="got 3"):
+    with pytest.raises(CheckpointError, match=r"what bevatron\.load returned, got int$"):
         bv.predict(3, data)
+    with pytest.raises(CheckpointError, match=r"got MACE$"):
+        bv.predict(load_model(run), data)
+    with pytest.raises(ConfigError, match="'out' goes with a file to predict, got list"):
+        bv.predict(run, [gold], tmp_path / "out.extxyz")
+    with pytest.raises(ConfigError, match="evaluate: expected files or stores"):
+        bv.evaluate(run, [gold])
+    with pytest.raises(BevatronError, match="structures, frame 0 holds no atoms"):
+        bv.predict(run, ase.Atoms())
     with pytest.raises(ConfigError, match="holds a run already"):
         bv.train("mace", data=data, output=run, **SHORT, **MACE)
     with pytest.raises(ConfigError, match=r"train.epoch: unknown key \(did you mean 'epochs'"):

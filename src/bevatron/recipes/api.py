@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bevatron.data.readers.paths import Paths
-from bevatron.errors import CheckpointError
+from bevatron.errors import CheckpointError, ConfigError
 from bevatron.recipes import systems
 from bevatron.recipes.dispatch import system_of_kind
 from bevatron.recipes.kinds import kind_of_model, newest_model
@@ -103,7 +103,9 @@ def predict(model: Any, source: Any, out: str | Path | None = None, **options: A
     ----------
     model : a run, a model folder, or what `load` returned
     source : a file; or structures of ASE, SMILES, a graph
-    out : file to write, of proteins a folder; None = the predictions are returned
+    out
+        File to write, of proteins a folder, if ``source`` is a file; None = the predictions are
+        returned.
     **options : those of the command, with underscores
 
     Returns
@@ -112,6 +114,9 @@ def predict(model: Any, source: Any, out: str | Path | None = None, **options: A
     what the command says of the file.
     """
     api = _system(model).used()
+    if out is not None and not isinstance(source, str | Path):
+        found = type(source).__name__
+        raise ConfigError(f"predict: 'out' goes with a file to predict, got {found}; leave it out")
     with _naming("predict", options):
         return api.predict(model, source, out, **options)
 
@@ -152,4 +157,7 @@ def _system(model: Any) -> System:
     for each in systems():
         if type(one).__module__.startswith(f"{each.package}."):
             return each
-    raise CheckpointError(f"expected a run, a model folder or a loaded model, got {one!r}")
+    given = type(one).__name__  # the text of a module has many lines
+    raise CheckpointError(
+        f"expected a run, a model folder or what bevatron.load returned, got {given}"
+    )

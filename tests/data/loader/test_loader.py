@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import inspect
 import os
 import pickle
 import signal
@@ -469,6 +470,20 @@ def test_workers_by_default_share_the_cpus_among_the_ranks_of_a_node(monkeypatch
 def test_wrong_settings_are_refused(arguments):
     with pytest.raises(LoaderError):
         Loader(Numbers(), batches(), collate, **{"workers": 1, **arguments})
+
+
+@pytest.mark.parametrize("cost", [2, 1])  # batches of two and of four samples
+def test_what_is_not_indices_with_weights_is_refused_before_it_is_loaded(cost):
+    plan = pack([cost] * 8, 4, num_ranks=1)
+    # Without the checks of types that only tests have.
+    make, change = inspect.unwrap(Loader.__init__), inspect.unwrap(Loader.set_batches)
+    with Loader(Numbers(), plan.flat(0), collate, workers=0) as loader:
+        for given in (plan[0], iter(plan.flat(0)), [[1, 2]], [([1, 2], [1.0, 1.0])]):
+            with pytest.raises(LoaderError, match=r"batches: .* such as plan\.flat\(rank\), got"):
+                make(object.__new__(Loader), Numbers(), given, collate)
+            with pytest.raises(LoaderError, match="batches: expected"):
+                change(loader, given)
+        assert len(list(loader)) == len(plan[0])
 
 
 def test_what_the_thread_failed_of_is_said_also_to_who_asks_late(monkeypatch):

@@ -355,7 +355,7 @@ def test_streaming_fills_batches_until_one_limit_is_passed():
         (([1, 2], [1, 2], 1), "1 column"),
         (([1, 2], None, 1), "needs a capacity"),
         (([1, 2], 5, 1, -1), "negative"),
-        (([1, 2], 5, 1, 0, 0, "best"), "unknown packing 'best'"),
+        (([1, 2], 5, 1, 0, 0, "best"), "algorithm is 'best', expected balanced or algorithm1 or"),
         (([1, 2], 5, 1, 0, 0, "fixed_count"), "needs batch_size"),
         ((["a"], 5, 1), "must be numbers"),
     ],
@@ -365,6 +365,29 @@ def test_wrong_arguments_are_refused_with_one_sentence(arguments, message):
         # Without the checks of types that only tests have.
         inspect.unwrap(pack)(*arguments)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["order", "oversized"])
+def test_a_choice_that_there_is_not_is_refused_rather_than_taken_for_another(name):
+    with pytest.raises(DataError, match=f"{name} is 'skip', expected "):
+        inspect.unwrap(pack)([1, 9], 5, 1, **{name: "skip"})
+
+
+@pytest.mark.parametrize(("rank", "start"), [(2, 0), (-1, 0), (0, -1)])
+def test_batches_of_a_rank_or_from_a_step_that_there_is_not_are_refused(rank, start):
+    plan = pack(range(1, 40), 50, num_ranks=2)
+    with pytest.raises(DataError, match=r"not among 2 ranks|at least 0, got -1"):
+        plan.flat(rank, start)
+
+
+def test_weights_are_those_of_the_batch_also_when_counted_from_the_end():
+    plan = pack([5] * 5, 5, num_ranks=4)
+    assert (plan.num_steps, plan.num_repeats) == (2, 3)
+    for rank in range(-4, 0):
+        for step in range(-2, 0):
+            assert plan.weights(rank, step) == plan.weights(rank + 4, step + 2)
+    with pytest.raises(IndexError):
+        plan.weights(4, 0)
 
 
 def test_statistics_of_a_plan():
@@ -414,6 +437,8 @@ class TestBalancedBatchSampler:
         sampler.set_epoch(1, start_step=3)
         assert len(sampler) == len(second) - 3
         assert list(sampler) == second[3:]
+        with pytest.raises(DataError, match="at least 0, got -3"):
+            sampler.set_epoch(1, start_step=-3)
 
     def test_marks_repeats_or_leaves_them_out(self):
         sampler = BalancedBatchSampler([5], 10, num_ranks=2, rank=0)

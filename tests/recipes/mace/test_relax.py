@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
 from ase.build import bulk, molecule
 from ase.constraints import FixAtoms
 from ase.filters import UnitCellFilter
@@ -139,7 +140,17 @@ def test_nothing_to_relax(model):
     assert relax(model, []).structures == []
 
 
+def test_one_structure_and_a_generator_are_relaxed_as_a_list_is(model):
+    listed = relax(model, molecules()[:2], steps=3)
+    drawn = relax(model, iter(molecules()[:2]), steps=3)
+    single = relax(model, molecules()[0], steps=3)
+    assert drawn.energies.tolist() == listed.energies.tolist()
+    np.testing.assert_allclose(single.energies, listed.energies[:1], rtol=1e-12)
+
+
 def test_wrong_input_is_named(model):
+    with pytest.raises(DataError, match=r"structure 1 \(\) holds no atoms"):
+        relax(model, [molecule("H2O"), Atoms()])
     with pytest.raises(DataError, match=r"structure 1 \(CH3Cl|structure 1 \(CClH3"):
         relax(model, [molecule("H2O"), molecule("CH3Cl")])
     with pytest.raises(DataError, match=r"structure 0 .*periodic"):

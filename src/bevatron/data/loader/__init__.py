@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
+import numpy as np
 import torch
 
 from bevatron.data.dataset import SampleSource
@@ -32,7 +33,7 @@ class LoadedBatch(Generic[B]):
     Attributes
     ----------
     batch : return value of ``collate``
-    position : where the batch stands in the plan
+    position : place among the loader's batches, from 0 also where ``plan.flat(rank, start)`` begins
     waited_seconds : time the consumer waited for it
     left_out : samples that it lacks because they could not be read
     """
@@ -63,7 +64,7 @@ class Loader:
     dataset
         Picklable; every worker opens it again. ``dataset[i]`` is a sample and ``describe(i)`` its
         name.
-    batches : (indices, weights) of each batch in order, such as ``plan.flat(rank)``
+    batches : (indices, weights) of each batch in order, such as ``plan.flat(rank, start)``
     collate : (samples, indices, weights) -> batch; picklable
     workers
         Number of worker processes; 0 collates in this process on demand. None makes batches in a
@@ -130,6 +131,7 @@ class Loader:
                 f"processes that take turns need the plan's order, but the window is {window}"
             )
         per_worker = 2 if turns is None else max(2, turns.size)
+        _check_batches(batches)
         self._dataset, self._collate, self._batches = dataset, collate, batches
         self._sample_timeout, self._leave_out = sample_timeout, leave_out
         self._pin = pin_memory and torch.cuda.is_available()
@@ -158,6 +160,7 @@ class Loader:
 
     def set_batches(self, batches: Sequence[tuple[IntArray, FloatArray]]) -> None:
         """Set the batches of the next epoch; they begin to be loaded at once."""
+        _check_batches(batches)
         self._stop_ahead()
         self._batches = batches
         if self._in_thread:
@@ -316,6 +319,20 @@ class _Stopwatch(list[float]):
                     f"or leave out the sample or raise the time limit of a sample"
                 )
         super().__setitem__(cell, value)
+
+
+def _check_batches(batches: Any) -> None:
+    """Refuse what holds no pairs of arrays, such as ``plan[rank]``; LoaderError."""
+    try:
+        indices, weights = batches[0] if len(batches) else (np.zeros(1), np.zeros(1))
+        fits = indices.shape == weights.shape != ()
+    except (AttributeError, TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise LoaderError(
+            "batches: expected a sequence of pairs of arrays (indices, weights), such as "
+            f"plan.flat(rank), got {type(batches).__name__} of something else"
+        )
 
 
 def default_workers() -> int:

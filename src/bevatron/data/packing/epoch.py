@@ -2,7 +2,7 @@
 
 import typing
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from bevatron.errors import DataError
 from bevatron.typing import BoolArray, FloatArray, IntArray
 
 Algorithm = Literal["balanced", "algorithm1", "streaming", "fixed_count"]
+Oversized = Literal["refuse", "alone"]
 
 
 def pack(
@@ -31,7 +32,7 @@ def pack(
     balance: int | Numbers = 0,
     batch_size: int | None = None,
     order: Order = "emptiest",
-    oversized: Literal["refuse", "alone"] = "refuse",
+    oversized: Oversized = "refuse",
     names: Callable[[int], str] | None = None,
 ) -> Plan:
     """Plan an epoch: put all samples into batches, the same number on every rank.
@@ -68,6 +69,9 @@ def pack(
     >>> sorted(batch.tolist() for batch in plan[0])
     [[0, 2, 6], [1, 5], [3, 4]]
     """
+    _check_choice("algorithm", algorithm, Algorithm)
+    _check_choice("order", order, Order)
+    _check_choice("oversized", oversized, Oversized)
     _check_arguments(num_ranks, seed, epoch, algorithm, capacity, batch_size)
     table = costing.cost_columns(costs)
     limits = costing.capacities(capacity, table.shape[1])
@@ -169,6 +173,11 @@ def _balance(table: costing.CostTable, balance: int | Numbers) -> tuple[IntArray
     return costing.whole_balance(values, len(table)), values.astype(np.float64)
 
 
+def _check_choice(name: str, choice: str, known: Any) -> None:
+    if choice not in typing.get_args(known):
+        raise DataError(f"{name} is '{choice}', expected {' or '.join(typing.get_args(known))}")
+
+
 def _check_arguments(
     num_ranks: int,
     seed: int,
@@ -181,9 +190,6 @@ def _check_arguments(
         raise DataError(f"the number of ranks must be at least 1, got {num_ranks}")
     if seed < 0 or epoch < 0:
         raise DataError(f"seed and epoch must not be negative, got {seed} and {epoch}")
-    known = typing.get_args(Algorithm)
-    if algorithm not in known:
-        raise DataError(f"unknown packing '{algorithm}'; choose one of {', '.join(known)}")
     if algorithm == "fixed_count":
         if batch_size is None or batch_size < 1:
             raise DataError(f"fixed_count needs batch_size, at least 1, got {batch_size}")

@@ -7,6 +7,7 @@ from typing import overload
 
 import numpy as np
 
+from bevatron.errors import DataError
 from bevatron.typing import BoolArray, FloatArray, IntArray
 
 
@@ -118,14 +119,21 @@ class Plan(Sequence[RankPlan]):
 
     def weights(self, rank: int, step: int) -> FloatArray:
         """Return the weight of each sample of a batch: 1, or 0 for a repeat."""
-        place = step * self.num_ranks + rank
+        place = range(self.num_steps)[step] * self.num_ranks + range(self.num_ranks)[rank]
         first, last = self.offsets[place], self.offsets[place + 1]
         if self.repeated is None:
             return np.ones(last - first)
         return np.where(self.repeated[first:last], 0.0, 1.0)
 
     def flat(self, rank: int, start: int = 0) -> "Batches":
-        """Return (indices, weights) of a rank's batches from step ``start`` on, for a loader."""
+        """Return (indices, weights) of a rank's batches from step ``start`` on, for a loader.
+
+        Raises DataError if there is no such rank, or the start is negative.
+        """
+        if not 0 <= rank < self.num_ranks:
+            raise DataError(f"rank {rank} is not among {self.num_ranks} ranks")
+        if start < 0:
+            raise DataError(f"the first step of an epoch is at least 0, got {start}")
         return Batches(self, rank, start)
 
     def finished(self, num_steps: int) -> IntArray:

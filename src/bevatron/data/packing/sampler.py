@@ -3,12 +3,11 @@
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal
 
 from torch.utils.data import Sampler
 
 from bevatron.data.packing.costs import Numbers
-from bevatron.data.packing.epoch import Algorithm, pack
+from bevatron.data.packing.epoch import Algorithm, Oversized, pack
 from bevatron.data.packing.plan import Plan
 from bevatron.errors import DataError
 from bevatron.typing import FloatArray
@@ -51,7 +50,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         algorithm: Algorithm = "balanced",
         balance: int | Numbers = 0,
         batch_size: int | None = None,
-        oversized: Literal["refuse", "alone"] = "refuse",
+        oversized: Oversized = "refuse",
         names: Callable[[int], str] | None = None,
         drop_repeats: bool = False,
     ) -> None:
@@ -83,7 +82,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
         return self._planned[1]
 
     def set_epoch(self, epoch: int, start_step: int = 0) -> None:
-        """Set the epoch, and the first step when training resumes in mid-epoch."""
+        """Set the epoch, and the first step when training resumes in mid-epoch.
+
+        Raises DataError if the step is negative.
+        """
+        if start_step < 0:
+            raise DataError(f"the first step of an epoch is at least 0, got {start_step}")
         self.epoch, self.start_step, self._iterated = epoch, start_step, False
 
     def weights(self, step: int) -> FloatArray:

@@ -22,13 +22,14 @@ def load(
     capture: bool | None = None,
 ) -> BevatronCalculator:
     """Load a potential, or a committee, as an ASE calculator; see `BevatronCalculator`."""
-    # By name: what the calculator does not know it would pass to ASE, which keeps anything.
     return BevatronCalculator(model, device, dtype, head=head, skin=skin, capture=capture)
 
 
 def evaluate(model: Models, sources: Any, **options: Any) -> dict[str, Any]:
     """Compute errors on files of labelled structures or stores; see `evaluate_files`."""
     paths = [sources] if isinstance(sources, str | Path) else list(sources)
+    if not all(isinstance(path, str | Path) for path in paths):
+        raise ConfigError("evaluate: expected files or stores of labelled structures, not Atoms")
     models, options = _models(model, options)
     if len(models) > 1:
         raise ConfigError("evaluate: takes one potential, not a committee")

@@ -30,6 +30,9 @@ from bevatron.typing import Arrays, FloatArray
 
 Model = torch.nn.Module | Path | str
 
+OF_ASE = frozenset({"restart", "ignore_bad_restart_file", "label", "atoms", "directory"})
+"""Arguments of a calculator of ASE."""
+
 
 @cache
 def tell_of_recording() -> None:
@@ -64,6 +67,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     capture
         Whether evaluations are captured as CUDA graphs and replayed, see
         `bevatron.recipes.mace.potential.Potential`; None = on a GPU, where it is possible.
+    **kwargs : arguments of a calculator of ASE; no others
 
     Notes
     -----
@@ -94,6 +98,8 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
         capture: bool | None = None,
         **kwargs: Any,
     ) -> None:
+        for name in kwargs.keys() - OF_ASE:  # which keeps anything without a word
+            raise TypeError(f"BevatronCalculator got an unexpected keyword argument '{name}'")
         several = isinstance(model, Sequence) and not isinstance(model, str)
         models: list[Any] = list(model) if several else [model]  # type: ignore[arg-type]
         if not models:

@@ -130,10 +130,12 @@ class Potential:
             self._unused.clear()
 
     def check_elements(self, atomic_numbers: npt.ArrayLike, name: str = "the structure") -> None:
-        """Reject an element that the model was not trained on.
+        """Reject a structure without atoms, or an element that the model was not trained on.
 
         Raises DataError naming the elements and those that are known.
         """
+        if not np.size(atomic_numbers):
+            raise DataError(f"{name} holds no atoms")
         unknown = sorted(
             set(np.unique(np.asarray(atomic_numbers)).tolist()) - set(self.atomic_numbers)
         )

@@ -5,7 +5,7 @@ in `ase.optimize.FIRE`; only the evaluations are shared. A structure that has co
 leaves the batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +50,7 @@ class Relaxation:
 
 def relax(
     model: Potential | torch.nn.Module | Path | str,
-    structures: Sequence[Atoms],
+    structures: Atoms | Iterable[Atoms],
     fmax: float = 0.05,
     steps: int = 500,
     cell: bool = False,
@@ -73,7 +73,7 @@ def relax(
     Parameters
     ----------
     model : a potential, a model, a model folder or a run folder
-    structures : not changed
+    structures : one or several; not changed
     fmax : eV/Å
         Converged when no force is larger.
     steps : maximum number of steps; unconverged structures are returned as they are
@@ -98,6 +98,8 @@ def relax(
     if steps < 0:
         raise ConfigError(f"steps: expected 0 or more, got {steps}")
     potential = model if isinstance(model, Potential) else Potential(model, device, dtype, head)
+    # A generator would be empty the second time, and a structure is a sequence of its atoms.
+    structures = [structures] if isinstance(structures, Atoms) else list(structures)
     for number, atoms in enumerate(structures):
         potential.check_elements(atoms.numbers, f"structure {number} ({atoms.symbols})")
         if cell and not (atoms.pbc.all() and atoms.cell.rank == 3):
