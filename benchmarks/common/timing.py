@@ -175,14 +175,3 @@ def matmul_rate(dtype: torch.dtype, repeats: int = 15) -> float:
     """Operations per second of an 8192^3 matmul."""
     matrix = torch.randn(8192, 8192, device="cuda", dtype=dtype)
     return 2 * 8192**3 / median_ms(lambda: matrix @ matrix, repeats) * 1e3
-
-
-def longest_kernel(call: Call) -> str:
-    """Name the kernel that takes most of the time, which shows a peer's silent fall-back."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
-        call()
-        torch.cuda.synchronize()
-    events = [e for e in trace.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
-    if not events:
-        return ""
-    return str(max(events, key=lambda e: e.self_device_time_total).key)[:48]

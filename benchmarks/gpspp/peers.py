@@ -50,18 +50,20 @@ class PaddedBlock(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Update nodes, edges and globals."""
         s, r, graph, edge_graph = (index[k] for k in ("senders", "receivers", "graph", "edges"))
-        message = self.edge(torch.cat([x[r], x[s], e, g[edge_graph]], 1))
+        of_r, of_s = x.index_select(0, r), x.index_select(0, s)
+        message = self.edge(torch.cat([of_r, of_s, e, g.index_select(0, edge_graph)], 1))
         zeros = x.new_zeros(len(x), EDGE + WIDTH)
-        into = zeros.index_add(0, r, torch.cat([message, x[s]], 1))
-        out_of = zeros.index_add(0, s, torch.cat([message, x[r]], 1))
-        update = self.node(torch.cat([into, out_of, x, g[graph]], 1))
+        into = zeros.index_add(0, r, torch.cat([message, of_s], 1))
+        out_of = zeros.index_add(0, s, torch.cat([message, of_r], 1))
+        update = self.node(torch.cat([into, out_of, x, g.index_select(0, graph)], 1))
         nodes = g.new_zeros(len(g), WIDTH).index_add(0, graph, update)
         messages = g.new_zeros(len(g), EDGE).index_add(0, edge_graph, message)
         new_g = g + self.global_(torch.cat([g, nodes, messages], 1))
-        padded = x.new_zeros(len(g) * LARGEST, WIDTH).index_copy(0, index["place"], x)
-        q, k, v = self.qkv(padded).view(len(g), LARGEST, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        padded = x.new_zeros(len(g) * LARGEST, 3 * WIDTH)
+        padded = padded.index_copy(0, index["place"], self.qkv(x))
+        q, k, v = padded.view(len(g), LARGEST, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         found = F.scaled_dot_product_attention(q, k, v, bias).transpose(1, 2).reshape(-1, WIDTH)
-        attended = self.out(found)[index["place"]]
+        attended = self.out(found.index_select(0, index["place"]))
         m = self.norms[0](x + update) + self.norms[1](x + attended)
         return self.norms[2](m + self.ffn(m)), e + message, new_g
 

@@ -14,6 +14,7 @@ from benchmarks.kernels.checks import no_worse_than_plain
 from torch import Tensor
 
 from bevatron import kernels
+from bevatron.kernels.pair.invariant_point_attention import reference
 from bevatron.kernels.shared.parts import split
 
 STRUCTURE = replace(
@@ -179,8 +180,12 @@ def joined_points(**tensors: Tensor) -> Tensor:
 
 def separate_operators(**tensors: Tensor) -> Tensor:
     """Compute invariant point attention without its kernels, points as channels of a matmul."""
-    with kernels.use(invariant_point_attention="reference"):
-        return joined_points(**tensors)
+    results = reference.invariant_point_attention(**tensors)
+    return torch.cat([each.flatten(1) for each in results], -1)
+
+
+def separate_operators_compiled(**tensors: Tensor) -> Tensor:
+    return peers_pair.compiled(separate_operators)(**tensors)
 
 
 @cases("invariant_point_attention", STRUCTURE)
@@ -200,7 +205,10 @@ def point_cases(setup: Setup) -> list[Case]:
                 *(setup, "invariant_point_attention", f"N {N}", shapes),
                 (joined_points, peers_pair.invariant_point_attention),
                 work,
-                peers={"separate operators": separate_operators},
+                peers={
+                    "separate operators": separate_operators,
+                    "separate operators, compiled": separate_operators_compiled,
+                },
             )
         )
     return found

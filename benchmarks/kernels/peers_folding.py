@@ -4,11 +4,13 @@ As in `peers_pair`, every function takes the tensors of a case by name, and of p
 compiled peer is made.
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from benchmarks.kernels.peers_pair import compiled
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from bevatron import kernels
 from bevatron.kernels.pair.smooth_lddt.reference import THRESHOLDS
@@ -81,22 +83,38 @@ def sdpa_of_windows(
 def flex_of_windows(
     q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: Tensor, mask: Tensor
 ) -> Tensor:
-    return compiled(_flex_of_windows)(q, k, v, gate, bias, mask)
+    Q, K = bias.shape[3:]
+    return compiled(_flex_of_windows)(q, k, v, gate, bias, mask, inside(q.shape[2], Q, K, q.device))
+
+
+@functools.cache
+def inside(atoms: int, queries: int, keys: int, device: torch.device) -> BlockMask:
+    """Return which atoms are around each window, as blocks."""
+
+    def around_query(_b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        place = place_of(i, j, queries, keys)
+        return (place >= 0) & (place < keys)
+
+    return create_block_mask(around_query, None, None, atoms, atoms, device=str(device))
+
+
+def place_of(i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+    """Return the place of atom j among those around the window of atom i."""
+    return j - i // queries * queries + (keys - queries) // 2
 
 
 def _flex_of_windows(
-    q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: Tensor, mask: Tensor
+    q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: Tensor, mask: Tensor, blocks: BlockMask
 ) -> Tensor:
-    rows, keys, values, keep = of_rows(q, k, v, bias, mask)
-    (W, M), added, kept = rows.shape[:2], bias.squeeze(0), keep[:, 0].contiguous()
+    added, (Q, K) = bias.squeeze(0), bias.shape[3:]
 
-    def score(x: Tensor, row: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        w = row // M
-        return torch.where(kept[w, j], x + added[w, head, i, j], -float("inf"))
+    def score(x: Tensor, _row: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        place = place_of(i, j, Q, K).clamp(0, K - 1)
+        return torch.where(mask[0, j], x + added[i // Q, head, i % Q, place], -float("inf"))
 
-    heads = [x.flatten(0, 1).transpose(1, 2) for x in (rows, keys, values)]
-    found = flex_attention(*heads, score_mod=score)
-    return joined(found.transpose(1, 2).unflatten(0, (W, M)), gate)
+    heads = [x.squeeze(0).transpose(1, 2) for x in (q, k, v)]
+    found: Tensor = flex_attention(*heads, score_mod=score, block_mask=blocks)
+    return gate.sigmoid() * found.transpose(1, 2).unsqueeze(0)
 
 
 def pair_weighted_averaging(

@@ -204,7 +204,7 @@ def trifast_attention(
     heads = [tensor.permute(0, 3, 1, 2, 4) for tensor in (q, k, v)]
     if mask is None:
         mask = torch.ones(*q.shape[:2], k.shape[2], dtype=torch.bool, device=q.device)
-    result: Tensor = triangle_attention(*heads, bias[:, 0], ~mask)
+    result: Tensor = triangle_attention(*heads, bias.squeeze(1), ~mask)
     return result.permute(0, 2, 3, 1, 4)
 
 

@@ -45,8 +45,11 @@ from benchmarks.kernels.cases import (
     Setup,
     Step,
     cases_of,
+    direction,
     leaves_of,
 )
+from benchmarks.kernels.checks import gradients
+from torch import Tensor
 
 from bevatron import kernels
 
@@ -62,6 +65,8 @@ FAMILIES = {
 }
 
 
+FAR, NOTHING = 0.3, 1e-3
+"""Relative norm of what is no rounding, and of a gradient of nothing else beside the largest."""
 IN_TURN = (
     "Replays of all implementations take turns, in every other round from the last to the first; "
     "GHz: the clock of the SMs right after them."
@@ -96,16 +101,19 @@ def peers_of(case: Case, names: Sequence[str] | None) -> Iterator[tuple[str, Ope
 
 
 def launched_and_captured(
-    case: Case, family: Family, which: str, who: str, operator: Operator
+    case: Case, family: Family, which: str, who: str, operator: Operator, known: list[Tensor]
 ) -> tuple[Row, timing.Call | None]:
-    """Measure one implementation of a pass as launched; return its replay too, if it has one."""
+    """Measure one implementation of a pass as launched; return its replay too, if it has one.
+
+    A peer's result and gradients are compared with ours, which are kept in ``known``.
+    """
     with kernels.use("reference" if who == "reference" else "triton"):
         step, row = case.step(which, operator), Row()
         short = who == "reference" or (operator is not case.ours and not family.capture_peers)
         if step.run is not None:
             row |= launched(step, family, repeats=3 if short else 10)
-            if operator not in {case.ours, case.plain}:
-                row["longest kernel"] = timing.longest_kernel(step.run)
+        if which == "forward+backward" and operator is not case.ours:
+            row["off by"] = off_by(case, operator, known)
         if case.plain is not None:
             row["kept MiB"] = kept_mib(case, operator)
         if who == "reference" or step.launch_only:
@@ -150,6 +158,24 @@ def kept_mib(case: Case, operator: Operator) -> float:
     return round((torch.cuda.memory_allocated() - before - result.nbytes) / timing.MIB, 1)
 
 
+def off_by(case: Case, operator: Operator, known: list[Tensor]) -> float:
+    """Return how far a peer's result and gradients are from ours, which are kept in ``known``.
+
+    Raises RuntimeError if it computes something else.
+    """
+    inputs = case.draw(0)
+    along = direction(case, inputs)
+    if not known:
+        known += [x.cpu() for x in gradients(case.ours, inputs, along)]
+    found = [x.cpu() for x in gradients(operator, inputs, along)]
+    norms = [(float((a - b).norm()), float(a.norm())) for a, b in zip(known, found, strict=True)]
+    least = NOTHING * max(norm for _, norm in norms)
+    worst = max(error / max(norm, least, 1e-30) for error, norm in norms)
+    if not worst < FAR:
+        raise RuntimeError(f"off by {worst:.2g} of ours")
+    return worst
+
+
 class Rates(NamedTuple):
     """Bytes per second of a copy and operations per second of a matmul."""
 
@@ -162,6 +188,7 @@ def measured(
 ) -> Iterator[Row]:
     """Yield a row for each pass and implementation of a case that has passed its check."""
     found = dict(peers_of(case, options.peers))
+    known: list[Tensor] = []
     if family.reference and not options.no_reference:
         found["reference"] = case.ours
     for which, work in case.least.items():
@@ -173,7 +200,7 @@ def measured(
             row |= {"to reach": case.to_reach} if case.to_reach else {}
             row["floor ms"] = floor
             try:
-                more, replay = launched_and_captured(case, family, which, who, operator)
+                more, replay = launched_and_captured(case, family, which, who, operator, known)
                 row |= more
                 if replay is not None:
                     replays[len(rows)] = replay

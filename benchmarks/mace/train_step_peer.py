@@ -1,5 +1,6 @@
 """mace-torch for benchmarks/mace/train_step.py, with e3nn or with cuEquivariance's kernels."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -38,8 +39,10 @@ def peer(
         optimizer.step()
         return loss.detach()
 
+    frozen = copy.deepcopy(theirs).requires_grad_(requires_grad=False)  # as in its calculator
+
     def infer() -> tuple[torch.Tensor, torch.Tensor]:
-        outputs = theirs(batch.to_dict(), training=False, compute_force=True)
+        outputs = frozen(batch.to_dict(), training=False, compute_force=True)
         return outputs["energy"].detach(), outputs["forces"].detach()
 
     return f"mace-torch, {kind}", step, infer

@@ -268,19 +268,29 @@ def nodes(function):
     return found
 
 
-def columns(monkeypatch, family, op, peers=None, **options):
+def columns(monkeypatch, family, found, peers=None):
     """Return the rows of a page of small cases, with times that are made up."""
     monkeypatch.setattr(run, "launched", lambda *_, **__: {"MiB": 1, "eager ms": 2.0})
     monkeypatch.setattr(run, "replay_of", lambda step: step)
     monkeypatch.setattr(run.timing, "in_turn", lambda calls, **_: [(1.0, 1.7) for _ in calls])
     monkeypatch.setattr(run, "kept_mib", lambda *_: 0.0)
-    monkeypatch.setattr(run.timing, "longest_kernel", lambda _: "kernel")
     options = argparse.Namespace(peers=peers, no_reference=False)
     rows = []
-    for case in small(op):
+    for case in found:
         quick = replace(case, floor=case.floor and (lambda _: 0.5))
         rows += run.measured(quick, family, options, run.Rates(1e12, 1e12), {})
     return family.table(rows)
+
+
+def test_a_peer_that_computes_something_else_is_not_timed(monkeypatch):
+    (case, *_) = small("swiglu")
+    peers = {"same": case.plain, "twice": lambda **inputs: 2 * case.plain(**inputs)}
+    rows = columns(monkeypatch, PAIR, [replace(case, peers=peers)], ["same", "twice"])
+    ours, same, twice = rows
+    assert "off by" not in ours
+    assert same["off by"] < 1e-6
+    assert "ms" not in twice
+    assert twice["note"] == "failed: off by 1 of ours"
 
 
 @pytest.mark.parametrize(
@@ -300,7 +310,7 @@ def columns(monkeypatch, family, op, peers=None, **options):
     ],
 )
 def test_rows_have_the_columns_that_pages_are_made_of(monkeypatch, family, op, peers, wanted):
-    found = columns(monkeypatch, family, op, peers)
+    found = columns(monkeypatch, family, small(op), peers)
     assert found
     assert all(wanted <= set(row) for row in found)
 
@@ -347,7 +357,7 @@ def test_times_of_several_tiles_are_in_rows_of_their_own():
 
 
 def test_times_of_the_reference_are_in_the_row_of_the_operator(monkeypatch):
-    rows = columns(monkeypatch, EQUIVARIANT, "silu")
+    rows = columns(monkeypatch, EQUIVARIANT, small("silu"))
     assert [row["pass"] for row in rows] == list(PASSES)
     assert all({"op", "case", "ms", "reference ms", "peak MiB", "ratio"} <= set(r) for r in rows)
 
