@@ -1,6 +1,7 @@
 """One sample over several gloo processes: loss, gradients and traffic are those of one process."""
 
 from dataclasses import replace
+from functools import partial
 
 import complex_task
 import pytest
@@ -66,17 +67,17 @@ def masked(features, dtype):
     generator = torch.Generator().manual_seed(2)
     for name in ("msa_mask", "extra_msa_mask"):
         features[name] = (torch.rand(features[name].shape, generator=generator) > 0.3).float()
-    features["seq_mask"][3] = 0
+    features["seq_mask"][3:4] = 0
     return {name: x.to(dtype) if x.is_floating_point() else x for name, x in features.items()}
 
 
-def alphafold2_loss(dtype):
+def alphafold2_loss(dtype, residues=9):
     """A loss of all outputs after two cycles, with templates and dropout."""
     torch.manual_seed(0)
     policy = Checkpointing("segments", 2) if dtype == torch.float64 else Checkpointing("paper")
     config = replace(tiny_model.TINY, checkpointing=policy)
     model = tiny_model.random_weights(AlphaFold2(config, dtype=dtype))
-    cycles = [masked(tiny_model.random_features(number), dtype) for number in range(CYCLES)]
+    cycles = [masked(tiny_model.random_features(number, residues), dtype) for number in range(CYCLES)]
     parts = []
     outputs = model(cycles, torch.tensor(SEED))
     outputs |= {name: all_rows(outputs[name]) for name in ("pair", "distogram_logits", "tm_logits")}
@@ -101,15 +102,15 @@ def alphafold2_terms(dtype, batch):
     return model, torch.stack([*terms.values()]).sum()
 
 
-def alphafold3_loss(dtype, batch):
+def alphafold3_loss(dtype, batch, kept=None):
     """The loss of the task after two cycles, with rollout and confidences.
 
     Of three processes one has none of the two copies; five are divided unequally.
     """
     model = complex_task.model_of().to(dtype)
     # Biases are gathered in every pass in one type, and once in the other.
-    kept = Checkpointing("all" if dtype == torch.float64 else "none")
-    model.diffusion.transformer.checkpointing = kept
+    kept = kept or ("all" if dtype == torch.float64 else "none")
+    model.diffusion.transformer.checkpointing = Checkpointing(kept)
     if dtype == torch.float64:
         model.trunk.pairformer.checkpointing = Checkpointing("segments", 2)
     task, _ = complex_task.task_of(copies=2 if dtype == torch.float64 else 5)
@@ -371,6 +372,20 @@ def test_processes_that_read_each_others_memory_equal_one(
 @pytest.mark.parametrize("size", [4, 6, 8])
 def test_many_processes_equal_one(tmp_path, expected, size):
     check(tmp_path, expected, size, BOTH)
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(2, 3), (1, 2)])
+def test_more_processes_than_tokens_equal_one(request, tmp_path, tokens, size):
+    """Some have no rows of the pair; the others may have all of them, and exchange all the same."""
+    folder = request.getfixturevalue("shared")
+    crop = with_evidence(complex_task.crop_of_1pfe(folder, tmp_path / "index", tokens))
+    cases = {
+        ("alphafold2", torch.float64): partial(alphafold2_loss, torch.float64, tokens),
+        ("gathered in every pass", torch.float64): partial(alphafold3_loss, torch.float64, crop),
+        ("once", torch.float64): partial(alphafold3_loss, torch.float64, crop, "none"),
+    }
+    expected = {case: summed(loss_of, 1) for case, loss_of in cases.items()}
+    compared(tmp_path, (cases, expected), size, BOTH)
 
 
 def published_numbers(size, m=256, c=128, hidden=128, heads=4, row_heads=8, outer=32):
