@@ -195,16 +195,20 @@ def expected(batch, chain):
 def collectives(group, size):
     """Every collective along every axis, and its gradient, against what they mean."""
     make = torch.Generator().manual_seed(1)
-    for dtype, tolerance in ((torch.float64, 1e-12), (torch.bfloat16, 0.05)):
-        whole, other = torch.randn(2, 3, 7, 5, 4, generator=make, dtype=torch.float64).to(dtype)
+    for dtype, wide, tolerance in (
+        (torch.float64, torch.float64, 1e-12),
+        (torch.bfloat16, torch.float32, 0),
+    ):
+        random = torch.randn(1 + size, 3, 7, 5, 4, generator=make, dtype=torch.float64)
+        whole, *others = random.to(dtype)  # and a gradient of each process
+        other = others[0]
         for dim in (-3, -2, 0):
             part = own(whole, dim).clone().requires_grad_()
             found = gather(part, dim, whole.shape[dim], group).wait()
             assert torch.equal(found, whole)
-            (gradient,) = torch.autograd.grad(found, part, (group.index + 1) * other)
-            torch.testing.assert_close(
-                gradient, sum(range(1, size + 1)) * own(other, dim), rtol=tolerance, atol=tolerance
-            )
+            (gradient,) = torch.autograd.grad(found, part, others[group.index])
+            summed_up = sum(own(x, dim).to(wide) for x in others).to(dtype)  # rounded once
+            torch.testing.assert_close(gradient, summed_up, rtol=tolerance, atol=tolerance)
         rows = own_rows(whole).clone().requires_grad_()
         found = transpose(rows, 7, group).wait()
         assert torch.equal(found, own_rows(whole.transpose(-2, -3)))
@@ -399,8 +403,8 @@ def published_numbers(size, m=256, c=128, hidden=128, heads=4, row_heads=8, oute
     return 3 * gathers + 2 * exchanges
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
-def test_a_block_sends_less_than_the_published_scheme(size):
+@pytest.mark.parametrize(("size", "share"), [(2, 0.71), (4, 0.70), (8, 0.68)])
+def test_a_block_sends_less_than_the_published_scheme(size, share):
     rows = tokens = 256
     of_block = [
         *plan.pair_bias(tokens, 8),
@@ -408,7 +412,7 @@ def test_a_block_sends_less_than_the_published_scheme(size):
         *plan.triangles(tokens, 128, 128, 4),
     ]
     ours = plan.step_bytes(of_block, 0, size, word_bytes=1) / tokens**2
-    assert ours < 0.712 * published_numbers(size)
+    assert round(ours / published_numbers(size), 2) == share
 
 
 def test_rows_are_divided_evenly_and_processes_into_whole_groups():
@@ -428,6 +432,14 @@ def test_rows_of_an_alignment_are_counted_in_32_bits(monkeypatch):
     with one_of(2), torch.autocast("cpu", torch.bfloat16):
         operator(own_rows(torch.randn(1001, 4, M)), mask)
     assert torch.equal(counts[0], torch.full((2, 4), 1001.001))
+
+
+def test_rows_that_are_not_a_process_s_part_of_all_are_refused():
+    """Those of an alignment without its number of rows, which would come back in wrong order."""
+    with one_of(2):
+        for exchange in (all_rows, transposed):
+            with pytest.raises(ValueError, match="process 0 of 2 has 4 of 5 rows, expected 3"):
+                exchange(torch.randn(4, 5, 2))
 
 
 def test_on_one_process_nothing_is_copied():

@@ -161,7 +161,7 @@ class WindowGroup(Group):
         shape[dim] = sum(each)
         whole = part.new_empty(shape)
         places = whole.split(list(each), dim)
-        traffic.record("all_gather", places[0], self.size)
+        traffic.record("all_gather", places[0], self.size)  # as if padded, like NCCL's
         own = places[self.index], part
         wanted = [(rank, 0, places[rank]) for rank in self._others]
         return self._swap([(0, part)], whole, wanted, own)
