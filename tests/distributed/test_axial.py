@@ -77,7 +77,9 @@ def alphafold2_loss(dtype, residues=9):
     policy = Checkpointing("segments", 2) if dtype == torch.float64 else Checkpointing("paper")
     config = replace(tiny_model.TINY, checkpointing=policy)
     model = tiny_model.random_weights(AlphaFold2(config, dtype=dtype))
-    cycles = [masked(tiny_model.random_features(number, residues), dtype) for number in range(CYCLES)]
+    cycles = [
+        masked(tiny_model.random_features(number, residues), dtype) for number in range(CYCLES)
+    ]
     parts = []
     outputs = model(cycles, torch.tensor(SEED))
     outputs |= {name: all_rows(outputs[name]) for name in ("pair", "distogram_logits", "tm_logits")}
