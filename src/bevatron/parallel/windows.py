@@ -6,9 +6,9 @@ receive kernels copy through buffers and reach about half the bandwidth of the l
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from bevatron.parallel import traffic
 from bevatron.parallel.groups import Group, Pending, in_words
 from bevatron.parallel.mesh import Mesh
 
+T = TypeVar("T")
+
 WINDOW = 2**27
 """Bytes in half a window; larger exchanges go through NCCL."""
 ALIGNED = 16
@@ -26,30 +28,33 @@ ALIGNED = 16
 LARGE = 2**20
 """Smallest read, in bytes, that uses the copy engine when other work overlaps it."""
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_windows: dict[Any, "Windows | None"] = {}
-"""Windows by process group; None if its GPUs cannot read each other's memory."""
 
 
 def opened(group: Group, mesh: Mesh) -> Group:
-    """Give a group windows if its processes share a host and their GPUs can read them."""
+    """Give a group windows if its processes share a host and their GPUs can read them.
+
+    They are freed with the group that is returned. All processes must call it together.
+    """
     hosts = {rank // mesh.local_world for rank in group.ranks}
     if group.size == 1 or mesh.device.type != "cuda" or len(hosts) > 1:
         return group
-    if group.process_group not in _windows:
-        _windows[group.process_group] = _rendezvous(group, mesh)
-    windows = _windows[group.process_group]
-    return group if windows is None else WindowGroup(group, windows)
+    memory = _on_all(
+        group, lambda: symmetric.empty(2 * WINDOW, dtype=torch.uint8, device=mesh.device)
+    )
+    if memory is None:
+        return group
+    of_group = cast("ProcessGroup", group.process_group)
+    handle = _on_all(group, lambda: symmetric.rendezvous(memory, of_group))
+    return group if handle is None else WindowGroup(group, Windows(handle))
 
 
-def _rendezvous(group: Group, mesh: Mesh) -> "Windows | None":
-    """Map the windows of all processes; None if any of them fails."""
-    try:
-        memory = symmetric.empty(2 * WINDOW, dtype=torch.uint8, device=mesh.device)
-        handle = symmetric.rendezvous(memory, cast("ProcessGroup", group.process_group))
-    except RuntimeError:
-        handle = None
-    failed = group.all_reduce(torch.tensor([float(handle is None)])).wait()
-    return None if failed.item() else Windows(handle)
+def _on_all(group: Group, make: Callable[[], T]) -> T | None:
+    """Return what is made, on all processes None if any of them fails: all go on together."""
+    made: T | None = None
+    with suppress(RuntimeError):
+        made = make()
+    failed = group.all_reduce(torch.tensor([float(made is None)])).wait()
+    return None if failed.item() else made
 
 
 def capturing() -> bool:
@@ -156,7 +161,7 @@ class WindowGroup(Group):
         shape[dim] = sum(each)
         whole = part.new_empty(shape)
         places = whole.split(list(each), dim)
-        traffic.record("all_gather", places[0], self.size)
+        traffic.record("all_gather", places[0], self.size)  # as if padded, like NCCL's
         own = places[self.index], part
         wanted = [(rank, 0, places[rank]) for rank in self._others]
         return self._swap([(0, part)], whole, wanted, own)

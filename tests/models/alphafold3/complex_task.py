@@ -30,14 +30,14 @@ TINY = replace(
 )
 
 
-def crop_of_1pfe(shared, index):
+def crop_of_1pfe(shared, index, tokens=29):
     """A crop of a complex of DNA and a peptide with modified residues and a ligand's bonds."""
     folder = shared / "data" / "complexes"
     components = open_components(folder / "ccd_subset.cif.gz", index)
     structure = read_structure(folder / "mmcif" / "1pfe.cif.gz").assembly("1")
     entry = featurize(structure, components)
     pools = make_pools((components[code] for code in describe(entry)["components"]), 1)
-    sizes = SampleSizes(CropSizes(tokens=29, atoms=260), rows=8)
+    sizes = SampleSizes(CropSizes(tokens=tokens, atoms=260), rows=8)
     made = sample(entry, 5, Sources(pools), sizes)
     return collate_complex([made], np.array([3]), [1.0]).to("cpu", torch.float64)
 

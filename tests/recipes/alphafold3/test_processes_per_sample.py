@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -84,3 +85,19 @@ def test_validation_beside_training_changes_nothing(config, tmp_path):
     )
     assert len(one) == 6
     assert two == one
+
+
+def test_a_run_of_two_processes_per_complex_goes_on_with_one_and_with_three(config, tmp_path):
+    fit(build(config))
+    half = {"initial": replace(config.stages["initial"], steps=1)}
+    begun = replace(config, stages=half, output=tmp_path / "begun", parallel=ParallelConfig(2))
+    run_ranks(2, lambda _: fit(build(begun)).steps, tmp_path)
+    expected = [r for r in read_journal(config.output / "metrics.jsonl") if "loss" in r]
+    for size in (1, 3):
+        output = copytree(begun.output, tmp_path / f"on_{size}")
+        on = replace(config, output=output, parallel=ParallelConfig(size))
+        run_ranks(size, lambda _, on=on: fit(build(on, resume=True)).steps, tmp_path)
+        found = [r for r in read_journal(output / "metrics.jsonl") if "loss" in r]
+        losses = [[r["loss"] for r in run if r["kind"] == "step"] for run in (found, expected)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+        assert found[-1]["valid"] == pytest.approx(expected[-1]["valid"], rel=1e-3, abs=1e-4)

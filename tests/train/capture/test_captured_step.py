@@ -18,6 +18,7 @@ from bevatron.data.packing.draws import Draws, Source
 from bevatron.errors import ConfigError, DivergenceError
 from bevatron.models.mace import MACE, LossConfig, MaceTask
 from bevatron.models.mace.losses import StageTwo
+from bevatron.parallel.groups import Group, Pending
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.capture import cuda_graphs, step_graphs
 from bevatron.train.capture.prediction import CapturedPrediction
@@ -369,6 +370,33 @@ def graphs(tmp_path, monkeypatch):
     lines = []
     make.lines = lines
     return make
+
+
+class Two(Group):
+    """A process of two that share samples, the other of which says numbers in turn."""
+
+    def __init__(self, *others):
+        super().__init__([0, 1], 0)
+        self.others = iter(others)
+
+    def all_reduce(self, values, operation="sum"):
+        other = torch.tensor(next(self.others))
+        return Pending(values + other if operation == "sum" else torch.maximum(values, other))
+
+
+@pytest.mark.parametrize(("limit", "of_other", "grown"), [(20, 2, 0), (2, 20, 0), (3, 3, 1.5)])
+def test_processes_that_share_samples_keep_the_same_graphs(
+    graphs, monkeypatch, limit, of_other, grown
+):
+    """By the smaller of two GPUs, and by the process whose graph is larger."""
+    said = -of_other * 2**30, *[int(grown * 2**30)] * 3
+    group = Two(*said)
+    monkeypatch.setattr(step_graphs, "sample_group", lambda: group)
+    made, step = graphs(limit)
+    for length in LENGTHS[:3]:
+        for _ in range(3):
+            step(length)
+    assert (made.num_launched, made.num_replayed) == (5, 4)
 
 
 def test_after_the_first_pass_over_twenty_lengths_all_steps_are_replayed(graphs):

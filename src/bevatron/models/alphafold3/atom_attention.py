@@ -76,7 +76,7 @@ class TrunkToAtoms(nn.Module):
         rows = all_rows(layer_norm_linear(z, *self.pair_norm.parts, self.pair.weight))
         query = queries_of(token[..., None])
         key = keys_of(token[..., None]).transpose(-1, -2)
-        sample = torch.arange(z[..., 0, 0, 0].numel(), device=z.device)
+        sample = torch.arange(z.shape[:-3].numel(), device=z.device)
         sample = sample.reshape(*z.shape[:-3], 1, 1, 1)
         place = query * N + key
         # What nobody attends to reads pairs in turn: gradients of one pair are added one by one.

@@ -26,7 +26,7 @@ from bevatron.models.alphafold3.diffusion_transformer import (
     block_conditions,
 )
 from bevatron.models.common.folding import LayerNorm, Linear, recomputed
-from bevatron.parallel.axial import all_of, sample_group
+from bevatron.parallel.axial import Coming, all_of, sample_group
 
 ROWS_AT_ONCE = 1024
 """Tokens of all noise levels that are conditioned together: enough for a GPU, 0.2 GB at 16 bits."""
@@ -48,7 +48,7 @@ class Shared(NamedTuple):
     pairs: Float[Tensor, "*batch R N P"]
     atoms: Atoms
     mask: Bool[Tensor, "*batch N"]
-    biases: list[Float[Tensor, "*batch H _ N"]] | None = None
+    biases: Sequence[Float[Tensor, "*batch H R N"] | Coming] | None = None
     encoder: Prepared | None = None
     decoder: Prepared | None = None
 
@@ -123,10 +123,12 @@ class DiffusionModule(nn.Module):
         If processes share a sample, each then has all rows of the biases; blocks that recompute
         activations to save memory gather their own in every pass instead.
         """
-        atoms, biases = shared.atoms, self.transformer.biases(shared.pairs)
+        atoms = shared.atoms
+        own = self.transformer.biases(shared.pairs)
+        biases: Sequence[Tensor | Coming] = own
         if sample_group().size == 1 or self.transformer.checkpointing.kind == "none":
             N = shared.mask.shape[-1]
-            biases = [all_of(bias, -2, N).contiguous() for bias in biases]
+            biases = [Coming(all_of(bias, -2, N).contiguous()) for bias in own]
         return shared._replace(
             biases=biases,
             encoder=self.encoder.transformer.prepare(atoms.c, atoms.p),

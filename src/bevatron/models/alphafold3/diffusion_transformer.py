@@ -31,7 +31,7 @@ from bevatron.models.common.folding import (
     checkpointed,
     run_stack,
 )
-from bevatron.parallel.axial import gathered
+from bevatron.parallel.axial import Coming, gathered
 
 BlockCondition = tuple[Condition, Condition]
 """Of a block's attention and of its transition, computed beforehand."""
@@ -98,23 +98,23 @@ class ConditionedAttention(nn.Module):
         self,
         a: Float[Tensor, "*batch M N C"],
         s: Float[Tensor, "*batch M N D"],
-        bias: Float[Tensor, "*batch H R N"],
+        bias: Float[Tensor, "*batch H R N"] | Coming,
         mask: Bool[Tensor, "*batch N"],
     ) -> Float[Tensor, "*batch M N C"]:
         """Return the update, to be added to a; masked tokens are not attended to.
 
         ``bias`` is b(z) of `biases_of`; own rows of it are gathered here, so that all rows exist
-        for one block at a time.
+        for one block at a time, unless it is `Coming`.
         """
         given = Condition((self.norm.adapted(s),), self.output_gate(s).sigmoid())
         return given.gate * self.ungated(self.norm.given(a, given.norms[0]), given, bias, mask)
 
-    def ungated(self, n: Tensor, given: Condition, bias: Tensor, mask: Tensor) -> Tensor:
+    def ungated(self, n: Tensor, given: Condition, bias: Tensor | Coming, mask: Tensor) -> Tensor:
         """Return the values that the gate multiplies, of normalised rows."""
         del given
         keys = mask[..., None, :].expand(n.shape[:-1])
-        N = n.shape[-2]
-        whole = gathered(bias, -2, N) if bias.shape[-2] < N else bias
+        # Not by the number of rows, which differs: one process may own all of a single token.
+        whole = gathered(bias, -2, n.shape[-2]) if isinstance(bias, Tensor) else bias
         update: Tensor = self.attention(n, whole, keys)
         return update
 
@@ -130,7 +130,7 @@ class DiffusionBlock(nn.Module):
         self.transition = transition
         self.checkpointing = checkpointing
 
-    def forward(self, a: Tensor, s: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, a: Tensor, s: Tensor, bias: Tensor | Coming, mask: Tensor) -> Tensor:
         """Update rows."""
         policy = self.checkpointing
         a = a + checkpointed(policy, "attention_pair_bias", self.attention)(a, s, bias, mask)
@@ -142,7 +142,7 @@ class DiffusionBlock(nn.Module):
 def run_conditioned(
     blocks: Iterable[nn.Module],
     conditions: Iterable[BlockCondition],
-    biases: Iterable[Tensor],
+    biases: Iterable[Tensor | Coming],
     mask: Tensor,
     a: Tensor,
 ) -> Tensor:
@@ -218,7 +218,7 @@ class DiffusionTransformer(nn.Module):
         self,
         a: Float[Tensor, "*batch M N C"],
         s: Float[Tensor, "*batch M N D"] | Sequence[BlockCondition],
-        biases: Sequence[Float[Tensor, "*batch H R N"]],
+        biases: Sequence[Float[Tensor, "*batch H R N"] | Coming],
         mask: Bool[Tensor, "*batch N"],
     ) -> Float[Tensor, "*batch M N C"]:
         """Update tokens of all copies with the result of `biases`; padded tokens are masked.

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bevatron.kernels.shared.dtypes import wide_type
 from bevatron.parallel.groups import Group, Pending
 
 Exchange = Callable[[Tensor], Pending]
@@ -101,11 +100,22 @@ class _End(torch.autograd.Function):
         return grad.new_empty(0), None
 
 
+def _parts(own: int, total: int, group: Group) -> list[int]:
+    """Return all lengths; raise ValueError if this process's own is another."""
+    each = lengths(total, group.size)
+    if own != each[group.index]:
+        raise ValueError(
+            f"process {group.index} of {group.size} has {own} of {total} rows, expected "
+            f"{each[group.index]}; give the number of all rows"
+        )
+    return each
+
+
 def gather(part: Tensor, dim: int, total: int, group: Group) -> Coming:
     """Concatenate the parts of all processes along an axis of ``total`` rows."""
     if group.size == 1:
         return Coming(part)
-    there = partial(group.gather, dim=dim, each=lengths(total, group.size))
+    there = partial(group.gather, dim=dim, each=_parts(part.shape[dim], total, group))
     return Coming(part, there, partial(sum_to_own, dim, group))
 
 
@@ -113,6 +123,7 @@ def transpose(rows: Tensor, total: int, group: Group) -> Coming:
     """Exchange own rows [..., R, K, C] of ``total`` for own rows [..., K', total, C] of columns."""
     if group.size == 1:
         return Coming(rows.transpose(-2, -3))
+    _parts(rows.shape[-3], total, group)
     there, back = (partial(_transpose, n, group) for n in (total, rows.shape[-2]))
     return Coming(rows, there, back)
 
@@ -129,7 +140,7 @@ def sum_to_own(dim: int, group: Group, whole: Tensor) -> Pending:
     def add_up(found: Tensor) -> Tensor:
         if group.size == 2:
             return own + found[1 - group.index]  # rounded once, too
-        return found.sum(0, dtype=wide_type(whole)).to(whole.dtype)
+        return found.sum(0)  # accumulates 16-bit types in float32
 
     places = list(found)
     if group.size == 2:  # the own part is added from where it is

@@ -23,10 +23,6 @@ Product = Callable[[int], tuple[Tensor, Tensor]]
 """The factors of this process's product for the rows of another."""
 
 
-def _nothing() -> None:
-    pass
-
-
 def contraction_of(group: Group, whole_bytes: int) -> Contraction | None:
     """Choose how a group contracts factors of so many bytes, of which each process has its rows."""
     if group.size == 1:
@@ -147,32 +143,32 @@ class Rings:
         return (self.group.index + step) % self.group.size
 
     def _passing(
-        self, own: Tensor, meanwhile: Callable[[], None] = _nothing
+        self, own: Tensor, meanwhile: Callable[[], None] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield the rows of every process with its rank, own ones first."""
         planes, _, total = own.shape
         each, block = lengths(total, self.group.size), own
-        group = self.group.urgent if meanwhile is _nothing else self.group
+        group = self.group.urgent if meanwhile is None else self.group
         for step in range(self.group.size):
             coming: Pending | None = None
             if step < self.group.size - 1:
                 following = own.new_empty(planes, each[self._source(step + 1)], total)
                 most = planes * each[0] * total * own.itemsize
                 coming = group.pass_on(block, following, most)
-            if step == 0:
+            if step == 0 and meanwhile is not None:
                 meanwhile()
             yield self._source(step), block
             if coming is not None:
                 block = coming.wait()
 
     def _collect(
-        self, product: Product, out: Tensor, meanwhile: Callable[[], None] = _nothing
+        self, product: Product, out: Tensor, meanwhile: Callable[[], None] | None = None
     ) -> None:
         """Sum the contributions of all processes to this process's rows; the own one comes last."""
         planes, _, total = out.shape
         each, size = lengths(total, self.group.size), self.group.size
         into = out if out.is_contiguous() else out.new_empty(out.shape)
-        group = self.group.urgent if meanwhile is _nothing else self.group
+        group = self.group.urgent if meanwhile is None else self.group
         coming: Pending | None = None
         for step in range(1, size):
             factors = product(self._source(step))
@@ -182,7 +178,8 @@ class Rings:
             received = into if last else out.new_empty(planes, following, total)
             most = planes * each[0] * total * out.itemsize
             coming = group.pass_on(found, received, most)
-        meanwhile()
+        if meanwhile is not None:
+            meanwhile()
         if coming is not None:
             coming.wait()
         into.baddbmm_(*product(self.group.index), beta=float(coming is not None))

@@ -39,7 +39,10 @@ def all_of(x: Tensor, dim: int, total: int) -> Tensor:
 def all_rows(
     x: Shaped[Tensor, "*batch R N C"], total: int | None = None
 ) -> Shaped[Tensor, "*batch S N C"]:
-    """Gather all rows: ``total``, as for an alignment, or as many as columns."""
+    """Gather all rows: ``total``, as for an alignment, or as many as columns.
+
+    Raises ValueError if this process's rows are not its part of so many.
+    """
     return all_of(x, ROWS, x.shape[-2] if total is None else total)
 
 

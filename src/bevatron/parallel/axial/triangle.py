@@ -1,4 +1,4 @@
-"""The triangle multiplication of own rows of a pair: the operator with a ring contraction."""
+"""The triangle multiplication of own rows of a pair: the operator, contracted over processes."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor

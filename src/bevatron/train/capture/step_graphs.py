@@ -151,6 +151,9 @@ class StepGraphs:
         """
         began = time.monotonic()
         self.constants, self._say = constants, say
+        # All processes of a group drop the same graphs, so the smallest of their GPUs decides.
+        limit = torch.tensor(-memory_limit(self._device))
+        self._memory_limit = -int(sample_group().all_reduce(limit, "max").wait())
         self.counts = NumberFeed(len(counts), self._device)
         self._normalisers = dict(zip(counts, self.counts.values.unbind(), strict=True))
         moved = batch.to(self._device, self._dtype)
@@ -283,7 +286,7 @@ class StepGraphs:
     def _limit(self) -> int:
         stage = self._stage
         if stage is None or stage.beside is None:
-            return memory_limit(self._device)
+            return self._memory_limit
         return stage.beside.graph_bytes
 
     def _capture(self, key: Key, choice: Choice) -> None:
