@@ -113,7 +113,9 @@ class Csr:
                 f"number of entries, {len(col)}"
             )
         return cls.from_coo(
-            expand(row_ptr, col.dtype), col, shape, values, row_ids=row_ids, col_ids=col_ids
+            *(expand(row_ptr, col.dtype, len(col)), col, shape, values),
+            row_ids=row_ids,
+            col_ids=col_ids,
         )
 
     @classmethod
@@ -127,7 +129,7 @@ class Csr:
         keep_position: bool,
     ) -> "Csr":
         """Add the other order to rows whose columns ascend."""
-        row = expand(row_ptr, index_type(shape[0]))
+        row = expand(row_ptr, index_type(shape[0]), len(col))
         col_ptr, row_of, entry = order_entries(col, row, shape[1], shape[0], unique=False)
         del row
         made = cls(shape, row_ptr, col, col_ptr, row_of, None, row_ids, col_ids)
@@ -151,7 +153,7 @@ class Csr:
     def position(self) -> Int[Tensor, "E"]:
         """Place in CSR order of each entry in CSC order; found when first asked for."""
         if "position" not in self._made:
-            row = expand(self.row_ptr, self.row_of.dtype)
+            row = expand(self.row_ptr, self.row_of.dtype, self.nnz)
             entry = order_entries(self.col, row, *self.shape[::-1], unique=False)[2]
             self._made["position"] = entry.to(index_type(self.nnz))
         found: Tensor = self._made["position"]
@@ -160,7 +162,7 @@ class Csr:
     @property
     def row_index(self) -> Int[Tensor, "E"]:
         """Row of each entry in CSR order; computed at every call."""
-        return expand(self.row_ptr, self.row_of.dtype)
+        return expand(self.row_ptr, self.row_of.dtype, self.nnz)
 
     @property
     def row_work(self) -> Work:

@@ -16,9 +16,8 @@ def index_type(count: int) -> torch.dtype:
     return torch.int32 if count <= torch.iinfo(torch.int32).max else torch.int64
 
 
-def expand(ptr: Tensor, dtype: torch.dtype) -> Tensor:
-    """List the segment of every entry: 0 for the first ``ptr[1]``, and so on."""
-    count = int(ptr[-1])
+def expand(ptr: Tensor, dtype: torch.dtype, count: int) -> Tensor:
+    """List the segment of each of ``count`` entries: 0 for the first ``ptr[1]``, and so on."""
     if count <= PIECE:
         number = torch.arange(len(ptr) - 1, device=ptr.device, dtype=dtype)
         return torch.repeat_interleave(number, ptr.diff(), output_size=count)
