@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from bevatron.errors import ConfigError, KernelError
+from bevatron.kernels.shared.checks import no_tensor
 from bevatron.kernels.shared.launch import device_of
 from bevatron.kernels.shared.support import Obstacle, without_triton
 
@@ -211,13 +212,16 @@ def current() -> KernelConfig:
 def dispatch(operator: str, tensor: Tensor) -> Callable[..., Any]:
     """Return the function that computes ``operator`` on tensors like this one, and count the call.
 
-    Raises KernelError if the requested implementation cannot run.
+    Raises KernelError if the requested implementation cannot run; ValueError if it is no tensor.
     """
     if torch.compiler.is_compiling():
         return load(operator, _decide(operator, tensor.device, tensor.dtype)[0])
-    device = device_of(tensor)
-    # The variable decides whether kernels run on a CPU, and tests change it.
-    interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET")
+    try:
+        device = device_of(tensor)
+        # The variable decides whether kernels run on a CPU, and tests change it.
+        interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET")
+    except AttributeError as error:
+        raise no_tensor(operator, [("the first argument", tensor)]) or error from None
     key = (operator, device, tensor.dtype, interpreted)
     found = _chosen.get(key)
     if found is None:

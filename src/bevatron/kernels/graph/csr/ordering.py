@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bevatron.errors import DataError
+from bevatron.kernels.shared.checks import no_tensor
 
 PIECE = 2**28
 """Entries sorted at once; each takes about forty bytes."""
@@ -34,9 +35,9 @@ def check_indices(name: str, index: Tensor, count: int) -> None:
     Raises DataError naming the first entry that is wrong, or the type.
     """
     if index.dtype not in {torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8}:
-        raise DataError(
+        raise no_tensor("Csr", [(name, index)]) or DataError(
             f"Csr: the {name}s of the entries are {str(index.dtype).removeprefix('torch.')}, "
-            "expected whole numbers (int32 or int64)"
+            "expected whole numbers"
         )
     if len(index) == 0:
         return
