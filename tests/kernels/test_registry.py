@@ -34,14 +34,11 @@ def operator():
         "a_module_that_does_not_exist:fast",
         lambda device, dtype: None if dtype == torch.float32 else f"{dtype} is not supported",
     )
-    registry._loaded["test_op", "reference"] = plain
     with kernels.use("auto"):
         yield "test_op"
     for table in (registry._operators, registry._launches):
         for key in [key for key in table if key == "test_op" or "test_op" in key]:
             del table[key]
-    for key in [key for key in registry._loaded if key[0] == "test_op"]:
-        del registry._loaded[key]
     registry._logged.discard("test_op")
 
 
@@ -128,6 +125,41 @@ def test_an_implementation_is_imported_only_when_it_runs(operator, monkeypatch):
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: object())
     with kernels.use("triton"), pytest.raises(ModuleNotFoundError, match="a_module_that"):
         registry.dispatch(operator, X)
+
+
+COMPILED = """
+import torch
+from bevatron import kernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+csr = kernels.Csr.from_coo(*torch.tensor([[0, 0, 2], [0, 1, 1]], device=DEVICE), (3, 3))
+x, score = torch.randn(3, 2, 8, device=DEVICE), torch.randn(3, 2, device=DEVICE)
+pair = torch.randn(1, 2, 1, 16, 8, device=DEVICE)
+
+
+def run():
+    near = kernels.graph_attention(csr, x, score, score) + kernels.spmm(csr, x)
+    return near, kernels.pair_attention(pair, pair, pair)
+
+
+compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+for found, expected in zip(compiled(), run(), strict=True):
+    assert torch.equal(found, expected)
+"""
+
+
+@pytest.mark.parametrize("choice", ["reference", "triton"])
+def test_operators_that_never_ran_are_compiled_whole(choice):
+    if choice == "triton":
+        pytest.importorskip("triton")
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILED],
+        env={**os.environ, "BEVATRON_KERNELS": choice},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
 
 
 def test_calls_are_counted_by_operator_and_implementation():

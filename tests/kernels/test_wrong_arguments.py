@@ -1,5 +1,6 @@
 """Operators refuse what does not fit in one sentence; autocast changes no kernel."""
 
+import re
 import sys
 
 import pytest
@@ -226,6 +227,12 @@ ANY_AXES = {("layer_norm", "scale"), ("layer_norm", "shift"), ("dot_attention", 
 ANY_AXES |= {("add_norm", name) for name in ("gate", "scale", "shift")}
 """These are broadcast."""
 ANY_TYPE = {"mask", "scale"}
+WITH_MATRIX = [(name, given) for name, given in ARGUMENTS if "csr" in given]
+READ_BEFORE_THE_CHECKS = {
+    ("pair_attention", "bias"),
+    ("channelwise_tensor_product", "x"),
+    ("radial_tensor_product", "x"),
+}
 WITHOUT_KERNEL = {
     *("row_sum", "column_sum", "graph_softmax", "replicate"),
     *("sddmm", "spmmm", "mspmm"),
@@ -327,6 +334,62 @@ def test_an_index_is_of_whole_numbers(operator, arguments):
     for name, tensor, wrong in changed_arguments(operator, arguments, lambda t: t.double()):
         if tensor.dtype == torch.int64:
             assert f"{name} is float64" in said_of(operator, wrong)
+
+
+@each_operator
+def test_arrays_are_no_tensors(operator, arguments):
+    for name, tensor, wrong in changed_arguments(operator, arguments, lambda t: t.cpu().numpy()):
+        if name == "scale" or (operator, name) in READ_BEFORE_THE_CHECKS:
+            continue
+        said = sentence(operator, wrong)
+        assert "is a numpy.ndarray, expected a tensor (torch.as_tensor makes one)" in said
+        if tensor is not next(t for value in arguments.values() for t, _ in tensors_in(value)):
+            assert f"{name} is a" in said or name == "norm"
+
+
+def test_what_is_no_tensor_is_named_as_what_it_is():
+    given = dict(ARGUMENTS)["transition"]
+    for value, said in (
+        ([1.0], "a list, expected a tensor (torch.as_tensor makes one)"),
+        (torch.nn.Linear(2, 2), "a torch.nn.modules.linear.Linear, expected a tensor"),
+    ):
+        found = said_of("transition", {**given, "down_bias": value})
+        assert found == f"transition: down_bias is {said}"
+    graph = dict(WITH_MATRIX)["graph_attention"]
+    for name in ("x", "row_score"):
+        assert f"{name} is a list, expected" in said_of("graph_attention", {**graph, name: [1.0]})
+    assert "x is None, expected a tensor" in said_of("graph_attention", {**graph, "x": None})
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments"), WITH_MATRIX, ids=[name for name, _ in WITH_MATRIX]
+)
+def test_edges_and_sparse_tensors_are_no_matrix(operator, arguments):
+    for matrix in (EDGES, torch.eye(3, device=DEVICE).to_sparse(), None):
+        kind = "None" if matrix is None else "a torch.Tensor"
+        said = f"csr is {kind}, expected a Csr (Csr.from_coo makes one)"
+        with pytest.raises(ValueError, match=re.escape(said)):
+            getattr(kernels, operator)(**{**arguments, "csr": matrix})
+
+
+def test_indices_that_are_no_tensors_are_refused_by_name():
+    index = torch.tensor([0, 1])
+    for row, col, name in ((index, [0, 1], "col is a list"), (None, index, "row is None")):
+        with pytest.raises(ValueError, match=f"Csr: {name}, expected a tensor"):
+            kernels.Csr.from_coo(row, col, (2, 2))
+    with pytest.raises(ValueError, match=r"row is a numpy.ndarray, .*as_tensor makes one"):
+        kernels.Csr.from_coo(index.numpy(), index.numpy(), (2, 2))
+    with pytest.raises(ValueError, match="row_ptr is a list"):
+        kernels.Csr.from_csr([0, 1, 2], index, (2, 2))
+
+
+def test_a_choice_that_is_none_is_not_taken_for_another():
+    given = dict(ARGUMENTS)
+    for axis in ("rows", "columns", 0):
+        assert f"axis is '{axis}'" in said_of("replicate", {**given["replicate"], "axis": axis})
+    for outgoing in ("incoming", None, 1):
+        wrong = {**given["triangle_multiply"], "outgoing": outgoing}
+        assert f"outgoing is {outgoing!r}" in said_of("triangle_multiply", wrong)
 
 
 @pytest.mark.parametrize("operator", ["pair_attention", "window_attention"])

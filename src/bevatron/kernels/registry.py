@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from bevatron.errors import ConfigError, KernelError
+from bevatron.kernels.shared.checks import no_tensor
 from bevatron.kernels.shared.launch import device_of
 from bevatron.kernels.shared.support import Obstacle, without_triton
 
@@ -61,15 +62,15 @@ class KernelConfig:
         return self.ops.get(operator, self.default)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Implementation:
     target: str
     obstacle: Obstacle | None
     special: Special | None = None
+    function: Callable[..., Any] | None = None
 
 
 _operators: dict[str, dict[str, _Implementation]] = {}
-_loaded: dict[tuple[str, str], Callable[..., Any]] = {}
 _chosen: dict[tuple[Any, ...], tuple[tuple[str, str], Callable[..., Any]]] = {}
 """Decisions of `dispatch` under the current choices."""
 _launches: Counter[tuple[str, str]] = Counter()
@@ -211,13 +212,16 @@ def current() -> KernelConfig:
 def dispatch(operator: str, tensor: Tensor) -> Callable[..., Any]:
     """Return the function that computes ``operator`` on tensors like this one, and count the call.
 
-    Raises KernelError if the requested implementation cannot run.
+    Raises KernelError if the requested implementation cannot run; ValueError if it is no tensor.
     """
     if torch.compiler.is_compiling():
         return load(operator, _decide(operator, tensor.device, tensor.dtype)[0])
-    device = device_of(tensor)
-    # The variable decides whether kernels run on a CPU, and tests change it.
-    interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET")
+    try:
+        device = device_of(tensor)
+        # The variable decides whether kernels run on a CPU, and tests change it.
+        interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET")
+    except AttributeError as error:
+        raise no_tensor(operator, [("the first argument", tensor)]) or error from None
     key = (operator, device, tensor.dtype, interpreted)
     found = _chosen.get(key)
     if found is None:
@@ -228,11 +232,22 @@ def dispatch(operator: str, tensor: Tensor) -> Callable[..., Any]:
 
 def load(operator: str, implementation: str) -> Callable[..., Any]:
     """Import an implementation without checking whether it can run."""
-    key = (operator, implementation)
-    if key not in _loaded:
-        module, _, function = _operators[operator][implementation].target.partition(":")
-        _loaded[key] = getattr(importlib.import_module(module), function)
-    return _loaded[key]
+    _import(operator, implementation)
+    found = _operators[operator][implementation].function
+    assert found is not None
+    return found
+
+
+def _import(operator: str, implementation: str) -> None:
+    found = _operators[operator][implementation]
+    if found.function is None:
+        module, _, function = found.target.partition(":")
+        found.function = getattr(importlib.import_module(module), function)
+
+
+# torch.compile cannot trace an import, so it runs this while it traces. That is what
+# torch.compiler.assume_constant_result sets, which would import torch._dynamo here.
+_import._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def explain(operator: str, device: torch.device | str, dtype: torch.dtype = torch.float32) -> str:

@@ -71,6 +71,12 @@ def test_non_integer_indices_are_refused_by_type():
             ordering.check_indices("row", index, 3)
 
 
+def test_rows_in_order_may_have_columns_of_a_small_type():
+    columns = torch.zeros(200, dtype=torch.int8)
+    csr = Csr.from_csr(torch.arange(201), columns, (200, 1))
+    assert csr.row_index.tolist() == list(range(200))
+
+
 @pytest.mark.parametrize(
     ("row", "col", "message"),
     [

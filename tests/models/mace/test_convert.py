@@ -1,6 +1,7 @@
 """Models to mace-torch's layout and back."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -34,6 +35,13 @@ VARIANTS = {
     "one layer": {"num_interactions": 1},
     "plain": {"scale_shift": False, "num_interactions": 3, "scale": (1.0,), "shift": (0.0,)},
 }
+
+
+@pytest.fixture
+def _annotations_unchecked(monkeypatch):
+    """Tests check annotations, users do not."""
+    if "shape_checks" in sys.modules:
+        monkeypatch.setattr(sys.modules["shape_checks"], "checking", False)
 
 
 @pytest.fixture(params=VARIANTS)
@@ -143,6 +151,32 @@ def test_a_state_dict_that_does_not_fit_is_refused_by_name(tiny, change, message
     state = {name: value for name, value in state.items() if value is not None}
     with pytest.raises(CheckpointError, match=message):
         from_mace_torch(state, config)
+
+
+@pytest.mark.usefixtures("_annotations_unchecked")
+def test_what_is_no_state_dict_is_refused(tiny):
+    state, config = to_mace_torch(tiny())
+    name = "node_embedding.linear.weight"
+    for wrong, said in (
+        ("model.pt", "state_dict is a str, expected the state dict"),
+        ({"model": state}, "state_dict: 'model' is a dict, expected a tensor"),
+        ({**state, name: state[name].numpy()}, f"'{name}' is a numpy.ndarray, expected a tensor"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            from_mace_torch(wrong, config)
+
+
+def test_a_state_dict_of_several_processes_is_taken(tiny):
+    state, config = to_mace_torch(tiny())
+    again = from_mace_torch({f"module.{name}": value for name, value in state.items()}, config)
+    assert torch.equal(again.embedding.weight, from_mace_torch(state, config).embedding.weight)
+
+
+@pytest.mark.usefixtures("_annotations_unchecked")
+def test_a_folder_before_the_model_is_refused(tiny, tmp_path):
+    with pytest.raises(CheckpointError, match="the model first and the folder second"):
+        save_model(str(tmp_path / "m"), tiny())
+    assert not (tmp_path / "m").exists()
 
 
 def test_other_signs_of_the_coupling_are_refused(tiny):

@@ -1,6 +1,6 @@
 """Checks of the arguments of operators: axes, shapes, floating-point types, one device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,21 +28,28 @@ def check_alike(operator: str, tensors: Mapping[str, Tensor | Sequence[Tensor] |
     ValueError: product: x is float32, but weight is float64; make them one type
     """
     first_name, first = "", None
-    for name, given in tensors.items():
-        for tensor in (given,) if given is None or isinstance(given, Tensor) else given:
-            if first is None:
-                first_name, first = name, tensor
-            elif tensor is not None and tensor.device != first.device:
-                raise _elsewhere(operator, first_name, first, name, tensor)
-            elif (
-                tensor is not None
-                and tensor.dtype != first.dtype
-                and not torch.is_autocast_enabled(first.device.type)
-            ):
-                raise ValueError(
-                    f"{operator}: {first_name} is {_type(first)}, but {name} is {_type(tensor)}; "
-                    "make them one type"
-                )
+    try:
+        for name, given in tensors.items():
+            for tensor in (given,) if given is None or isinstance(given, Tensor) else given:
+                if first is None:
+                    first_name, first = name, tensor
+                elif tensor is not None and tensor.device != first.device:
+                    each = [(name, part) for part in _parts(given)]
+                    raise no_tensor(operator, each) or _elsewhere(
+                        operator, first_name, first, name, tensor
+                    )
+                elif (
+                    tensor is not None
+                    and tensor.dtype != first.dtype
+                    and not torch.is_autocast_enabled(first.device.type)
+                ):
+                    raise ValueError(
+                        f"{operator}: {first_name} is {_type(first)}, but {name} is "
+                        f"{_type(tensor)}; make them one type"
+                    )
+    except (AttributeError, TypeError) as error:
+        each = [(name, part) for name, given in tensors.items() for part in _parts(given)]
+        raise no_tensor(operator, each) or error from None
 
 
 def as_one_type(operator: str, **tensors: Tensor | None) -> list[Any]:
@@ -78,11 +85,14 @@ def check_devices(operator: str, **tensors: Tensor | None) -> None:
     Raises ValueError if a tensor is not where the first is, naming both.
     """
     first_name, first = "", None
-    for name, tensor in tensors.items():
-        if first is None:
-            first_name, first = name, tensor
-        elif tensor is not None and tensor.device != first.device:
-            raise _elsewhere(operator, first_name, first, name, tensor)
+    try:
+        for name, tensor in tensors.items():
+            if first is None:
+                first_name, first = name, tensor
+            elif tensor is not None and tensor.device != first.device:
+                raise _elsewhere(operator, first_name, first, name, tensor)
+    except AttributeError as error:
+        raise no_tensor(operator, tensors.items()) or error from None
 
 
 def check_axes(operator: str, layout: str, **tensors: Tensor | None) -> None:
@@ -106,6 +116,8 @@ def check_axes(operator: str, layout: str, **tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
         if tensor is None:
             continue
+        if error := no_tensor(operator, [(name, tensor)]):
+            raise error
         axes = tensor.dim()
         if axes < wanted or (axes != wanted + 1 and not open_ended):
             raise ValueError(
@@ -134,19 +146,25 @@ def check_shapes(
     ...
     ValueError: product: bias has shape (1,), expected (3,) to go with x (2, 3)
     """
-    device = next(iter(given.values())).device
-    for name, (tensor, shape) in wanted.items():
-        if tensor is not None and (
-            tensor.shape != shape
-            or tensor.device != device
-            or (tensor.dtype not in FLOATING_TYPES and name != "mask")
-        ):
-            raise _misfit(operator, name, tensor, shape, given)
+    try:
+        device = next(iter(given.values())).device
+        for name, (tensor, shape) in wanted.items():
+            if tensor is not None and (
+                tensor.shape != shape
+                or tensor.device != device
+                or (tensor.dtype not in FLOATING_TYPES and name != "mask")
+            ):
+                raise _misfit(operator, name, tensor, shape, given)
+    except AttributeError as error:
+        each = [*given.items(), *((name, tensor) for name, (tensor, _) in wanted.items())]
+        raise no_tensor(operator, each) or error from None
 
 
 def _misfit(
     operator: str, name: str, tensor: Tensor, shape: tuple[int, ...], given: Mapping[str, Tensor]
 ) -> ValueError:
+    if error := no_tensor(operator, [*given.items(), (name, tensor)]):
+        return error
     if tensor.shape != shape:
         source = " and ".join(f"{each} {tuple(t.shape)}" for each, t in given.items())
         return ValueError(
@@ -161,7 +179,47 @@ def _misfit(
 
 def not_floating_point(operator: str, name: str, tensor: Tensor) -> ValueError:
     """Say that a tensor is of none of `FLOATING_TYPES`."""
-    return ValueError(f"{operator}: {name} is {_type(tensor)}, expected floating-point")
+    return no_tensor(operator, [(name, tensor)]) or ValueError(
+        f"{operator}: {name} is {_type(tensor)}, expected floating-point"
+    )
+
+
+def no_tensor(operator: str, given: Iterable[tuple[str, object]]) -> ValueError | None:
+    """Say which argument is no tensor; None if all are.
+
+    Called once a check has failed, so that valid calls pay nothing.
+
+    Examples
+    --------
+    >>> no_tensor("product", [("x", torch.ones(1)), ("weight", [1.0])])
+    ValueError('product: weight is a list, expected a tensor (torch.as_tensor makes one)')
+    """
+    wrong = [(name, value) for name, value in given if not isinstance(value, Tensor)]
+    # None last: it may be an argument that was left out.
+    for name, value in sorted(wrong, key=lambda pair: pair[1] is None):
+        array = isinstance(value, list | tuple | int | float) or hasattr(value, "__array__")
+        hint = " (torch.as_tensor makes one)" if array else ""
+        return ValueError(f"{operator}: {name} is {described(value)}, expected a tensor{hint}")
+    return None
+
+
+def described(value: object) -> str:
+    """Name what was given where something else was expected.
+
+    Examples
+    --------
+    >>> described([1.0]), described(torch.float64), described(None)
+    ('a list', 'a torch.dtype', 'None')
+    """
+    kind = type(value)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    return "None" if value is None else f"a {name}"
+
+
+def _parts(given: object) -> Sequence[object]:
+    if isinstance(given, list | tuple) and any(hasattr(each, "shape") for each in given):
+        return given
+    return (given,)
 
 
 def check_index(
@@ -171,25 +229,32 @@ def check_index(
 
     That every index exists is not checked: it would wait for the device.
     """
-    if index.shape != shape:
-        raise ValueError(
-            f"{operator}: {name} has shape {tuple(index.shape)}, expected {tuple(shape)}"
-        )
-    if index.dtype not in INDEX_TYPES:
-        raise ValueError(f"{operator}: {name} is {_type(index)}, expected int64 or int32")
-    for first_name, first in like.items():
-        if index.device != first.device:
-            raise _elsewhere(operator, first_name, first, name, index)
+    try:
+        if index.shape != shape:
+            raise ValueError(
+                f"{operator}: {name} has shape {tuple(index.shape)}, expected {tuple(shape)}"
+            )
+        if index.dtype not in INDEX_TYPES:
+            raise no_tensor(operator, [(name, index)]) or ValueError(
+                f"{operator}: {name} is {_type(index)}, expected int64 or int32"
+            )
+        for first_name, first in like.items():
+            if index.device != first.device:
+                raise _elsewhere(operator, first_name, first, name, index)
+    except AttributeError as error:
+        raise no_tensor(operator, [(name, index), *like.items()]) or error from None
 
 
 def check_keep_mask(operator: str, mask: Tensor | None) -> None:
     """Refuse a mask of another type than bool, which may have another meaning."""
     if mask is not None and mask.dtype != torch.bool:
-        raise ValueError(f"{operator}: mask is {_type(mask)}, expected bool, True = keep")
+        raise no_tensor(operator, [("mask", mask)]) or ValueError(
+            f"{operator}: mask is {_type(mask)}, expected bool, True = keep"
+        )
 
 
 def _elsewhere(operator: str, first: str, where: Tensor, name: str, tensor: Tensor) -> ValueError:
-    return ValueError(
+    return no_tensor(operator, [(first, where), (name, tensor)]) or ValueError(
         f"{operator}: {first} is on {where.device}, but {name} is on {tensor.device}; move them to "
         "one device"
     )

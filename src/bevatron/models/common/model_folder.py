@@ -217,7 +217,16 @@ class ModelKind(Generic[Config, Model]):
         return self.model(self.config.preset(name or self.kind, **changes), dtype)
 
     def save(self, model: Model, path: Path | str) -> None:
-        """Write a model into a folder (``model.json``, ``weights.safetensors``)."""
+        """Write a model into a folder (``model.json``, ``weights.safetensors``).
+
+        Raises CheckpointError if it is no model, a weight is NaN or infinite, or the folder cannot
+        be written.
+        """
+        if not isinstance(model, nn.Module):
+            raise CheckpointError(
+                "save_model takes the model first and the folder second, the first argument is a "
+                f"{type(model).__name__}"
+            )
         save_model(path, self.kind, to_dict(model.config), model.state_dict())
 
     def load(self, path: Path | str, dtype: torch.dtype | None = None) -> Model:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bevatron.errors import CheckpointError
+from bevatron.kernels.shared.checks import described
 from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
 from bevatron.models.common.model_folder import misfit, not_finite
 from bevatron.models.mace.config import MaceConfig
@@ -37,11 +38,12 @@ def from_mace_torch(state_dict: Mapping[str, Tensor], config: Mapping[str, Any])
     """Build the model of a mace-torch state dict.
 
     Raises ConfigError if the configuration lacks a key or requires something unsupported;
-    CheckpointError if an entry of the state dict is missing, unknown or of the wrong shape.
+    CheckpointError if it is no state dict, or an entry is missing, unknown or of the wrong shape.
 
     Parameters
     ----------
-    state_dict : state dict of a ``MACE`` or ``ScaleShiftMACE``
+    state_dict
+        State dict of a ``MACE`` or ``ScaleShiftMACE``, or of one in a ``DistributedDataParallel``.
     config
         The settings that the state dict lacks, with the keys of mace-torch's
         ``extract_config_mace_model``; classes may be given by name or by their repr.
@@ -113,7 +115,21 @@ class _Reader:
     """A state dict whose entries are each taken exactly once."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.tensors = {name: value.detach().cpu() for name, value in tensors.items()}
+        if not isinstance(tensors, Mapping):
+            raise CheckpointError(
+                f"state_dict is {described(tensors)}, expected the state dict of a mace-torch model"
+            )
+        for name, value in tensors.items():
+            if not isinstance(value, Tensor):
+                raise CheckpointError(
+                    f"state_dict: '{name}' is {described(value)}, expected a tensor; give the "
+                    "state dict itself"
+                )
+        # DistributedDataParallel puts it before every name.
+        prefix = "module." if all(name.startswith("module.") for name in tensors) else ""
+        self.tensors = {
+            name.removeprefix(prefix): value.detach().cpu() for name, value in tensors.items()
+        }
         self._used: dict[str, int] = {}
         bad = not_finite(self.tensors)
         if bad is not None:

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -351,3 +352,37 @@ def test_contact_precision_counts_the_surest_pairs():
 def test_contact_probability_sums_the_bins_below_eight_angstrom():
     logits = torch.log(torch.tensor([[0.1, 0.2, 0.3, 0.4]]))
     assert_close(metrics.contact_probability(logits, (4.0, 12.0, 3)), torch.tensor([0.3]), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"resolved": torch.ones(1) > 0}, r"resolved is bool \(1,\), expected bool \(4,\)"),
+        ({"resolved": torch.ones(4)}, "resolved is float32"),
+        ({"resolved": np.ones(4) > 0}, "resolved is a numpy.ndarray, expected a tensor"),
+        ({"predicted": torch.ones(4, 3).bfloat16()}, "predicted is bfloat16, expected float32"),
+        ({"truth": torch.ones(4, 3).half()}, "truth is float16, expected float32"),
+        ({"predicted": np.ones((4, 3))}, "predicted is a numpy.ndarray"),
+        ({"predicted": torch.ones(1, 4, 3)}, r"predicted has shape \(1, 4, 3\)"),
+        ({"truth": [[1.0, 1.0, 1.0]]}, "truth is a list"),
+        ({"truth": torch.ones(1, 3)}, r"truth has shape \(1, 3\), expected \(4, 3\)"),
+        ({"residue": torch.zeros(1, dtype=torch.int64)}, r"residue has shape \(1,\)"),
+        ({"residue": torch.zeros(4)}, "residue is float32, expected int64"),
+        ({"kind": torch.zeros(3, dtype=torch.int64)}, r"kind has shape \(3,\)"),
+    ],
+)
+def test_lddt_names_the_argument_that_does_not_fit(change, said, monkeypatch):
+    if "shape_checks" in sys.modules:
+        monkeypatch.setattr(sys.modules["shape_checks"], "checking", False)
+    index = torch.zeros(4, dtype=torch.int64)
+    points = {"predicted": torch.ones(4, 3), "truth": torch.ones(4, 3)}
+    given = {**points, "resolved": torch.ones(4) > 0, "residue": index, **change}
+    atoms = {"chain": index, "kind": index, **given}
+    calls = {metrics.lddt_by_kind: atoms}
+    if "kind" not in change:
+        calls[metrics.lddt] = given
+        if "residue" not in change:
+            calls[metrics.ca_lddt] = {k: v for k, v in given.items() if k != "residue"}
+    for metric, arguments in calls.items():
+        with pytest.raises(ValueError, match=f"^{metric.__name__}: {said}"):
+            metric(**arguments)

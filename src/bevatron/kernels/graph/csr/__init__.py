@@ -10,8 +10,9 @@ from torch import Tensor
 from bevatron.errors import DataError
 from bevatron.kernels.graph.csr.ordering import check_indices, expand, index_type, order_entries
 from bevatron.kernels.graph.csr.work import Work, make_work
+from bevatron.kernels.shared.checks import described, no_tensor
 
-__all__ = ["Csr", "Work"]
+__all__ = ["Csr", "Work", "no_argument"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +79,12 @@ class Csr:
         values : values of the entries, in their order; gradients flow back to them
         row_ids, col_ids : see `Csr`
         """
-        _check_lengths(row, col, shape, values, row_ids, col_ids)
+        try:
+            _check_lengths(row, col, shape, values, row_ids, col_ids)
+        except AttributeError as error:
+            given = {"row": row, "col": col, "values": values}
+            ids = {"row_ids": row_ids, "col_ids": col_ids}
+            raise no_tensor("Csr", {**given, **ids}.items()) or error from None
         check_indices("row", row, shape[0])
         check_indices("column", col, shape[1])
         row_ptr, ordered, entry = order_entries(row, col, *shape, unique=True)
@@ -101,6 +107,9 @@ class Csr:
         Raises DataError, ValueError as `from_coo`, and if the pointers do not rise from 0 to the
         number of entries.
         """
+        error = no_tensor("Csr", {"row_ptr": row_ptr, "col": col}.items())
+        if error is not None:
+            raise error
         if row_ptr.shape != (shape[0] + 1,):
             raise ValueError(
                 f"Csr: row_ptr has shape {tuple(row_ptr.shape)}, expected ({shape[0] + 1},) for "
@@ -113,7 +122,9 @@ class Csr:
                 f"number of entries, {len(col)}"
             )
         return cls.from_coo(
-            expand(row_ptr, col.dtype), col, shape, values, row_ids=row_ids, col_ids=col_ids
+            *(expand(row_ptr, index_type(shape[0]), len(col)), col, shape, values),
+            row_ids=row_ids,
+            col_ids=col_ids,
         )
 
     @classmethod
@@ -127,7 +138,7 @@ class Csr:
         keep_position: bool,
     ) -> "Csr":
         """Add the other order to rows whose columns ascend."""
-        row = expand(row_ptr, index_type(shape[0]))
+        row = expand(row_ptr, index_type(shape[0]), len(col))
         col_ptr, row_of, entry = order_entries(col, row, shape[1], shape[0], unique=False)
         del row
         made = cls(shape, row_ptr, col, col_ptr, row_of, None, row_ids, col_ids)
@@ -151,7 +162,7 @@ class Csr:
     def position(self) -> Int[Tensor, "E"]:
         """Place in CSR order of each entry in CSC order; found when first asked for."""
         if "position" not in self._made:
-            row = expand(self.row_ptr, self.row_of.dtype)
+            row = expand(self.row_ptr, self.row_of.dtype, self.nnz)
             entry = order_entries(self.col, row, *self.shape[::-1], unique=False)[2]
             self._made["position"] = entry.to(index_type(self.nnz))
         found: Tensor = self._made["position"]
@@ -160,7 +171,7 @@ class Csr:
     @property
     def row_index(self) -> Int[Tensor, "E"]:
         """Row of each entry in CSR order; computed at every call."""
-        return expand(self.row_ptr, self.row_of.dtype)
+        return expand(self.row_ptr, self.row_of.dtype, self.nnz)
 
     @property
     def row_work(self) -> Work:
@@ -261,6 +272,18 @@ class Csr:
         made = {name: moved(value) for name, value in self._made.items()}
         parts["_made"] = {**made, "version": _version(parts["values"])}
         return Csr(**parts)
+
+
+def no_argument(operator: str, csr: object, **tensors: object) -> ValueError | None:
+    """Say that a matrix is no `Csr`, or which argument is no tensor; None if nothing is wrong.
+
+    Called once a check has failed, so that valid calls pay nothing.
+    """
+    if isinstance(csr, Csr):
+        return no_tensor(operator, tensors.items())
+    return ValueError(
+        f"{operator}: csr is {described(csr)}, expected a Csr (Csr.from_coo makes one)"
+    )
 
 
 def _version(values: Tensor | None) -> int:

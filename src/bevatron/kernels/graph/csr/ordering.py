@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bevatron.errors import DataError
+from bevatron.kernels.shared.checks import no_tensor
 
 PIECE = 2**28
 """Entries sorted at once; each takes about forty bytes."""
@@ -16,9 +17,8 @@ def index_type(count: int) -> torch.dtype:
     return torch.int32 if count <= torch.iinfo(torch.int32).max else torch.int64
 
 
-def expand(ptr: Tensor, dtype: torch.dtype) -> Tensor:
-    """List the segment of every entry: 0 for the first ``ptr[1]``, and so on."""
-    count = int(ptr[-1])
+def expand(ptr: Tensor, dtype: torch.dtype, count: int) -> Tensor:
+    """List the segment of each of ``count`` entries: 0 for the first ``ptr[1]``, and so on."""
     if count <= PIECE:
         number = torch.arange(len(ptr) - 1, device=ptr.device, dtype=dtype)
         return torch.repeat_interleave(number, ptr.diff(), output_size=count)
@@ -35,9 +35,9 @@ def check_indices(name: str, index: Tensor, count: int) -> None:
     Raises DataError naming the first entry that is wrong, or the type.
     """
     if index.dtype not in {torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8}:
-        raise DataError(
+        raise no_tensor("Csr", [(name, index)]) or DataError(
             f"Csr: the {name}s of the entries are {str(index.dtype).removeprefix('torch.')}, "
-            "expected whole numbers (int32 or int64)"
+            "expected whole numbers"
         )
     if len(index) == 0:
         return

@@ -67,7 +67,8 @@ def make_work(ptr: Tensor) -> Work:
     length = ptr.diff()
     chunk = _chunk(num_rows, int(ptr[-1]))
     parts = ((length + chunk - 1) // chunk).clamp(min=1)
-    row = expand(torch.cat([parts.new_zeros(1), parts.cumsum(0)]), torch.int64)
+    part_ptr = torch.cat([parts.new_zeros(1), parts.cumsum(0)])
+    row = expand(part_ptr, torch.int64, int(part_ptr[-1]))
     number = torch.arange(len(row), device=device) - (parts.cumsum(0) - parts)[row]
     part_length = (length[row] - number * chunk).clamp(max=chunk)
     cut = parts > 1

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.csr import Csr, no_argument
 from bevatron.kernels.graph.dot_attention import partial
 from bevatron.kernels.shared.checks import (
     check_axes,
@@ -131,19 +131,23 @@ def _scales(
 
 
 def _check(csr: Csr, x: Tensor, query: Tensor | None, value: Tensor | None) -> None:
-    if x.dim() != 3 or len(x) != csr.shape[1]:
-        raise ValueError(
-            f"dot_attention: x has shape {tuple(x.shape)}, expected [columns, heads, channels] "
-            f"with {csr.shape[1]} columns"
-        )
+    try:
+        if x.dim() != 3 or len(x) != csr.shape[1]:
+            raise no_argument("dot_attention", csr, x=x) or ValueError(
+                f"dot_attention: x has shape {tuple(x.shape)}, expected [columns, heads, channels] "
+                f"with {csr.shape[1]} columns"
+            )
+        check_devices("dot_attention", x=x, matrix=csr.col, values=csr.values)
+    except AttributeError as error:
+        raise no_argument("dot_attention", csr, x=x) or error from None
     if query is None and csr.shape[0] != csr.shape[1]:
         raise ValueError(
             f"dot_attention: a matrix of shape {csr.shape} is not square and needs a query"
         )
+    columns, heads, channels = x.shape
     try:
-        columns, heads, channels = x.shape
         width = 0 if value is None else value.shape[2]
-    except IndexError:
+    except (AttributeError, IndexError):
         check_axes("dot_attention", "[columns, heads, channels]", value=value)
         raise
     wanted = {
@@ -152,4 +156,3 @@ def _check(csr: Csr, x: Tensor, query: Tensor | None, value: Tensor | None) -> N
     }
     check_shapes("dot_attention", wanted, x=x)
     check_float64("dot_attention", x=x, query=query, value=value)
-    check_devices("dot_attention", x=x, matrix=csr.col, values=csr.values)

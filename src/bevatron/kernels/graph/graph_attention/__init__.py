@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.csr import Csr, no_argument
 from bevatron.kernels.graph.csr.dropout import as_seed
 from bevatron.kernels.graph.graph_attention import partial
 from bevatron.kernels.shared.checks import check_devices, check_float64, check_shapes
@@ -127,12 +127,15 @@ def graph_attention_v2(
 
 
 def _check(name: str, csr: Csr, x: Tensor, negative_slope: float, dropout: float) -> None:
-    if x.dim() != 3 or len(x) != csr.shape[1]:
-        raise ValueError(
-            f"{name}: x has shape {tuple(x.shape)}, expected [columns, heads, channels] with "
-            f"{csr.shape[1]} columns"
-        )
-    check_devices(name, x=x, matrix=csr.col, values=csr.values)
+    try:
+        if x.dim() != 3 or len(x) != csr.shape[1]:
+            raise no_argument(name, csr, x=x) or ValueError(
+                f"{name}: x has shape {tuple(x.shape)}, expected [columns, heads, channels] with "
+                f"{csr.shape[1]} columns"
+            )
+        check_devices(name, x=x, matrix=csr.col, values=csr.values)
+    except AttributeError as error:
+        raise no_argument(name, csr, x=x) or error from None
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"{name}: dropout is {dropout}, expected 0 <= dropout < 1")
     if not 0.0 <= negative_slope <= 1.0:

@@ -5,13 +5,13 @@ Besta et al., SC 2023, section 5. Dense matrices are [n, K] or, per head, [n, H,
 edges x features one. `bevatron.kernels.graph.spmm` multiplies a sparse by a dense matrix.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.csr import Csr, no_argument
 from bevatron.kernels.graph.graph_blocks import products
 from bevatron.kernels.graph.graph_blocks.pieces import piece_elements
 from bevatron.kernels.graph.graph_blocks.sampled import Formula, Leaf, sampled
@@ -37,6 +37,8 @@ __all__ = [
     "spmmm",
     "weighted_sum",
 ]
+
+Axis = Literal["row", "column"]
 
 for _name in (
     *("sddmm", "weighted_sum", "row_sum", "column_sum"),
@@ -70,8 +72,8 @@ def sddmm(
     >>> sddmm(csr, torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([3., 4.])
     """
-    _check_rows("sddmm", csr, csr.shape[0], x=x)
-    _check_rows("sddmm", csr, csr.shape[1], y=y)
+    _check_rows("sddmm", csr, "row", x=x)
+    _check_rows("sddmm", csr, "column", y=y)
     if x.shape[-1:] != y.shape[-1:]:
         raise ValueError(f"sddmm: x {tuple(x.shape)} and y {tuple(y.shape)} differ in channels")
     plain = x.ndim == 2
@@ -94,9 +96,9 @@ def weighted_sum(
     values : values of the entries; None: all ones
     x : features of the columns
     """
-    _check_rows("weighted_sum", csr, csr.shape[1], x=x)
+    _check_rows("weighted_sum", csr, "column", x=x)
     if values is not None:
-        _check_rows("weighted_sum", csr, csr.nnz, values=values)
+        _check_rows("weighted_sum", csr, None, values=values)
     held = values[:, None] if values is not None and values.ndim == 1 else values
     result = products.weighted_sum(csr, held, _headed(x))
     return result[:, 0] if x.ndim == 2 and result.shape[1] == 1 else result
@@ -109,13 +111,16 @@ def spmmm(csr: Csr, x: Float[Tensor, "m K"], weight: Float[Tensor, "K J"]) -> Fl
     """
     try:
         (m, K), (_, J) = x.shape, weight.shape
+        shape = csr.shape
     except ValueError:
         check_axes("spmmm", "[rows, channels]", x=x, weight=weight)
         raise
-    if m != csr.shape[1] or len(weight) != K:
-        raise ValueError(
+    except AttributeError as error:
+        raise no_argument("spmmm", csr, x=x, weight=weight) or error from None
+    if m != shape[1] or len(weight) != K:
+        raise no_argument("spmmm", csr) or ValueError(
             f"spmmm: x {tuple(x.shape)} and weight {tuple(weight.shape)} do not go with each other "
-            f"and a matrix {csr.shape}"
+            f"and a matrix {shape}"
         )
     check_alike("spmmm", {"x": x, "weight": weight})
     if J < K:
@@ -130,12 +135,15 @@ def mspmm(x: Float[Tensor, "n K"], csr: Csr, y: Float[Tensor, "m J"]) -> Float[T
     """
     try:
         (n, K), (m, J) = x.shape, y.shape
+        shape = csr.shape
     except ValueError:
         check_axes("mspmm", "[rows, channels]", x=x, y=y)
         raise
-    if (n, m) != csr.shape:
-        raise ValueError(
-            f"mspmm: x {tuple(x.shape)} and y {tuple(y.shape)} do not go with a matrix {csr.shape}"
+    except AttributeError as error:
+        raise no_argument("mspmm", csr, x=x, y=y) or error from None
+    if (n, m) != shape:
+        raise no_argument("mspmm", csr) or ValueError(
+            f"mspmm: x {tuple(x.shape)} and y {tuple(y.shape)} do not go with a matrix {shape}"
         )
     check_alike("mspmm", {"x": x, "y": y})
     if K < J:
@@ -165,11 +173,16 @@ def graph_softmax(csr: Csr, scores: Float[Tensor, "nnz *heads"]) -> Float[Tensor
 
 
 def replicate(
-    csr: Csr, vector: Float[Tensor, "vertices *heads"], axis: Literal["row", "column"] = "row"
+    csr: Csr, vector: Float[Tensor, "vertices *heads"], axis: Axis = "row"
 ) -> Float[Tensor, "nnz *heads"]:
-    """Give every entry the value of its row (u 1^T) or of its column (1 v^T)."""
+    """Give every entry the value of its row (u 1^T) or of its column (1 v^T).
+
+    Raises ValueError if there is no such axis, or not one value for each row or column.
+    """
+    if axis not in get_args(Axis):
+        raise ValueError(f"replicate: axis is '{axis}', expected {' or '.join(get_args(Axis))}")
     name = "replicate_rows" if axis == "row" else "replicate_columns"
-    _check_rows("replicate", csr, csr.shape[0 if axis == "row" else 1], vector=vector)
+    _check_rows("replicate", csr, axis, vector=vector)
     plain = vector.ndim == 1
     held = vector[:, None] if plain else vector
     result: Tensor = registry.dispatch(name, vector)(csr, held)
@@ -177,7 +190,7 @@ def replicate(
 
 
 def _edgewise(name: str, csr: Csr, **of_edges: Tensor) -> Tensor:
-    _check_rows(name, csr, csr.nnz, **of_edges)
+    _check_rows(name, csr, None, **of_edges)
     (values,) = of_edges.values()
     plain = values.ndim == 1
     held = values[:, None] if plain else values
@@ -189,14 +202,18 @@ def _headed(x: Tensor) -> Tensor:
     return x[:, None] if x.ndim == 2 else x
 
 
-def _check_rows(operator: str, csr: Csr, expected: int, **given: Tensor) -> None:
+def _check_rows(operator: str, csr: Csr, axis: Axis | None, **given: Tensor) -> None:
     """Refuse a tensor without a row for each of what it belongs to, or not where the matrix is."""
-    for name, tensor in given.items():
-        if tensor.dtype not in FLOATING_TYPES:
-            raise not_floating_point(operator, name, tensor)
-        rows = len(tensor) if tensor.dim() else 0
-        if rows != expected or not tensor.dim():
-            raise ValueError(
-                f"{operator}: {name} has {rows} rows, expected {expected} to go with the matrix"
-            )
-    check_devices(operator, **given, matrix=csr.col)
+    try:
+        expected = csr.nnz if axis is None else csr.shape[axis == "column"]
+        for name, tensor in given.items():
+            if tensor.dtype not in FLOATING_TYPES:
+                raise not_floating_point(operator, name, tensor)
+            rows = len(tensor) if tensor.dim() else 0
+            if rows != expected or not tensor.dim():
+                raise no_argument(operator, csr, **given) or ValueError(
+                    f"{operator}: {name} has {rows} rows, expected {expected} to go with the matrix"
+                )
+        check_devices(operator, **given, matrix=csr.col)
+    except AttributeError as error:
+        raise no_argument(operator, csr, **given) or error from None

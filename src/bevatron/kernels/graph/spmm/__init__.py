@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.csr import Csr, no_argument
 from bevatron.kernels.shared.checks import check_devices
 
 __all__ = ["Reduce", "spmm"]
@@ -29,7 +29,8 @@ def spmm(
     ========  ==========================================  ================================
 
     A matrix without values has ones for sum and mean and zeros for max and min. Raises ValueError
-    if ``x`` does not have a row for every column, or there is no such semiring.
+    if ``x`` does not have a row for every column, an argument is no `Csr` or tensor, or there is no
+    such semiring.
 
     Parameters
     ----------
@@ -51,13 +52,17 @@ def spmm(
     tensor([[4., 5.],
             [0., 0.]])
     """
-    if x.ndim == 0 or len(x) != csr.shape[1]:
-        raise ValueError(
-            f"spmm: x has shape {tuple(x.shape)}, expected a row for each of {csr.shape[1]} columns"
-        )
+    try:
+        if x.ndim == 0 or len(x) != csr.shape[1]:
+            raise no_argument("spmm", csr, x=x) or ValueError(
+                f"spmm: x has shape {tuple(x.shape)}, expected a row for each of {csr.shape[1]} "
+                "columns"
+            )
+        check_devices("spmm", x=x, matrix=csr.col, values=csr.values)
+    except AttributeError as error:
+        raise no_argument("spmm", csr, x=x) or error from None
     if reduce not in get_args(Reduce):
         raise ValueError(f"spmm: reduce is '{reduce}', expected {', '.join(get_args(Reduce))}")
-    check_devices("spmm", x=x, matrix=csr.col, values=csr.values)
     flat = x.reshape(len(x), 1, math.prod(x.shape[1:]))
     result: Tensor = _operator.dispatch(x)(csr, flat, reduce)
     return result.reshape(csr.shape[0], *x.shape[1:])

@@ -104,6 +104,10 @@ def triangle_multiply(
     ... ).shape
     torch.Size([5, 5, 8])
     """
+    if not isinstance(outgoing, bool):
+        raise ValueError(  # noqa: TRY004  as every argument that does not fit
+            f"triangle_multiply: outgoing is {outgoing!r}, expected True or False"
+        )
     try:
         *batch, R, N, C = z.shape
         H = a_weight.shape[0]

@@ -6,6 +6,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from bevatron.kernels.shared.checks import (
+    check_axes,
+    check_devices,
+    check_index,
+    check_shapes,
+    no_tensor,
+)
+
 THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
 """Å; the score of a pair is the fraction of these that exceed the error of its distance."""
 
@@ -30,14 +38,17 @@ def lddt(
 
     A pair l, m counts if both are resolved, are of different residues and closer than ``radius`` in
     the truth; its score is :math:`\frac14 \sum_t [|d_{lm} - d_{lm}^{true}| < t]`. The lDDT of any
-    atoms is the sum of the first over the sum of the second.
+    atoms is the sum of the first over the sum of the second. Raises ValueError if a shape, a type
+    or a device does not fit, naming the argument.
 
     Parameters
     ----------
-    predicted, truth : Å
+    predicted, truth : Å, float32 or float64
+    resolved : True for atoms that the truth has
     residue : number of the residue of an atom
     radius : Å
     """
+    _check("lddt", predicted, truth, resolved, residue=residue)
     preserved, considered = [], []
     for tile, score, distance in _tiles(predicted, truth):
         counts = (distance < radius) & resolved[tile, None] & resolved
@@ -53,8 +64,9 @@ def ca_lddt(
     """Compute the lDDT of C-alpha atoms, 0 to 1; 1 if no pair counts.
 
     Every pair weighs the same, as where OpenFold and MLPerf HPC validate; the mean of the residues'
-    own scores would weigh those with few neighbours more.
+    own scores would weigh those with few neighbours more. Raises ValueError as `lddt`.
     """
+    _check("ca_lddt", predicted, truth, resolved)
     residue = torch.arange(len(truth), device=truth.device)
     preserved, considered = lddt(predicted, truth, resolved, residue)
     number = considered.sum()
@@ -71,6 +83,8 @@ def lddt_by_kind(
 ) -> dict[str, tuple[Float[Tensor, ""], Float[Tensor, ""]]]:
     """Compute lDDT within chains of each kind and across interfaces of each two kinds.
 
+    Raises ValueError as `lddt`.
+
     Parameters
     ----------
     residue
@@ -85,6 +99,7 @@ def lddt_by_kind(
     count to 15 Å, to 30 Å if one of the atoms is nucleic, and twice: for either atom. Sums of
     several structures may be added.
     """
+    _check("lddt_by_kind", predicted, truth, resolved, residue=residue, chain=chain, kind=kind)
     number = len(KINDS)
     is_kind = (kind[:, None] == torch.arange(number, device=kind.device)).to(torch.float32)
     nucleic = (kind == 1) | (kind == 2)
@@ -113,6 +128,29 @@ def lddt_by_kind(
         if i <= j
     }
     return within | between
+
+
+def _check(
+    name: str, predicted: Tensor, truth: Tensor, resolved: Tensor, **indices: Tensor
+) -> None:
+    check_axes(name, "[A, 3]", predicted=predicted)
+    A = len(predicted)
+    points = {"predicted": predicted, "truth": truth}
+    check_shapes(name, {key: (x, (A, 3)) for key, x in points.items()}, predicted=predicted)
+    for key, x in points.items():
+        if x.dtype.itemsize < 4:  # distances are not computed in 16 bits, nor exact in them
+            kind = str(x.dtype).removeprefix("torch.")
+            raise ValueError(f"{name}: {key} is {kind}, expected float32 or float64")
+    if error := no_tensor(name, [("resolved", resolved)]):
+        raise error
+    if resolved.shape != (A,) or resolved.dtype != torch.bool:
+        raise ValueError(
+            f"{name}: resolved is {str(resolved.dtype).removeprefix('torch.')} "
+            f"{tuple(resolved.shape)}, expected bool ({A},)"
+        )
+    check_devices(name, predicted=predicted, resolved=resolved)
+    for key, index in indices.items():
+        check_index(name, key, index, (A,), predicted=predicted)
 
 
 def _tiles(
