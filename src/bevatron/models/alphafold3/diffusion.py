@@ -126,7 +126,9 @@ class DiffusionModule(nn.Module):
         atoms = shared.atoms
         own = self.transformer.biases(shared.pairs)
         biases: Sequence[Tensor | Coming] = own
-        if sample_group().size == 1 or self.transformer.checkpointing.kind == "none":
+        if sample_group().size == 1:
+            biases = [bias.contiguous() for bias in own]
+        elif self.transformer.checkpointing.kind == "none":
             N = shared.mask.shape[-1]
             biases = [Coming(all_of(bias, -2, N).contiguous()) for bias in own]
         return shared._replace(
