@@ -172,16 +172,18 @@ def lddt_cases(setup: Setup) -> list[Case]:
     ]
 
 
+def flat(results: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([each.flatten(1) for each in results], -1)
+
+
 def joined_points(**tensors: Tensor) -> Tensor:
     """Return values, points and pairs of invariant point attention as one tensor."""
-    results = kernels.invariant_point_attention(**tensors)
-    return torch.cat([each.flatten(1) for each in results], -1)
+    return flat(kernels.invariant_point_attention(**tensors))
 
 
 def separate_operators(**tensors: Tensor) -> Tensor:
     """Compute invariant point attention without its kernels, points as channels of a matmul."""
-    results = reference.invariant_point_attention(**tensors)
-    return torch.cat([each.flatten(1) for each in results], -1)
+    return flat(reference.invariant_point_attention(**tensors))
 
 
 def separate_operators_compiled(**tensors: Tensor) -> Tensor:
