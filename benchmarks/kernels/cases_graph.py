@@ -54,7 +54,7 @@ def table(rows: list[Row]) -> list[Row]:
         which = row["pass"]
         one[f"{which} ms"] = row.get("ms", "")
         one[f"{which} eager ms"] = row.get("eager ms", "")
-        if which == "forward" and row.get("floor ms"):
+        if which == "forward" and row.get("floor ms") and "ms" in row:
             one["forward / floor"] = row["ms"] / row["floor ms"]
         else:
             one["peak MiB"] = row.get("MiB", "")

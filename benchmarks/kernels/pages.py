@@ -24,7 +24,9 @@ from benchmarks.common.report import write_result
 
 COMPILED = ("--peers", "compile")
 PAGES: dict[str, Sequence[str]] = {
-    "pair_attention": ("pair_attention", "--peers", "flex_attention"),
+    "pair_attention": (
+        *("pair_attention", "--peers", "flex_attention", "cuEquivariance", "trifast", "SDPA"),
+    ),
     "pair_attention-heads_first": (
         *("pair_attention", "--cases", "heads first", "--peers", "flex_attention"),
     ),

@@ -356,6 +356,17 @@ def test_times_of_several_tiles_are_in_rows_of_their_own():
     ]
 
 
+def test_a_peer_without_memory_for_a_forward_pass_has_a_row():
+    graph = {"graph": "g", "nnz": 1, "k": 128, "op": "agnn", "floor ms": 2.0}
+    rows = [
+        {**graph, "who": "bevatron", "pass": "forward", "ms": 3.0},
+        {**graph, "who": "PyG AGNNConv", "pass": "forward", "note": "out of memory"},
+    ]
+    ours, peer = GRAPH.table(rows)
+    assert ours["forward / floor"] == 1.5
+    assert (peer["op"], peer["forward ms"], peer["note"]) == ("PyG AGNNConv", "", "out of memory")
+
+
 def test_times_of_the_reference_are_in_the_row_of_the_operator(monkeypatch):
     rows = columns(monkeypatch, EQUIVARIANT, small("silu"))
     assert [row["pass"] for row in rows] == list(PASSES)
