@@ -183,7 +183,7 @@ def on_hopper(
     drop: Tensor | None,
     residual: bool,
 ) -> dict[str, Any]:
-    """Return launches of `triton_hopper` in place of those of the same names; none if it cannot."""
+    """Return what of `Launches` differs with `triton_hopper`; nothing if it cannot run."""
     N, _, plane = pair.places
     fits = pair.C == pair.H == HOPPER_WIDTH and pair.dtype.itemsize == 2
     fits = fits and pair.axes == 1 and pair.geometry[-1] == pair.C and pair.padded == N
@@ -228,6 +228,7 @@ def on_hopper(
             **masked,
             **two_groups,
         ),
+        "from_pair": True,
     }
 
 
@@ -310,6 +311,8 @@ class Launches:
     of_joint: LayerSums
     finish_joint: Launch
     sum_norms: Launch
+    from_pair: bool = False
+    """Whether `project_input` normalises the pair again, instead of reading normalised rows."""
 
 
 @per_layout
@@ -529,7 +532,8 @@ class Multiplication:
         `weigh_output` returned.
         """
         launches, (of_out, of_in) = self.launches, shares
-        given = self.z, normed, self.norm_in[0], self.joint, self.joint_bias, self.mask
+        rows = self.norm_in[1] if launches.from_pair else normed
+        given = self.z, rows, self.norm_in[0], self.joint, self.joint_bias, self.mask
         launches.project_input(d, *given, self.gate, *statistics, dy, dz)
         (parts,) = launches.of_joint((d, self.z, statistics))
         written = djoint, djoint_bias, of_in[self.pair.C :]
