@@ -183,7 +183,7 @@ def on_hopper(
     drop: Tensor | None,
     residual: bool,
 ) -> dict[str, Any]:
-    """Return what of `Launches` differs with `triton_hopper`; nothing if it cannot run."""
+    """Return launches of `triton_hopper` in place of those of the same names; none if it cannot."""
     N, _, plane = pair.places
     fits = pair.C == pair.H == HOPPER_WIDTH and pair.dtype.itemsize == 2
     fits = fits and pair.axes == 1 and pair.geometry[-1] == pair.C and pair.padded == N
@@ -228,7 +228,6 @@ def on_hopper(
             **masked,
             **two_groups,
         ),
-        "from_pair": True,
     }
 
 
@@ -312,7 +311,7 @@ class Launches:
     finish_joint: Launch
     sum_norms: Launch
     from_pair: bool = False
-    """Whether `project_input` normalises the pair again, instead of reading normalised rows."""
+    """Whether `project_input` normalises the pair again and reads no normalised rows."""
 
 
 @per_layout
@@ -411,9 +410,8 @@ def prepare(
             num_warps=8,
         ),
     )
-    return pair, replace(
-        launches, **on_hopper(pair, eps, joint_bias, out_bias, mask, drop, residual)
-    )
+    of_hopper = on_hopper(pair, eps, joint_bias, out_bias, mask, drop, residual)
+    return pair, replace(launches, **of_hopper, from_pair=bool(of_hopper))
 
 
 class Multiplication:
