@@ -51,6 +51,13 @@ def test_it_agrees_with_the_singular_value_decomposition(mirrored):
         assert_close(shift[k], torch.from_numpy(translation), 1e-10)
 
 
+def test_half_turns_are_found_whose_quaternion_has_no_real_part():
+    turns = 2 * torch.eye(3, dtype=torch.float64)[:, None] * torch.eye(3) - torch.eye(3)
+    x, weight = points(7), torch.ones(7, dtype=torch.float64)
+    found, _ = superposition(x, x @ turns, weight)
+    assert_close(found, turns, 1e-12)
+
+
 def test_points_of_weight_zero_do_not_matter_but_are_moved():
     x = points(8)
     rotation = random_rotations(1)[0]

@@ -85,6 +85,18 @@ def test_the_same_settings_go_on_in_the_same_plan():
         assert mine[0].tolist() == whole[0].tolist()
 
 
+def test_an_epoch_in_several_segments_is_as_long_as_what_was_taken_of_each_and_the_rest():
+    """The learning rate follows the fraction of the epoch that is done."""
+    segments = plan().segments
+    segments[-1].done = 2
+    segments = plan(segments, capacity=90).segments
+    segments[-1].done = 3
+    rest = plan(segments, capacity=120)
+    assert rest.num_batches == 2 + 3 + len(rest.batches)
+    same = plan(segments, capacity=90)
+    assert same.num_batches == 2 + 3 + len(same.batches)
+
+
 def test_an_epoch_stopped_at_its_end_has_nothing_left_for_any_number_of_ranks():
     begun = plan()
     begun.segments[-1].done = len(begun.batches)
@@ -202,6 +214,20 @@ def test_every_draw_once_over_any_history_of_stops(data):
         segments[-1].done += steps * epochs[0].accumulate
     assert sorted(seen) == list(range(100, 100 + len(seen)))
     seen += taken(drawn(segments), range(len(drawn(segments).batches)))
+    assert sorted(seen) == list(range(100, 124))
+
+
+def test_repeats_in_batches_that_overtook_others_are_neither_lost_nor_left():
+    """Six places for four draws: the second batch of rank 0 repeats a draw of rank 2."""
+    places = [[0, 3], [0, 1], [0, 1]]
+    epochs = [drawn(world=3, rank=rank, per_step=4) for rank in range(3)]
+    assert [len(taken(epochs[0], [place])) for place in (1, 3)] == [0, 0]
+    segments = epochs[0].segments
+    last = segments[-1]
+    last.done, last.skipped, last.ahead = 2, [[1], [], []], [[3], [], []]
+    seen = [i for epoch, mine in zip(epochs, places, strict=True) for i in taken(epoch, mine)]
+    rest = drawn(segments, per_step=4)
+    seen += taken(rest, range(len(rest.batches)))
     assert sorted(seen) == list(range(100, 124))
 
 

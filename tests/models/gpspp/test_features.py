@@ -187,6 +187,15 @@ def test_features_are_what_a_chemist_says():
     assert all(0 <= value < 33 for value in columns["gasteiger_charge"])
 
 
+def test_a_value_beyond_its_vocabulary_at_either_end_is_other():
+    place = FEATURE_SETS["ying21"].atom.index("formal_charge")
+    found = [
+        int(featurize(f"[Fe{charge}]", "ying21")["atom_features"][0, place])
+        for charge in ("-6", "-5", "+5", "+6")
+    ]
+    assert found == [11, 0, 10, 11]
+
+
 def test_bonds_are_what_a_chemist_says():
     arrays = featurize(r"C#CC/C=C\c1ccccc1", "ying21")
     bonds = {

@@ -141,6 +141,8 @@ def test_sums_of_ranks_give_the_ranking_of_all():
     known = ~np.isnan(answers)
     expected = np.mean([pairs(scores[known[:, k], k], answers[known[:, k], k]) for k in (0, 1)])
     assert ranks[0].compute()["roc_auc"] == pytest.approx(expected, abs=1e-4)
+    right = ((scores > 0) == (answers == 1))[known]
+    assert ranks[0].compute()["accuracy"] == pytest.approx(right.mean())
     alone = NodeMetrics("yes_no", 2)
     alone.update(batch_of(answers), {"logits": torch.as_tensor(scores)})
     alone.load_sums(alone.sums())
