@@ -130,6 +130,7 @@ def test_far_away_shifts_are_sorted_without_overflow():
         ([[0, 0, 0], [4, 4, 0]], 4 * np.eye(3), True, "atoms 0 and 1 coincide"),
         ([[0, 0, 0]], np.zeros((3, 3)), True, "zero volume"),
         ([[0, 0, 0]], np.ones((3, 3)), True, "zero volume"),
+        ([[0, 0, 0]], np.diag([100, 100, 0.05]), True, "zero volume"),
         ([[0, 0, np.nan]], np.eye(3), True, "NaN"),
     ],
 )

@@ -171,3 +171,8 @@ def test_ranks_have_about_as_much_to_do():
 def test_equal_costs_keep_the_order_of_the_draws():
     plan = deal(np.ones(8), 4, 1, 1)
     assert [batch.tolist() for batch in plan[0]] == [[i] for i in range(8)]
+
+
+def test_the_cheapest_of_a_step_are_repeated():
+    plan = deal(np.array([1.0, 5, 2, 4, 3]), 5, 4, 2)
+    assert sorted(plan.indices[plan.repeated]) == [0, 2, 4]

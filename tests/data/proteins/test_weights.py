@@ -54,3 +54,13 @@ def test_interfaces_are_the_pairs_of_chains_with_observed_atoms_near():
             axis=0,
         )
         np.testing.assert_array_equal(find_interfaces(entry), expected)
+
+
+def test_an_interface_may_span_a_gap_between_the_boxes_of_its_chains():
+    entry = {
+        "asym_id": np.array([1, 2, 3]),
+        "num_atoms": np.ones(3, dtype=np.int64),
+        "position": np.array([[0.0, 0, 0], [4.9, 0, 0], [10.0, 0, 0]]),
+        "resolved": np.ones(3, dtype=bool),
+    }
+    assert find_interfaces(entry).tolist() == [[1, 2]]

@@ -226,6 +226,9 @@ def test_directions_are_learnt_of_molecules_seen_in_3d_only():
     assert float(task.normalisers(batch)["directions"]) == pytest.approx(
         shares[1] * batch.num_atoms
     )
+    flat = replace(batch, has_positions=torch.tensor([True, False]))
+    atoms = int(batch.graph_ptr[1])
+    assert float(task.normalisers(flat)["directions"]) == pytest.approx(shares[1] * atoms)
 
 
 @pytest.mark.parametrize("kind", ["l1", "mse", "huber"])

@@ -6,6 +6,7 @@ import torch
 
 from bevatron.errors import ConfigError
 from bevatron.models.mace import LossConfig, MaceTask, StageTwo, per_structure_errors
+from bevatron.models.mace.losses import loss_sum
 
 KINDS = ("weighted", "huber", "universal", "l1l2")
 
@@ -66,6 +67,14 @@ def test_repeated_samples_count_nothing(tiny, structures, kind):
     loss = task.loss(model, plain, task.normalisers(plain)).total
     for a, b in zip(gradients, torch.autograd.grad(loss, list(model.parameters())), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_a_huge_prediction_without_a_label_counts_nothing(structures):
+    batch = structures.batch(labelled(structures, 0), labelled(structures, 1, energy=float("nan")))
+    energy = torch.tensor([-3000.0, 1e200], dtype=torch.float64, requires_grad=True)
+    total = loss_sum("energy", "weighted", batch, {"energy": energy}, 0.01)
+    assert total.isfinite()
+    assert torch.autograd.grad(total, energy)[0][1] == 0
 
 
 def test_the_weighted_loss_is_what_it_says(tiny, structures):
