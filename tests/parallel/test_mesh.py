@@ -43,6 +43,16 @@ def test_a_slurm_step_sets_the_ranks_but_a_batch_script_is_one_process():
     assert ranks_from_environment(step) == (6, 8, 2, 4)
 
 
+def test_jobs_and_steps_of_slurm_meet_at_ports_of_their_own():
+    ports = []
+    for job, step in [("79998", "0"), ("79998", "1"), ("80000", "0"), ("4711000", "0")]:
+        environment = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": step, "SLURM_NODELIST": "n[3-4]"}
+        mesh_module._set_rendezvous(environment)
+        assert environment["MASTER_ADDR"] == "n3"
+        ports.append(int(environment["MASTER_PORT"]))
+    assert ports == [39998, 39999, 20000, 31000]
+
+
 def test_an_incomplete_environment_is_named():
     with pytest.raises(ConfigError, match="SLURM_PROCID is not set"):
         ranks_from_environment({"SLURM_STEP_NUM_TASKS": "2"})

@@ -230,6 +230,15 @@ def test_the_anchor_has_few_copies_and_is_well_resolved(copies, seen, expected):
     assert _anchor(sample, _members(sample), counts).tolist() == [expected]
 
 
+def test_a_peptide_is_no_anchor_while_there_is_a_longer_chain():
+    sample = four_copies()
+    sample["molecule_copies"] = torch.tensor([4, 4, 4, 1, 1, 1, 1, 1])
+    last = torch.nonzero(sample["molecule"] == 3)[11:, 0]
+    sample["token_mask"] = sample["token_mask"].index_fill(0, last, False)
+    counts = torch.tensor([14, 14, 14, 11, 1, 1, 1, 1]).expand(4, 8)
+    assert _anchor(sample, _members(sample), counts).tolist() == [0]
+
+
 def test_copies_that_are_not_resolved_are_taken_last():
     sample = four_copies()
     sample["copy_resolved"][2] = False

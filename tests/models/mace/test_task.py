@@ -1,5 +1,7 @@
 """Losses and errors: what is averaged over what, whatever the batch."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -126,6 +128,17 @@ def test_virials_are_the_stress_times_the_volume(tiny, structures):
     virials = model(batch, compute=("virials",))["virials"]
     expected = (((virials + batch.stress * volume[:, None, None]) / 3) ** 2).mean()
     torch.testing.assert_close(value(task, model, batch), expected.detach())
+
+
+def test_the_stress_of_a_slab_is_compared_per_volume_of_its_cell(tiny, structures):
+    model, task = tiny(), MaceTask(LossConfig("weighted", 0.0, 0.0, 1.0))
+    batch = structures.batch(crystal(structures, 1))
+    batch = replace(batch, pbc=torch.tensor([[True, True, False]]))
+    virials = model(batch, compute=("virials",))["virials"]
+    error = -virials / torch.linalg.det(batch.cell).abs() - batch.stress
+    torch.testing.assert_close(value(task, model, batch), error.square().mean().detach())
+    found = per_structure_errors(batch, model(batch, compute=("stress", "virials")))
+    torch.testing.assert_close(found["stress"][0, 2], error.square().sum())
 
 
 def test_the_second_stage_has_its_own_weights(tiny, structures):
