@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -378,8 +379,17 @@ def test_random_split_is_of_labelled_vertices_and_repeats(tmp_path):
     assert np.bincount(graph.roles).tolist() == [4, 48, 24, 24]
     assert not graph.roles[3:7].any()
     assert (graph.roles == read_graph(path, options).roles).all()
+    assert (graph.roles != read_graph(path, replace(options, split_seed=4)).roles).any()
     with pytest.raises(ConfigError, match="random_split: expected three shares of at most 1"):
         GraphOptions(random_split=(0.9, 0.2, 0.0))
+
+
+def test_a_vertex_with_an_answer_to_one_question_is_labelled(tmp_path):
+    y = np.zeros((100, 2), dtype=np.float32)
+    y[:50, 0], y[:10, 1] = np.nan, np.nan
+    path = saved(tmp_path, num_nodes=np.array(100), x=None, y=y, train=None, val=None, test=None)
+    graph = read_graph(path, GraphOptions(random_split=(1.0, 0.0, 0.0)))
+    assert graph.mask("train").tolist() == [False] * 10 + [True] * 90
 
 
 def test_files_beside_an_edge_list(tmp_path):

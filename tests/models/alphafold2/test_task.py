@@ -180,6 +180,10 @@ def test_metrics_of_the_truth_are_best_and_add_up(batch):
     assert best["rmsd"] == pytest.approx(0.0, abs=1e-4)
     assert found["tm_score"] < 0.5
     assert found["rmsd"] > 3
+    whole = 100.0 * torch.arange(len(batch.aatype))[:, None, None]
+    apart = task.metrics()  # residues keep their own distances, which do not count
+    apart.update(batch, {**outputs, "final_atom_positions": batch.all_atom_positions + whole})
+    assert apart.compute()["lddt"] == 0.0
     unseen = batch.all_atom_mask.clone()
     unseen[:5] = False
     moved = batch.all_atom_positions.clone()

@@ -249,6 +249,22 @@ def test_copies_that_are_not_resolved_are_taken_last():
     assert resolved[sample["molecule"] == 1].all()
 
 
+def test_where_an_unresolved_atom_lies_does_not_choose_the_order():
+    """Eight atoms and two that may be exchanged, the second unresolved, are predicted exchanged."""
+    x = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)) * 10
+    position = x.clone()
+    position[9] = 11 * x[8] - 10 * x[9]  # much nearer to the first's place than to its own
+    batch = {
+        "permutation_ptr": torch.tensor([0] * 9 + [4]),
+        "permutation_atoms": torch.tensor([0, 1, 1, 0]),
+        "ref_space_uid": torch.arange(10).clamp(max=8),
+        "atom_mask": torch.ones(10, dtype=torch.bool),
+    }
+    order = torch.tensor([*range(8), 9, 8])
+    found = exchange_atoms(x[order], position, torch.arange(10) < 9, batch)
+    assert torch.equal(found, order)
+
+
 def test_the_assignment_does_not_depend_on_where_the_prediction_lies():
     sample = four_copies(seed=3)
     x = sample["position"].double()

@@ -327,6 +327,19 @@ def test_errors_of_several_modes():
         task_of(model, modes=("2d", "2d"))
 
 
+def test_every_mode_has_a_ranking_of_its_own():
+    targets = Target("kind", "multiclass", num_classes=3), Target("toxic", "binary")
+    task = task_of(model_of(targets), modes=("2d", "3d"))
+    found = {}
+    for prefix, sign in (("", 1.0), ("3d/", -1.0)):
+        raw = torch.tensor([[0, 0, 0, -sign], [0, 0, 0, sign]], dtype=torch.float64)
+        found |= {f"{prefix}raw": raw, f"{prefix}prediction": raw[:, 2:]}
+    metrics = task.metrics()
+    metrics.update(labelled([[0.0, 0.0], [1.0, 1.0]]), found)
+    scores = metrics.compute()
+    assert (scores["toxic_auroc"], scores["3d/toxic_auroc"]) == (1.0, 0.0)
+
+
 def test_labels_of_molecules_are_learnt():
     random = np.random.default_rng(0)
     samples = [random_molecule(random, 4 + i % 5) for i in range(24)]

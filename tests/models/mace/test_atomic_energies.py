@@ -77,3 +77,12 @@ def test_a_new_element_explains_what_it_can_and_old_ones_stay():
 def test_labels_that_are_the_models_own_change_nothing():
     counts = np.random.default_rng(0).integers(0, 9, (50, 4)) + np.eye(4)[0]
     assert least_change(counts, np.zeros(50), known(4)).values.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize(("change", "expected"), [(4.9, 0.0), (5.1, 5.1)])
+def test_a_change_is_significant_beyond_five_times_the_noise(change, expected):
+    """Four energies less the means of a known and of a new element leave two to see noise in."""
+    counts = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    residuals = np.array([change + 1, change - 1, 8.0, 6.0])
+    found = least_change(counts, residuals, np.array([True, False])).values
+    np.testing.assert_allclose(found, [expected, 7.0], atol=1e-12)

@@ -20,7 +20,7 @@ from bevatron.errors import ConfigError, DataError, StoreError
 from bevatron.files import SCRATCH
 from bevatron.models.gpspp.features import Featurizer, canonical, scaffold
 from bevatron.recipes.gpspp.data import MoleculeDataConfig, load_molecules, molecule_sizes
-from bevatron.recipes.gpspp.splits import warn_of_duplicates
+from bevatron.recipes.gpspp.splits import _cut_groups, warn_of_duplicates
 from bevatron.recipes.gpspp.stores import prepare_molecules, rejects, rejects_file
 
 Chem = pytest.importorskip("rdkit.Chem")
@@ -158,6 +158,12 @@ def test_scaffolds_stay_together(many):
     assert not scaffolds[0] & scaffolds[2]
     assert not scaffolds[1] & scaffolds[2]
     assert len(data.train) + len(data.valid) + len(data.test) == len(MANY)
+
+
+def test_a_set_takes_no_scaffold_that_is_larger_than_its_room():
+    groups = [np.arange(0, 4), np.arange(4, 7), np.arange(7, 9), np.arange(9, 10)]
+    parts = _cut_groups(np.arange(10), groups, {"train": 5, "valid": 3, "test": 2})
+    assert [part.tolist() for part in parts.values()] == [[0, 1, 2, 3, 9], [4, 5, 6], [7, 8]]
 
 
 def test_data_items_that_may_be_targets_are_named(tmp_path):
