@@ -165,7 +165,7 @@ def test_another_number_of_weights_than_edges_is_refused(change, tmp_path):
 
 
 def test_bad_index_names_its_place_in_the_file(tmp_path):
-    np.savez(tmp_path / "b.npz", edge_src=np.array([0, 1, 9]), edge_dst=np.zeros(3, int),
+    np.savez(tmp_path / "b.npz", edge_src=np.array([0, 1, 2, 1, 9]), edge_dst=np.zeros(5, int),
              num_nodes=np.array(3))  # fmt: skip
-    with pytest.raises(DataError, match="edge 2: its source 9 is outside of its 3 vertices"):
+    with pytest.raises(DataError, match="edge 4: its source 9 is outside of its 3 vertices"):
         list(read_in_pieces(tmp_path / "b.npz").pieces(piece=2))

@@ -45,6 +45,14 @@ def test_a_store_of_one_complex_says_that_nothing_is_validated(shared, component
     assert said not in report_of(tmp_path, valid_size=0.0)
 
 
+def test_a_store_is_drawn_from_as_often_as_it_has_complexes(complexes):
+    sizes = SampleSizes()
+    data = load_complexes(ComplexDataConfig(train=(complexes,), valid_size=0.0), sizes)
+    (source,) = data.draws(sizes, 0).sources
+    assert source.share == 3
+    assert len(source.dataset) > 3  # chains and interfaces
+
+
 def test_a_structure_without_a_chain_to_train_on_says_which_are_left_out(shared, components):
     path = shared / "data/complexes/bm5/bound/4FQI_target.pdb.gz"
     with pytest.raises(

@@ -110,7 +110,8 @@ def test_molecules_outside_the_training_data_are_named_and_predicted(run, tmp_pa
     ]
     assert all(float(row["predicted_gap"]) for row in rows[:4])
     assert rows[4]["reason"]
-    store = prepare_molecules([write(tmp_path / "s.csv", smiles)], tmp_path / "s", workers=1)
+    source = write(tmp_path / "s.csv", smiles)
+    store = prepare_molecules([source], tmp_path / "s", samples_per_shard=2, workers=1)
     found = MoleculePredictor(run).predict(store)
     assert found.reason == [row["reason"] for row in rows]
     assert found.outside.tolist() == [False, True, True, True, False]

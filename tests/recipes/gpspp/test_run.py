@@ -17,6 +17,7 @@ from bevatron.recipes.gpspp.data import MoleculeData, load_molecules, molecule_s
 from bevatron.recipes.gpspp.finetune import trained_model
 from bevatron.recipes.gpspp.predictor import MoleculePredictor
 from bevatron.recipes.gpspp.run import GpsppRun, build
+from bevatron.recipes.gpspp.stores import prepare_molecules
 from bevatron.recipes.gpspp.targets import TargetConfig, labels_of, targets_of
 from bevatron.train.evaluate import make_loader
 from bevatron.train.loop import fit
@@ -287,7 +288,10 @@ def test_a_run_keeps_its_split_and_the_predictions_of_its_tests(trained, table, 
         assert float(row["size"]) == 100 + 10 * len([c for c in row["smiles"] if c.isalpha()])
         assert float(row["predicted_size"]) == pytest.approx(value, rel=1e-5)
     two = [write(tmp_path / f"{n}.csv", {"smiles": SMILES[:6], "y": range(6)}) for n in "ab"]
-    fit(build(config(tmp_path, *two, data={"valid_size": 0.0})))
+    stores = [path.with_suffix("") for path in two]
+    for path, store in zip(two, stores, strict=True):
+        prepare_molecules([path], store, workers=0, progress=False)
+    fit(build(config(tmp_path, *stores, data={"valid_size": 0.0})))
     rows = list(csv.DictReader((tmp_path / "run/split.csv").open()))
     assert [(row["file"], int(row["row"])) for row in rows] == [
         (str(path), i) for path in two for i in range(6)

@@ -295,9 +295,10 @@ def test_pocket_rmsd_takes_the_best_order_of_the_ligand():
 def test_pocket_rmsd_is_its_definition():
     truth, resolved, residue, backbone, orders = ligand_case()
     truth[:3] += 40
+    truth[2] = truth[36]  # unresolved: it brings its residue into no pocket
     just_outside = torch.tensor([[11.0, 0, 0], [12, 0, 0], [11, 1, 0]])
     truth[3:6] = truth[36:39].amax(0) + just_outside
-    resolved[5] = resolved[39] = False
+    resolved[[2, 5, 39]] = False
     x = perturbed(truth, 0.7)
     y, known = truth.numpy(), resolved.numpy()
     near = set()
