@@ -5,7 +5,7 @@ import pytest
 import torch
 from ase import Atoms, units
 from ase.build import bulk, molecule
-from ase.calculators.calculator import CalculatorSetupError
+from ase.calculators.calculator import CalculatorSetupError, PropertyNotImplementedError
 from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
 from ase.md.verlet import VelocityVerlet
 from ase.vibrations import VibrationsData
@@ -285,6 +285,10 @@ def test_isolated_atom_and_slab(model):
     slab.calc = BevatronCalculator(model)
     numeric = calculate_numerical_forces(slab, eps=1e-4)
     np.testing.assert_allclose(slab.get_forces(), numeric, atol=1e-6)
+    slab.cell[2] = 0  # an open axis needs no vector, unless the stress is asked for
+    np.testing.assert_allclose(slab.get_forces(), numeric, atol=1e-6)
+    with pytest.raises(PropertyNotImplementedError):
+        slab.get_stress()
 
 
 @pytest.mark.parametrize(

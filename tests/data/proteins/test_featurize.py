@@ -157,6 +157,15 @@ def test_frames_are_those_of_protenix_in_its_own_poses(shared, entry, name):
     assert checked == single.sum()
 
 
+def test_frames_are_of_known_neighbours_that_are_on_no_line():
+    bent = np.array([[0.0, 0, 0], [1.0, 0, 0], [1.2, 1.1, 0]])
+    assert pose_frames(bent).tolist() == [[1, 0, 2], [0, 1, 2], [1, 2, 0]]
+    line = np.array([[0.0, 0, 0], [1.0, 0, 0], [2.1, 0.1, 0]])
+    assert (pose_frames(line) == -1).all()  # at 180 degrees within it, at 0 at its ends
+    unknown = np.concatenate([bent, np.full((1, 3), np.nan)])
+    assert pose_frames(unknown).tolist() == [*pose_frames(bent).tolist(), [-1] * 3]
+
+
 @pytest.mark.parametrize("name", GOLDEN)
 def test_permutations_are_those_of_protenix(shared, entry, name):
     golden = np.load(shared / f"golden/alphafold3/features_{name}.npz")

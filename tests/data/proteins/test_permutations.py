@@ -64,3 +64,12 @@ def test_a_bonded_atom_of_a_residue_stays(dictionary):
     ring = Variants(dictionary).get("PHE", True, names)
     assert len(ring.permutations(frozenset())) == 2
     assert len(ring.permutations(frozenset({6}))) == 1
+    assert len(ring.permutations(frozenset({6, 7}))) == 1  # two that are alike do not change places
+
+
+def test_a_residue_without_an_atom_of_its_frame_has_none(dictionary):
+    from bevatron.data.proteins.variants import Variants
+
+    variants = Variants(dictionary)
+    assert variants.get("GLY", True, ["N", "CA", "C", "O"]).frame.tolist() == [[0, 1, 2]]
+    assert variants.get("GLY", True, ["N", "CA", "O"]).frame.tolist() == [[-1] * 3]

@@ -142,6 +142,10 @@ def test_templates_of_an_input_and_of_searches_are_the_same(shared, folder, hits
     )
     aligned = templates(boltz)["template_aatype"] == by_input["template_aatype"]
     assert aligned.mean() > 0.5
+    unlike = read_structure(template).sequence(0)[:20] + "W" * 100
+    boltz.write_text(boltz.read_text().replace(sequence, unlike))
+    with pytest.raises(DataError, match="is too unlike the chain to be aligned"):
+        templates(boltz)
     with pytest.raises(
         DataError, match=r"x\.json, chain A, template 1: its structure has 4 protein"
     ):
