@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,9 +11,12 @@ import pytest
 import tiny
 
 from bevatron.errors import CheckpointError, DamagedError
+from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.training import start
 from bevatron.train.checkpoint import list_checkpoints, read_intact
 from bevatron.train.loop import fit
+from bevatron.train.run_folder import RunFolder
+from bevatron.train.schedule import Decisions
 
 GROUPS = {"checkpoint": {"every_steps": 3}, "optim": {"ema": 0.9, "accumulate": 2}}
 FILES = (
@@ -134,3 +137,20 @@ def test_damaged_best_weights_are_not_the_final_ones(copy):
     assert final != damaged
     assert final == (copy / "best" / "weights.safetensors").read_bytes()
     assert json.loads((copy / "best" / "best.json").read_text())["epoch"] == 2
+
+
+def test_best_weights_are_those_of_the_recorded_step_and_value(copy):
+    folder = RunFolder(copy)
+    note = json.loads((folder.best / "best.json").read_text())
+    recorded = Decisions(best=note["value"], best_step=note["step"])
+    assert folder.best_weights(recorded) is not None
+    assert folder.best_weights(replace(recorded, best=note["value"] + 1)) is None
+    assert folder.best_weights(replace(recorded, best_step=note["step"] + 1)) is None
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_removes_all_that_are_newer(copy):
+    folder = RunFolder(copy)
+    older = read_intact(list_checkpoints(folder.checkpoints)[0])
+    shutil.copytree(older.path, older.path.with_name(f"step-{older.progress.step + 1:08d}"))
+    folder.settle(older, Decisions(), Mesh())
+    assert list_checkpoints(folder.checkpoints) == [older.path]

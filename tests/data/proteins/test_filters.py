@@ -123,6 +123,10 @@ def test_chains_that_a_bond_joins_do_not_clash(structure):
     assert removed(structure(*chains, links=[bond]))[0] == []
 
 
+def test_hydrogens_do_not_clash(structure):
+    assert removed(structure(protein(0), ligand("UNX", (0, 1.2, 0), "H")))[0] == []
+
+
 def test_nothing_to_leave_out_is_the_structure_itself(structure):
     whole = structure(protein(0), protein(0, offset=30))
     assert filter_chains(whole)[0] is whole

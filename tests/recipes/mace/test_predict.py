@@ -9,7 +9,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from bevatron.errors import DataError
 from bevatron.models.mace import MACE, MaceConfig
 from bevatron.recipes.mace import predict as prediction
-from bevatron.recipes.mace.predict import predict_file, relax_file
+from bevatron.recipes.mace.predict import predict_file, predict_structures, relax_file
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,13 @@ def test_labels_and_columns_of_the_input_stay_what_they_were(model, mixed, tmp_p
     assert after[1].arrays["tag"].tolist() == list(range(6))
     assert "predicted_stress" not in after[0].info
     assert after[1].info["predicted_stress"].shape == (9,)
+
+
+def test_of_structures_in_one_batch_those_with_three_vectors_have_a_stress(model, mixed):
+    structures = ase.io.read(mixed, ":")
+    structures[0].cell = [9.0, 0, 0]  # of a wire
+    found = predict_structures([model], structures)
+    assert ["stress" in atoms.calc.results for atoms in found] == [False, True, False]
 
 
 def test_predictions_are_those_of_the_calculator(model, mixed, tmp_path):
