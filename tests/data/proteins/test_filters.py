@@ -124,7 +124,7 @@ def test_chains_that_a_bond_joins_do_not_clash(structure):
 
 
 def test_hydrogens_do_not_clash(structure):
-    assert removed(structure(protein(0), ligand("UNX", (0, 1.2, 0), "H")))[0] == []
+    assert removed(structure(protein(0), ligand("HEM", (0, 1.2, 0), "H")))[0] == []
 
 
 def test_nothing_to_leave_out_is_the_structure_itself(structure):
