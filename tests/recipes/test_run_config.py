@@ -10,6 +10,8 @@ from bevatron.errors import ConfigError
 from bevatron.recipes import SYSTEMS, recipe
 from bevatron.recipes.graph import GraphRun
 from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
+from bevatron.recipes.training import _described_memory
+from bevatron.train.memory_plan import MemoryPlan
 from bevatron.train.run import FitResult
 
 PRESETS = {
@@ -81,3 +83,11 @@ def test_a_model_is_saved_by_its_kind_and_a_report_gets_its_values(tmp_path, mon
     result = FitResult(tmp_path, None, None, 0, 0, {}, None, 0, 0.0)
     WriteReport("bevatron.recipes.graph.report", 1, 2)(result, Path("run"))
     assert called == [(Path("run"), 1, 2, result)]
+
+
+def test_the_parts_of_the_planned_memory_are_its_peak():
+    plan = MemoryPlan(
+        weights=2 * 2**20, optimizer=4 * 2**20, batch=2**19, workspaces=0, peak=9 * 2**20
+    )
+    said = "9 MiB: weights 2, optimiser 4, the largest batch 3"
+    assert _described_memory("", plan) == ("peak memory of a step", said)
