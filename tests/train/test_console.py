@@ -168,6 +168,17 @@ fit(tiny.make_run(sys.argv[1]))
 """
 
 
+def test_a_run_goes_on_when_what_shows_it_is_full_or_gone(tmp_path):
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-c", RUN, str(tmp_path)]
+        done = subprocess.run(
+            command, stdout=full, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=100
+        )
+    assert done.returncode == 0
+    assert "training ended: all epochs are done" in (tmp_path / "log.txt").read_text()
+
+
 def test_a_run_goes_on_when_nobody_reads_what_it_prints_any_more(tmp_path):
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", RUN, str(tmp_path)]

@@ -177,7 +177,7 @@ def test_a_signal_is_also_caught_while_a_process_waits_for_the_others_at_the_end
         signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_saves_and_the_run_goes_on_later(whole, tmp_path, number):
     class Signalled(tiny.TinyTask):
         def loss(self, *args):

@@ -83,6 +83,9 @@ def own_cpus() -> int:
     return max(usable_cpus() // ranks, 1)
 
 
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Variable that keeps the current folder out of a new interpreter's path."""
+
 PRELOADED = (
     "torch",
     "bevatron.data.loader.worker",
@@ -97,20 +100,28 @@ def start_fork_server() -> None:
     if not sys.platform.startswith("linux"):
         return
     forkserver.set_forkserver_preload(list(PRELOADED))
-    with _without_stop_signals():
+    with _sheltered():
         forkserver.ensure_running()
 
 
 @contextmanager
-def _without_stop_signals() -> Iterator[None]:
-    """Block Ctrl-C, and the signals that announce the end of a job, for processes started."""
+def _sheltered() -> Iterator[None]:
+    """Block what a terminal and the end of a job send to all processes, for processes started.
+
+    They begin as ``python -c``, which would import a torch.py of the current folder.
+    """
+    safe = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
     resource_tracker.ensure_running()  # its start lets Ctrl-C through again
-    left = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
+    left = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, left)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.environ.pop(SAFE_PATH)
+        if safe is not None:
+            os.environ[SAFE_PATH] = safe
 
 
 _one_thread = threading.Lock()
@@ -123,10 +134,10 @@ def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> Non
     classes sent there. That costs a second or more, and a script without a main guard would run
     again.
 
-    A terminal sends Ctrl-C to all processes of a job, and schedulers announce its end to them by
-    SIGUSR1 or SIGUSR2; the main process decides what to do. The new process, and the fork server
-    if this starts it, inherit a mask that blocks these signals: to ignore them is not enough, as
-    RDKit installs a handler of its own while it makes poses.
+    A terminal sends Ctrl-C, and SIGHUP when it closes, to all processes of a job, and schedulers
+    announce its end to them by SIGUSR1 or SIGUSR2; the main process decides what to do. The new
+    process, and the fork server if this starts it, inherit a mask that blocks these signals: to
+    ignore them is not enough, as RDKit installs a handler of its own while it makes poses.
 
     Parameters
     ----------
@@ -145,7 +156,7 @@ def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> Non
 
         spawn.get_preparation_data = reduced
         try:
-            with _without_stop_signals():
+            with _sheltered():
                 _start(process)
         finally:
             spawn.get_preparation_data = original

@@ -66,13 +66,13 @@ class Console:
     def _print(self, text: str) -> None:
         if is_quiet():
             return
-        if self._rich.is_terminal:
-            self._rich.print(text, markup=False)
-            return
         try:
+            if self._rich.is_terminal:
+                self._rich.print(text, markup=False)
+                return
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
-        except BrokenPipeError:  # the run goes on, and the log has its lines
+        except OSError:  # its reader has left, its terminal or disk is gone; the log has its lines
             print_no_more()
 
     def begin_epoch(
@@ -196,7 +196,7 @@ class Console:
         if self._path is not None and self._file is not None:
             line = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n"
             with explained(self._path, CheckpointError):
-                write_all(self._file, line.encode())
+                write_all(self._file, line.encode(errors="backslashreplace"))
 
 
 class Pace:

@@ -68,8 +68,8 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
     Returns
     -------
     FitResult
-        Also of a run that was stopped by SIGTERM, SIGUSR1 or Ctrl-C and has saved its state; the
-        model then has its last weights. After a finished run it has its final ones.
+        Also of a run that was stopped by one of `STOP_SIGNALS` and has saved its state; the model
+        then has its last weights. After a finished run it has its final ones.
     """
     config, stops = run.settings.train, StopRequests()
     with ExitStack() as stack:

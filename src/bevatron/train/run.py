@@ -1,5 +1,6 @@
 """A complete run: model, task, data and settings. Recipes make it, `fit` trains it."""
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -130,7 +131,7 @@ class FitResult:
         Why the run is over: ``epochs``, ``patience``, or of a run in stages ``steps``, ``target``
         (the last stage has reached it) or ``target missed``. None if it was stopped and can be
         resumed.
-    stopped_by : name of the signal that stopped it: SIGTERM, SIGUSR1, SIGINT
+    stopped_by : name of the signal that stopped it: SIGTERM, SIGUSR1, SIGHUP, SIGINT
     epochs, steps : done so far
     metrics : results of the last validation
     best, best_epoch : smallest monitored metric and the epoch after which it was measured, from 0
@@ -151,10 +152,9 @@ class FitResult:
     def exit_code(self) -> int:
         """0 if the run is over, else 128 plus the signal's number, as shells have it.
 
-        SIGINT 130, SIGUSR1 138, SIGTERM 143; a batch script requeues on 138 and 143.
+        SIGHUP 129, SIGINT 130, SIGUSR1 138, SIGTERM 143; a batch script requeues on 138 and 143.
         """
-        codes = {None: 0, "SIGINT": 130, "SIGUSR1": 138, "SIGTERM": 143}
-        return codes[self.stopped_by]
+        return 128 + signal.Signals[self.stopped_by] if self.stopped_by else 0
 
 
 @dataclass(frozen=True)

@@ -340,7 +340,7 @@ class CheckpointConfig:
     ----------
     every_steps
         Steps between checkpoints; None = not counted in steps. A checkpoint is always written at
-        the end and on SIGTERM, SIGUSR1 and Ctrl-C.
+        the end and on SIGTERM, SIGUSR1, SIGHUP and Ctrl-C.
     every_epochs : the same in epochs
     every_minutes : the same in minutes
     keep : how many checkpoints are kept, newest first

@@ -1,4 +1,4 @@
-"""Requests to stop: SIGTERM and SIGUSR1 (Slurm, torchrun) and Ctrl-C save and leave cleanly.
+"""Requests to stop: SIGTERM, SIGUSR1 (Slurm, torchrun), SIGHUP and Ctrl-C save and leave cleanly.
 
 A handler only sets a flag. The loop checks it once per step, all ranks agree in the reduction that
 they make anyway, and then all save together. A second Ctrl-C exits at once.
@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any, Self
 
-STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
+STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT")
 _PREFIX = "stop/"
 
 
 class StopRequests:
     """Catches the signals that ask the run to stop, for the length of a ``with`` block.
 
-    Outside the main thread, where Python allows no handlers, nothing is caught.
+    Outside the main thread, where Python allows no handlers, nothing is caught; nor is SIGHUP where
+    it is ignored (nohup).
     """
 
     def __init__(self) -> None:
@@ -28,6 +29,8 @@ class StopRequests:
         if threading.current_thread() is threading.main_thread():
             for name in STOP_SIGNALS:
                 number = getattr(signal, name)
+                if name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
                 self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -161,8 +161,8 @@ def serve(
             os.sched_setaffinity(0, cpus)
     # Ctrl-C and scheduler signals reach all processes; the main process handles them, and this one
     # exits with it.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
     torch.set_num_threads(1)
     dataset, collate, broken = _open(payload)
     while True:
