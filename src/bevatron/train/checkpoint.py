@@ -149,7 +149,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     format or may not be read.
     """
     try:
-        values = json.loads((path / STATE).read_text())
+        values = json.loads((path / STATE).read_text(encoding="utf-8"))
         # Checkpoints of 0.1.0 have none.
         stored = values.pop("checksum", None)
         if stored is not None and stored != _checksum_of(values):

@@ -43,7 +43,7 @@ def restarted(folder: Path, environment: Mapping[str, str]) -> str | None:
     """Say that this process continues the run in ``folder``, None unless a launcher wants it to."""
     begun: dict[str, str] = {}
     with suppress(OSError, ValueError):
-        begun = json.loads((folder / LAUNCH).read_text())
+        begun = json.loads((folder / LAUNCH).read_text(encoding="utf-8"))
     for launcher, (identity, restarts) in launches(environment).items():
         if restarts > 0 and begun.get(launcher) == identity:
             times = "once" if restarts == 1 else f"{restarts} times"

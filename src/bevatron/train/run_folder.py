@@ -204,7 +204,7 @@ class RunFolder:
     def best_weights(self, decisions: Decisions) -> dict[str, Tensor] | None:
         """Read the best weights; None if those on disk are damaged or not the recorded ones."""
         try:
-            note = json.loads((self.best / BEST_NOTE).read_text())
+            note = json.loads((self.best / BEST_NOTE).read_text(encoding="utf-8"))
             data = (self.best / WEIGHTS).read_bytes()
             # Runs of 0.1.0 noted no checksum.
             same = note.get("files", {}).get(WEIGHTS) in {None, checksum(data)}

@@ -1,6 +1,7 @@
 """The store gives back what was written, and refuses what is damaged."""
 
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -185,6 +186,15 @@ def test_a_flipped_bit_in_any_field_names_the_sample(store, samples, name):
         damaged[2]
     with pytest.raises(StoreError, match=f"column '{name}' is damaged"):
         list(damaged.flat(name))
+
+
+def test_a_shard_that_may_not_be_read_is_not_called_damaged(store, monkeypatch):
+    def locked(path):
+        raise PermissionError(errno.EACCES, f"Failed to open local file '{path}'")
+
+    monkeypatch.setattr(pa, "memory_map", locked)
+    with pytest.raises(StoreError, match=r"arrow: cannot be read \(Permission denied\)$"):
+        Store.open(store.path)[0]
 
 
 def test_lengths_that_shift_between_samples_are_noticed(store):

@@ -8,6 +8,7 @@ every column.
 """
 
 import json
+import os
 import struct
 import sys
 from collections.abc import Mapping, Sequence
@@ -180,7 +181,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
     Raises StoreError if the file is missing or not a complete shard.
     """
     try:
-        with pa.OSFile(str(path)) as source:
+        with pa.OSFile(os.fsencode(path)) as source:
             schema = pa.ipc.open_file(source).schema
         return dict(json.loads(schema.metadata[METADATA_KEY]))
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
@@ -212,7 +213,7 @@ class Shard:
 
     @classmethod
     def open(cls, path: Path, size: int, fields: Sequence[Field]) -> "Shard":
-        """Map a shard; StoreError if the file is missing, of another size or damaged.
+        """Map a shard; StoreError if the file is missing, unreadable, of another size or damaged.
 
         Parameters
         ----------
@@ -222,7 +223,7 @@ class Shard:
         """
         check_size(path, size)
         try:
-            with pa.memory_map(str(path)) as source:
+            with pa.memory_map(os.fsencode(path)) as source:
                 # The map outlives the file descriptor, so thousands of shards hold none open.
                 whole = source.read_buffer(size)
             reader = pa.ipc.open_file(pa.BufferReader(whole))
@@ -240,6 +241,8 @@ class Shard:
                 rows=_Rows(fields, batch.num_rows, arrays, offsets),
                 mapping=(whole.address, whole.size),
             )
+        except PermissionError:
+            raise StoreError(f"{path}: cannot be read (Permission denied)") from None
         except (OSError, pa.ArrowException, KeyError, IndexError, TypeError, ValueError) as error:
             raise StoreError(
                 f"{path}: the shard is damaged ({_first_line(error)}); {REBUILD}"

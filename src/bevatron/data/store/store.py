@@ -246,11 +246,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     manifest = path / MANIFEST
     try:
-        values = json.loads(manifest.read_text())
+        values = json.loads(manifest.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError(_why_no_manifest(path)) from None
     except (OSError, ValueError) as error:
-        raise StoreError(f"{manifest}: cannot be read ({error})") from None
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"{manifest}: cannot be read ({reason})") from None
     if not isinstance(values, Mapping) or values.get("kind") != STORE_KIND:
         raise StoreError(f"{manifest}: not the manifest of a bevatron store")
     if values.get("format") != STORE_FORMAT:

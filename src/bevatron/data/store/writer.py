@@ -124,7 +124,7 @@ class StoreWriter:
     def _read(self, name: str) -> dict[str, Any] | None:
         path = self.out / name
         try:
-            values = json.loads(path.read_text())
+            values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

@@ -155,7 +155,7 @@ def _version_in(folder: Path) -> int:
     """Return the version of the store that a folder holds, finished or not; else the newest."""
     for name in (MANIFEST, PREPARATION):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            values = json.loads((folder / name).read_text())
+            values = json.loads((folder / name).read_text(encoding="utf-8"))
             settings = values["settings"] if name == MANIFEST else values["inputs"]["settings"]
             return int(settings.get("features_version", 1))
     return FEATURES_VERSION

@@ -68,7 +68,9 @@ def read_options(path: Path | str) -> GraphOptions:
     """Return the options with which a model's training graphs were read."""
     file = newest_model(Path(path)) / READ_FILE
     return (
-        from_dict(GraphOptions, json.loads(file.read_text())) if file.is_file() else GraphOptions()
+        from_dict(GraphOptions, json.loads(file.read_text(encoding="utf-8")))
+        if file.is_file()
+        else GraphOptions()
     )
 
 

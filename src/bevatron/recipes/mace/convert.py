@@ -100,7 +100,7 @@ def _read_state_dict(file: Path) -> dict[str, Tensor]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(values, dict):

@@ -81,8 +81,8 @@ def _hash(text: str) -> str:
 def _kept(folder: Path, inputs: str) -> list[str] | None:
     """Return the warnings about clusters that were made of these inputs; None without them."""
     try:
-        made = json.loads((folder / MADE_OF).read_text())
-        text = (folder / CLUSTERS).read_text()
+        made = json.loads((folder / MADE_OF).read_text(encoding="utf-8"))
+        text = (folder / CLUSTERS).read_text(encoding="utf-8")
         fits = made["inputs"] == inputs and made["clusters"] == _hash(text)
         return [*map(str, made["warnings"])] if fits else None
     except (OSError, ValueError, TypeError, KeyError):
