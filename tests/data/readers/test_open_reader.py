@@ -52,6 +52,7 @@ def test_folders_and_patterns_are_expanded_in_sorted_order(tmp_path):
     ("paths", "message"),
     [
         (["nowhere.xyz"], "nowhere.xyz: the file does not exist"),
+        (["link.xyz"], "link.xyz: the file does not exist"),
         (["*.db"], "no file matches the pattern"),
         (["empty.xyz"], "empty.xyz: the file is empty"),
         (["blank.xyz"], "blank.xyz: holds no frames"),
@@ -64,6 +65,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path, monkeypatch, paths, messa
     write(tmp_path / "a.xyz", -1)
     (tmp_path / "empty.xyz").touch()
     (tmp_path / "blank.xyz").write_text("\n\n")
+    (tmp_path / "link.xyz").symlink_to("nothing.xyz")
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=message):

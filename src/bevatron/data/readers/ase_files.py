@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bevatron.data.compressed import DAMAGED
 from bevatron.data.readers.base import FileState, RawFrame, Survey, content_hash
 from bevatron.data.readers.label_values import numbers
 from bevatron.errors import DataError, TrustError
@@ -102,9 +103,12 @@ class AseFile:
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether reading a file means unpickling it."""
-    with path.open("rb") as file:
-        head = file.read(16)
+    """Whether reading a file means unpickling it; DataError if it cannot be opened."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     by_content = head[:1] == b"\x80" and len(head) > 1 and head[1] <= pickle.HIGHEST_PROTOCOL
     return by_content or head.startswith(b"PickleTrajectory") or path.suffix in _PICKLE_SUFFIXES
 
@@ -128,7 +132,9 @@ def format_of(path: Path) -> str:
 
     try:
         name: str = filetype(str(path))
-    except (UnknownFileTypeError, UnicodeDecodeError, OSError) as error:
+    except DAMAGED as error:
+        raise DataError(f"{path}: cannot be read to the end ({error})") from None
+    except (UnknownFileTypeError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: is in no format that ASE recognises ({error})") from None
     if name not in ioformats or not ioformats[name].can_read:
         raise DataError(f"{path}: is in no format that ASE reads")

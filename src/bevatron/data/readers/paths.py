@@ -38,7 +38,8 @@ def _expand(path: str | Path, in_folders: Collection[str]) -> list[Path]:
         return found
     if place.exists():
         return [place]
-    matches = sorted(Path(match) for match in glob.glob(str(place), recursive=True))  # noqa: PTH207
+    names = glob.glob(str(place), recursive=True)  # noqa: PTH207
+    matches = sorted(match for match in map(Path, names) if match.exists())  # no links to nothing
     if matches:
         return [match for match in matches if not in_folders or match.is_file()]
     if glob.has_magic(str(path)):

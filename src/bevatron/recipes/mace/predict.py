@@ -207,6 +207,8 @@ def _extxyz(out: Path | str) -> Path:
 def _read(path: Path) -> Iterator[tuple[int, Any]]:
     import ase.io
 
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder, expected a file of structures")
     if not path.is_file():
         raise DataError(f"{path}: the file does not exist")
     if path.stat().st_size == 0:
