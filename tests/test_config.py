@@ -116,6 +116,7 @@ def test_missing_key_is_named():
     [
         ("a: 1\na: 2\n", "line 2: .*occurs twice"),
         ("a: [1\n", "line 2: not valid YAML"),
+        ("a: \0\n", r"not valid YAML \([^\n]*\)$"),
         ("- 1\n", "expected keys and values"),
         ("a: {{ name }}\n", r"line 1: .*has a template such as \{\{ name \}\} not been filled in"),
         ("a:\n- [{{ name }}]\n", "line 2: .*has a template"),

@@ -54,6 +54,9 @@ def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **op
     except SystemExit as stop:
         if stop.code in {None, 0}:
             raise
+        for each in arguments:
+            if each.startswith("-") and Path(each).exists():
+                raise ConfigError(f"{each}: is taken for an option; write ./{each}") from None
         raise ConfigError(sentence(printed.getvalue(), command)) from None
     sys.stderr.write(printed.getvalue())  # warnings of old names
     return made
@@ -329,7 +332,7 @@ def _with_minus(arguments: Iterable[str]) -> list[str]:
     done: list[str] = []
     for argument in arguments:
         before = done[-1] if done else ""
-        if re.match(r"-[a-z_]{2}", argument) and before.startswith("--") and "=" not in before:
+        if re.match(r"-[a-z_]{2}", argument) and re.match(r"--[^=]+$", before):
             done[-1] = f"{before}={argument}"
         else:
             done.append(argument)

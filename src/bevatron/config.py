@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -143,7 +144,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or str(error)
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise ConfigError(f"{path}{line}: not valid YAML ({problem})") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected keys and values")
@@ -287,7 +288,7 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if hint is Path and isinstance(value, str | Path):
-        return Path(value)
+        return Path(os.path.expanduser(value))  # noqa: PTH111  leaves an unknown ~NAME as it is
     if hint is not bool and isinstance(value, bool):
         raise ConfigError(f"{where}: expected {_name(hint)}, got {value!r}")
     if not isinstance(value, hint):

@@ -225,8 +225,8 @@ def write_bytes_atomically(
 def write_text_atomically(
     path: Path, text: str, error: type[BevatronError] = BevatronError
 ) -> None:
-    """Write a whole UTF-8 file with `atomic_write`."""
-    write_bytes_atomically(path, text.encode(), error)
+    """Write a whole UTF-8 file with `atomic_write`; what is no text is escaped as in JSON."""
+    write_bytes_atomically(path, text.encode(errors="backslashreplace"), error)
 
 
 def write_json_atomically(
@@ -376,11 +376,12 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, name: str = "") -> None:
-    """Remove unfinished files and folders (``*.tmp``) that a kill left directly in ``folder``.
+    """Remove unfinished files and folders that a kill left directly in ``folder``.
 
-    ``name``: only those of the file or folder of this name.
+    Only names that `temporary_name` gives: a ``notes.tmp`` is the user's. ``name``: only those of
+    the file or folder of this name.
     """
-    for path in folder.glob(f"{glob.escape(f'{name}.') if name else ''}*{TEMPORARY}"):
+    for path in folder.glob(f"{glob.escape(name) or '*'}.{'[0-9a-f]' * 8}{TEMPORARY}"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

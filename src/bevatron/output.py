@@ -56,7 +56,7 @@ Outcome = Result | int | None
 
 
 def print_no_more() -> None:
-    """Send what is printed from now on to nowhere: its reader (``| head``) has left."""
+    """Send what is printed from now on to nowhere: its reader (``| head``) or place is gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -151,7 +151,10 @@ def print_table(
         table.add_row(*row)
     wide = max(shown, sum(widths) + frame)
     # Cells are text: rich would take a list in brackets for markup and drop it.
-    Console(width=wide, highlight=False, markup=False, emoji=False).print(table, crop=False)
+    console = Console(width=wide, highlight=False, markup=False, emoji=False)
+    with console.capture() as text:  # rich itself would end the process where ``| head`` has left
+        console.print(table, crop=False)
+    print(text.get(), end="")  # noqa: T201
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:

@@ -3,8 +3,9 @@
 Little is imported here, so that ``bevatron --help`` answers at once; commands, and torch with
 them, are imported when they are called.
 
-Exit codes: 0 done; 2 an error of the user, explained in one sentence; 130, 138 and 143 a run that
-Ctrl-C, SIGUSR1 or SIGTERM stopped and that saved its state; 1 anything else, with a traceback.
+Exit codes: 0 done; 2 an error of the user, explained in one sentence; 129, 130, 138 and 143 a run
+that SIGHUP, Ctrl-C, SIGUSR1 or SIGTERM stopped and that saved its state; 1 anything else, with a
+traceback.
 """
 
 import errno
@@ -99,20 +100,20 @@ EVERYWHERE = {"--debug", "-q", "--quiet", "--json"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = [_from_home(each) for each in (sys.argv[1:] if arguments is None else arguments)]
     arguments = [argument for argument in given if argument not in EVERYWHERE]
     debug, as_json = "--debug" in given, "--json" in given
     quiet = not {"-q", "--quiet"}.isdisjoint(given)
-    if not arguments or arguments[0] in {"-h", "--help", "help"}:
-        print(usage())  # noqa: T201
-        return 0 if arguments else EXIT_MISTAKE
-    if arguments[0] == "--version":
-        print(__version__)  # noqa: T201
-        return 0
-    command, *rest = arguments
+    command, *rest = arguments or [""]
     options = {"train": "--data.labels.", "bench": "", "convert": None}.get(command, "--labels.")
 
     def run() -> int:
+        if command in {"", "-h", "--help", "help"}:
+            print(usage())  # noqa: T201
+            return 0 if command else EXIT_MISTAKE
+        if command == "--version":
+            print(__version__)  # noqa: T201
+            return 0
         with quietly(quiet), redirect_stdout(sys.stderr) if as_json else nullcontext():
             found = _dispatch(command, rest, as_json=as_json)
         if not isinstance(found, Result):
@@ -131,6 +132,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return one_sentence(run, options, debug=debug)
 
 
+def _from_home(argument: str) -> str:
+    """Expand the ~ that a shell leaves in ``--out=~/store``: else a folder of that name is made."""
+    option, equals, value = argument.partition("=") if argument[:2] == "--" else ("", "", argument)
+    return option + equals + os.path.expanduser(value)  # noqa: PTH111  not every value is a path
+
+
 def one_sentence(
     command: Callable[[], int], options: str | None = None, *, debug: bool = False
 ) -> int:
@@ -145,7 +152,8 @@ def one_sentence(
     debug : raise the error instead
     """
     try:
-        return command()
+        code = command()
+        sys.stdout.flush()
     except BevatronError as error:
         if debug:
             raise
@@ -163,6 +171,8 @@ def one_sentence(
         if debug or error.errno not in _FIXABLE:
             raise
         where = f"{error.filename}: " if error.filename else ""
+        if not where:
+            print_no_more()  # it may be what cannot be written, and would fail again at the end
         print(f"error: {where}{error.strerror}", file=sys.stderr)  # noqa: T201
         return EXIT_MISTAKE
     except SystemExit as stop:
@@ -178,12 +188,20 @@ def one_sentence(
             raise
         print(f"error: {sentence}", file=sys.stderr)  # noqa: T201
         return EXIT_MISTAKE
+    else:
+        return code
 
 
 def run() -> None:
     """Run the command of this process and exit."""
     # Waiting OpenMP threads sleep; if they spin, they take cores from other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by who started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
+        else:  # a name or an Å must not end a run
+            stream.reconfigure(errors="backslashreplace")
     code = main()
     # Not imported here: Ctrl-C in the middle of an import leaves a torch that cannot be imported.
     mesh = sys.modules.get("bevatron.parallel.mesh")

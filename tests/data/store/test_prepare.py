@@ -273,7 +273,7 @@ def test_a_changed_setting_is_refused_while_unfinished(tmp_path, hook):
 
 def test_overwrite_replaces_everything_and_uses_no_stale_shard(tmp_path):
     out = run(tmp_path / "s", samples_per_shard=5, settings={"cutoff": 4.0}).path
-    (out / "shard-000099.arrow.0000.tmp").write_bytes(b"left by a kill")
+    (out / "shard-000099.arrow.00000000.tmp").write_bytes(b"left by a kill")
     store = run(out, overwrite=True)
     assert store.manifest["settings"] == SETTINGS
     fresh = run(tmp_path / "fresh").path
