@@ -8,6 +8,7 @@ types (``--labels.energy-key e``).
 import dataclasses
 import functools
 import io
+import os
 import re
 import shlex
 import sys
@@ -55,7 +56,7 @@ def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **op
         if stop.code in {None, 0}:
             raise
         for each in arguments:
-            if each.startswith("-") and Path(each).exists():
+            if each.startswith("-") and os.path.exists(each):  # noqa: PTH110  of any length
                 raise ConfigError(f"{each}: is taken for an option; write ./{each}") from None
         raise ConfigError(sentence(printed.getvalue(), command)) from None
     sys.stderr.write(printed.getvalue())  # warnings of old names

@@ -68,9 +68,7 @@ def test_names_may_have_any_letters_whatever_the_locale(variables, structures, t
 
 def test_a_module_of_the_current_folder_is_not_taken_for_one_of_ours(structures, tmp_path):
     (tmp_path / "torch.py").write_text("raise SystemExit('not this one')")
-    script = (
-        tmp_path / "bin" / "command.py"
-    )  # a script's folder is in the path, not the current one
+    script = tmp_path / "bin" / "command.py"  # its folder is in the path, the current one is not
     script.parent.mkdir()
     script.write_text("import sys\nfrom bevatron.cli import main\nsys.exit(main())\n")
     options = ["--data", structures, "--output", "run", "--loader.workers", "1", *TINY]
