@@ -4,7 +4,7 @@
 - `check_op` compares an operator with its float64 reference: result, all gradients, all second
   derivatives, from inputs that lie between NaNs, with the registry's proof of what ran.
 - `check_equivariant` and `check_permutation` turn, mirror and reorder the inputs of a function.
-- `awkward_graphs`, `AWKWARD_SIZES`, `poisoned`, `guarded_allocations`: where kernels break.
+- `awkward_graphs`, `poisoned`, `guarded_allocations`: where kernels break.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +20,6 @@ from torch import Tensor
 from bevatron import kernels
 from bevatron.maths.irreps import Irreps
 from bevatron.maths.so3 import rotate
-
-AWKWARD_SIZES = (0, 1, 2, 31, 63, 64, 65, 127)
-"""Lengths around the powers of two where blocks of a kernel end."""
 
 SENTINEL = -6.1e4
 """Value of the margins around guarded outputs; every type represents it."""

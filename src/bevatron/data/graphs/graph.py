@@ -74,14 +74,12 @@ class Found:
     ----------
     given : edges that the file holds
     duplicates : repeated edges among them
-    loops : self loops of the file
     reversed : edges added by symmetrising
     added_loops : self loops added
     """
 
     given: int = 0
     duplicates: int = 0
-    loops: int = 0
     reversed: int = 0
     added_loops: int = 0
 

@@ -31,7 +31,6 @@ def normalise_edges(
     """
     check_indices(edges, num_nodes, name)
     keys = edges.rows.astype(np.int64) * num_nodes + edges.cols
-    loops = int((edges.rows == edges.cols).sum())
     keys, weights, doubled = _merged(keys, edges.weights, num_nodes, policy, name)
     keys, weights, mirrored = (
         _symmetrised(keys, weights, num_nodes) if policy.symmetrise else (keys, weights, 0)
@@ -40,7 +39,7 @@ def normalise_edges(
     dtype: Any = index_type(num_nodes)
     rows = (keys // max(num_nodes, 1)).astype(dtype)
     cols = (keys - rows.astype(np.int64) * num_nodes).astype(dtype)
-    found = Found(len(edges), doubled, loops, mirrored, added)
+    found = Found(len(edges), doubled, mirrored, added)
     return Edges(rows, cols, weights), found
 
 

@@ -200,7 +200,6 @@ def test_dockq_of_a_complex_with_itself_is_one_wherever_it_lies(pair):
     result = dockq_of(moved(pair.bound), pair)
     assert result.fnat == 1
     assert result.score == pytest.approx(1, abs=1e-9)
-    assert result.quality == "high"
 
 
 @pytest.mark.shared
@@ -241,7 +240,6 @@ def test_dockq_of_unbound_structures_is_its_definition(pair, shared, complex_nam
     assert result.interface_rmsd == pytest.approx(
         docked.interface_rmsd(shared, complex_name), abs=0.4
     )
-    assert result.quality in {"medium", "high"}
 
 
 @pytest.mark.shared
@@ -249,7 +247,7 @@ def test_dockq_of_a_partner_far_away_is_incorrect(pair):
     away = pair.bound + 60.0 * (pair.partner == 1)[:, None]
     result = dockq_of(away, pair)
     assert result.fnat == 0
-    assert result.quality == "incorrect"
+    assert result.score < 0.23
     apart = torch.ones(len(pair.names), dtype=torch.bool) & (pair.partner == 0)
     assert dockq_of(away, pair, apart) is None
 

@@ -55,11 +55,6 @@ class Work:
         }
         return replace(self, **moved)
 
-    def at_least(self, length: int) -> int:
-        """Return the number of parts of at least ``length`` entries, a power of two."""
-        place = length.bit_length() - 1
-        return self.lengths[place] if place < len(self.lengths) else 0
-
 
 def make_work(ptr: Tensor) -> Work:
     """Schedule the segments between ``ptr``; waits for the device."""

@@ -73,7 +73,7 @@ class Pair:
     ----------
     is_readable : whether kernels read the pair in place; they need a copy otherwise
     device, dtype : device and type of the pair
-    count, batch, C, H : rows, pairs, channels of the pair and of the contraction
+    batch, C, H : pairs, channels of the pair and of the contraction
     geometry : sizes and strides of the axes of rows
     axes : how many of these axes there are
     lines, length, padded : R, N, and N rounded up to what is aligned
@@ -83,7 +83,6 @@ class Pair:
     is_readable: bool
     device: torch.device
     dtype: torch.dtype
-    count: int
     batch: int
     C: int
     H: int
@@ -105,7 +104,6 @@ class Pair:
             is_readable=z is given and rows.in_place,
             device=z.device,
             dtype=z.dtype,
-            count=rows.count,
             batch=z.shape[:-3].numel(),
             C=z.shape[-1],
             H=len(norm_out_weight),

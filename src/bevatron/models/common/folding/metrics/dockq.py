@@ -13,9 +13,6 @@ CONTACT = 5.0
 INTERFACE = 10.0
 """Å between heavy atoms: a contact, and a residue of the interface."""
 
-CLASSES = ((0.80, "high"), (0.49, "medium"), (0.23, "acceptable"), (0.0, "incorrect"))
-"""Minimum DockQ of each class."""
-
 
 @dataclass(frozen=True)
 class DockQ:
@@ -37,11 +34,6 @@ class DockQ:
         r"""The mean of fnat, :math:`1/(1+(iRMS/1.5)^2)` and :math:`1/(1+(LRMS/8.5)^2)`."""
         interface = 1 / (1 + (self.interface_rmsd / 1.5) ** 2)
         return (self.fnat + interface + 1 / (1 + (self.ligand_rmsd / 8.5) ** 2)) / 3
-
-    @property
-    def quality(self) -> str:
-        """The class of the score: high, medium, acceptable, incorrect."""
-        return next(name for least, name in CLASSES if self.score >= least)
 
 
 def dockq(
