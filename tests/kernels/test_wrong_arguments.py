@@ -441,9 +441,25 @@ def test_right_arguments_are_taken(operator, arguments):
 
 
 PAIR = [(name, given) for name, given in ARGUMENTS if name in vars(pair_operators)]
+OF_ANY_WIDTH = {("invariant_point_attention", name) for name in ("q_points", "v_points", "z")}
+OF_ANY_WIDTH |= {("add_dropped", "weight")}
+"""Of these, what is compared with them is named."""
+
+each_operator_on_pairs = pytest.mark.parametrize(
+    ("operator", "arguments"), PAIR, ids=[name for name, _ in PAIR]
+)
 
 
-@pytest.mark.parametrize(("operator", "arguments"), PAIR, ids=[name for name, _ in PAIR])
+@each_operator_on_pairs
+def test_a_tensor_one_column_too_wide_is_refused_by_name(operator, arguments):
+    for name, _, wrong in changed_arguments(
+        operator, arguments, lambda t: torch.cat([t, t[..., :1]], -1)
+    ):
+        if (operator, name) not in OF_ANY_WIDTH:
+            assert name in said_of(operator, wrong)
+
+
+@each_operator_on_pairs
 def test_autocast_changes_nothing_of_a_kernel(operator, arguments):
     """What is multiplied has the types of its buffers: without autocast, bit for bit."""
     pytest.importorskip("triton")

@@ -241,8 +241,6 @@ def test_custom_operators_pass_opcheck():
 
 def test_wrong_shapes_are_named():
     x = torch.zeros(3, 8)
-    with pytest.raises((ValueError, TypeError), match="weight"):
-        layer_norm(x, torch.ones(7))
     with pytest.raises(ValueError, match="shift has shape"):
         layer_norm(x, shift=torch.ones(2, 8))
     with pytest.raises(ValueError, match="add_norm: gate has shape"):
