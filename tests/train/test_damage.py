@@ -55,10 +55,6 @@ def cut(path: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
 
 
-def without_resume(folder: Path) -> list[dict]:
-    return [record for record in tiny.records(folder) if record["kind"] != "resume"]
-
-
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 @pytest.mark.parametrize("name", FILES)
 def test_a_run_goes_on_from_the_newest_intact_checkpoint_and_says_why(whole, copy, name, damage):

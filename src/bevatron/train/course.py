@@ -188,7 +188,8 @@ class Epochs:
         """Whether the stage or the run ends."""
         number = progress.epoch + 1
         last = number >= self.run.settings.train.epochs
-        return last or number == self.run.settings.schedule.stage_two_start or self._worn(progress)
+        stage_two = number == self.run.settings.schedule.stage_two_start
+        return last or stage_two or _worn(self.run, progress)
 
     def end(self, progress: Progress) -> bool:
         """Count the epoch."""
@@ -201,11 +202,7 @@ class Epochs:
         last_stage = stage_two is None or progress.epoch > stage_two
         if progress.epoch >= self.run.settings.train.epochs:
             return "epochs"
-        return "patience" if self._worn(progress) and last_stage else None
-
-    def _worn(self, progress: Progress) -> bool:
-        patience = self.run.settings.train.patience
-        return patience is not None and progress.decisions.without_improvement >= patience
+        return "patience" if _worn(self.run, progress) and last_stage else None
 
     def steps(self, progress: Progress) -> tuple[int, int] | None:
         """Count epochs, not steps."""
@@ -347,7 +344,7 @@ class Stages:
 
     def closes(self, progress: Progress) -> bool:
         """Whether the stage ends, or patience does."""
-        return self._is_done(progress) or self._worn(progress)
+        return self._is_done(progress) or _worn(self.run, progress)
 
     def end(self, progress: Progress) -> bool:
         """Count the draws; start the next stage where this one is over."""
@@ -371,11 +368,7 @@ class Stages:
         if self._is_done(progress) and last:
             early = progress.step - progress.stage_began < self._stage(progress).config.steps
             return "target" if early else "steps"
-        return "patience" if self._worn(progress) and last else None
-
-    def _worn(self, progress: Progress) -> bool:
-        patience = self.run.settings.train.patience
-        return patience is not None and progress.decisions.without_improvement >= patience
+        return "patience" if _worn(self.run, progress) and last else None
 
     def _is_done(self, progress: Progress) -> bool:
         config = self._stage(progress).config
@@ -390,6 +383,11 @@ class Stages:
         """Count what is done and, if no stage ends early, to be done."""
         later = sum(stage.config.steps for stage in self.run.stages[progress.stage :])
         return progress.step, progress.stage_began + later
+
+
+def _worn(run: Run, progress: Progress) -> bool:
+    patience = run.settings.train.patience
+    return patience is not None and progress.decisions.without_improvement >= patience
 
 
 def _count(progress: Progress) -> int:

@@ -13,7 +13,6 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 C, D, H = 32, 24, 64
 NORM = [(C,), (C,)]
-ROW = [*NORM, (H, C)]
 CONDITIONED = [(D,), (C, D), (C,), (C, D), (H, C), (H, C), (C, H), (C, D), (C,)]
 SHAPES = {
     "layer_norm": [(40, C), *NORM],

@@ -3,24 +3,11 @@
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from bevatron.errors import KernelError
-
-LARGEST_WIDTH = 8192
 CHANNELS_PER_WARP, MOST_WARPS = 256, 16
 """Block size: a thread holds eight adjacent channels of all rows, so that sums over rows need no
 shuffles; there are few rows, so that several programs fit on an SM."""
 ELEMENTS_PER_WARP = 512
-
-
-def check_width(operator: str, x: Tensor) -> None:
-    """Raise KernelError if rows are too long for registers."""
-    if x.shape[-1] > LARGEST_WIDTH:
-        raise KernelError(
-            f"{operator}: rows of {x.shape[-1]} channels do not fit the registers of the Triton "
-            f"kernel, which takes up to {LARGEST_WIDTH}; use('reference') takes any"
-        )
 
 
 def shape_of_block(width: int, elements: int = ELEMENTS_PER_WARP) -> tuple[int, int, int]:

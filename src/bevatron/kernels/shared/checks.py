@@ -6,8 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bevatron.errors import KernelError
+
 FLOATING_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 INDEX_TYPES = (torch.int64, torch.int32)
+LARGEST_WIDTH = 8192
+"""Channels of the longest rows that kernels hold in registers."""
 
 
 def check_alike(operator: str, tensors: Mapping[str, Tensor | Sequence[Tensor] | None]) -> None:
@@ -220,6 +224,15 @@ def _parts(given: object) -> Sequence[object]:
     if isinstance(given, list | tuple) and any(hasattr(each, "shape") for each in given):
         return given
     return (given,)
+
+
+def check_width(operator: str, x: Tensor) -> None:
+    """Raise KernelError if rows are too long for the registers of a kernel."""
+    if x.shape[-1] > LARGEST_WIDTH:
+        raise KernelError(
+            f"{operator}: rows of {x.shape[-1]} channels do not fit the registers of the Triton "
+            f"kernel, which takes up to {LARGEST_WIDTH}; use('reference') takes any"
+        )
 
 
 def check_index(

@@ -112,15 +112,6 @@ def write(path, value):
     return path
 
 
-def entity_values(entity):
-    """Fields of an entity, arrays as lists, so that they can be compared."""
-    templates = entity.templates and [
-        (t.structure, None if t.pairs is None else t.pairs.tolist(), t.chains)
-        for t in entity.templates
-    ]
-    return {**vars(entity), "templates": templates}
-
-
 def test_a_job_of_alphafold3_is_read(tmp_path):
     (found,) = read_inputs(write(tmp_path / "job.json", ALPHAFOLD3))
     protein, rna, dna, glycan, ligand = found.entities

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from bevatron.kernels.molecule.bonds import Bonds
 from bevatron.kernels.molecule.norm_gelu.triton import normalise
-from bevatron.kernels.molecule.triton_norm_rows import check_width
+from bevatron.kernels.shared.checks import check_width
 from bevatron.kernels.shared.launch import contiguous
 
 

@@ -13,10 +13,10 @@ from bevatron.kernels.molecule.norm_gelu.triton_kernels import norm_gelu_backwar
 from bevatron.kernels.molecule.segment_sum.triton import launch_sum
 from bevatron.kernels.molecule.triton_norm_rows import (
     ELEMENTS_PER_WARP,
-    check_width,
     shape_of_block,
 )
 from bevatron.kernels.shared.autograd import empty_gradients
+from bevatron.kernels.shared.checks import check_width
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
 from bevatron.kernels.shared.launch import contiguous, num_sms, pointers

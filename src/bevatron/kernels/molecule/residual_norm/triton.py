@@ -11,7 +11,8 @@ from bevatron.kernels.molecule.residual_norm.triton_kernels import (
     residual_norm_backward,
     residual_norm_forward,
 )
-from bevatron.kernels.molecule.triton_norm_rows import check_width, shape_of_block
+from bevatron.kernels.molecule.triton_norm_rows import shape_of_block
+from bevatron.kernels.shared.checks import check_width
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
 from bevatron.kernels.shared.launch import contiguous, num_sms, pointers

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bevatron.errors import KernelError
 from bevatron.kernels.pair.layer_norm.triton_kernels import backward_kernel, forward_kernel
 from bevatron.kernels.shared.autograd import empty_gradients
+from bevatron.kernels.shared.checks import check_width
 from bevatron.kernels.shared.chunked_linear import chunk_of
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.launch import contiguous, num_sms, pointers
@@ -19,7 +19,6 @@ from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_part
 __all__ = ["NormedRows", "launch_backward", "launch_forward", "layer_norm", "new_outputs"]
 """Names that other operators may use."""
 
-LARGEST_WIDTH = 8192
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 2048, 4096
 """Elements of a block, so that it fits the registers of four warps."""
 PROGRAMS_PER_SM = 2
@@ -28,7 +27,7 @@ PROGRAMS_PER_SM = 2
 
 def layer_norm(x: Tensor, *vectors_and_eps: Any) -> Tensor:
     """Compute the same as the reference; see `bevatron.kernels.pair.layer_norm`."""
-    _check_width("layer_norm", x)
+    check_width("layer_norm", x)
     y: Tensor = normalise(x, *vectors_and_eps)[0]
     return y
 
@@ -37,17 +36,9 @@ def add_norm(
     x: Tensor, update: Tensor, gate: Tensor, scale: Tensor, shift: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Compute the same as the reference; see `bevatron.kernels.pair.layer_norm`."""
-    _check_width("add_norm", x)
+    check_width("add_norm", x)
     total, y, *_ = add_and_normalise(x, update, gate, scale, shift, eps)
     return total, y
-
-
-def _check_width(operator: str, x: Tensor) -> None:
-    if x.shape[-1] > LARGEST_WIDTH:
-        raise KernelError(
-            f"{operator}: rows of {x.shape[-1]} channels do not fit the registers of the Triton "
-            f"kernel, which takes up to {LARGEST_WIDTH}; use('reference') takes any"
-        )
 
 
 @custom_op("layer_norm", outputs="y mean rstd", fake=lambda x: new_outputs(x, x.shape[-1]))
