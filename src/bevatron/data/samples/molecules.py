@@ -81,10 +81,8 @@ class MoleculeBatch(AtomBatch):
     graph_ptr : [G + 1] int64, where the atoms of each molecule begin
     edge_graph : [M] int64, the molecule of each edge, ascending
     degree : [N] int64, number of bonded atoms
-    reverse_edge : [M] int64, the other direction of each bond
     incoming : [M] int64, edges sorted by receiver; incoming_ptr : [N + 1] int64, where those of
-        each atom begin; neighbours : [M] int64, their senders, in that order. Edges out of an atom
-        are the reverse ones of those into it.
+        each atom begin. Edges out of an atom are the other directions of those into it.
     shortest_paths : [P] uint8, row-major n_g x n_g per molecule, P = sum n_g^2; bonds between two
         atoms, `UNREACHABLE` without a path
     pair_ptr : [G + 1] int64, where the pairs of each molecule begin
@@ -101,10 +99,8 @@ class MoleculeBatch(AtomBatch):
     bond_features: Tensor
     edge_graph: Tensor
     degree: Tensor
-    reverse_edge: Tensor
     incoming: Tensor
     incoming_ptr: Tensor
-    neighbours: Tensor
     shortest_paths: Tensor
     pair_ptr: Tensor
     random_walk: Tensor
@@ -122,8 +118,7 @@ class MoleculeBatch(AtomBatch):
         "edges": Ragged("edges", dim=1),
         **{n: Ragged("atoms") for n in ("atom_features", "graph", "degree", "random_walk")},
         **{n: Ragged("atoms") for n in ("laplacian_vectors", "positions")},
-        **{n: Ragged("edges") for n in ("bond_features", "edge_graph", "reverse_edge")},
-        **{n: Ragged("edges") for n in ("incoming", "neighbours")},
+        **{n: Ragged("edges") for n in ("bond_features", "edge_graph", "incoming")},
         "incoming_ptr": Ragged("atoms", extra=1),
         "shortest_paths": Ragged("pairs"),
         **{n: Ragged("graphs", extra=1) for n in ("graph_ptr", "pair_ptr")},
@@ -157,16 +152,13 @@ class MoleculeBatch(AtomBatch):
         owner = np.repeat(np.arange(graphs, shape.graphs), sizes)
         # Both directions of a padding bond leave and reach one atom.
         place = np.repeat(self._spread(shape, missing // 2), 2)
-        further = np.arange(edges, shape.edges)
         return {
             "edges": (atoms + place)[:, None],
             "graph": owner,
             "graph_ptr": atoms + sizes.cumsum(),
             "edge_graph": owner[place],
-            "reverse_edge": further ^ 1,
-            "incoming": further,
+            "incoming": np.arange(edges, shape.edges),
             "incoming_ptr": edges + np.bincount(place, minlength=spare).cumsum(),
-            "neighbours": atoms + place,
             "pair_ptr": self.num_pairs + (sizes**2).cumsum(),
         }
 
@@ -231,10 +223,8 @@ def collate_molecules(
         graph_ptr=_tensor(graph_ptr),
         edge_graph=_tensor(np.repeat(graphs, num_edges)),
         degree=_tensor(degree, np.int64),
-        reverse_edge=_tensor(np.arange(len(edges)) ^ 1),
         incoming=_tensor(incoming, np.int64),
         incoming_ptr=_tensor(pointer(degree)),
-        neighbours=_tensor(edges[incoming, 0]),
         shortest_paths=joined("shortest_paths", np.uint8),
         pair_ptr=_tensor(pair_ptr),
         random_walk=joined("random_walk", np.float32),
