@@ -10,12 +10,10 @@ from bevatron.maths.rigid import matrix_of_rigid
 
 
 def residue_tables(aatype: Int[Tensor, "*batch N"]) -> dict[str, Tensor]:
-    """Look up atoms and positions of residues, under the names of OpenFold's features."""
+    """Look up which atoms residues have, under the names of OpenFold's features."""
     return {
         "atom14_atom_exists": of_residues("ATOM14_MASK", aatype).float(),
         "atom37_atom_exists": of_residues("ATOM37_MASK", aatype).float(),
-        "residx_atom14_to_atom37": of_residues("ATOM14_TO_ATOM37", aatype),
-        "residx_atom37_to_atom14": of_residues("ATOM37_TO_ATOM14", aatype),
     }
 
 

@@ -42,11 +42,9 @@ def reference_inputs(sample: Mapping[str, Tensor], cycle: int) -> dict[str, Tens
     """Compute what the losses compare predictions with, for the last iteration."""
     aatype, known = sample["aatype"].long(), sample["all_atom_mask"].float()
     positions = sample["all_atom_positions"]
-    tables = residue_tables(aatype)
     real = sample["seq_mask"].float()
     # A padded residue looks like alanine.
-    for name in ("atom14_atom_exists", "atom37_atom_exists"):
-        tables[name] = tables[name] * real[..., None]
+    tables = {name: table * real[..., None] for name, table in residue_tables(aatype).items()}
     return {
         "aatype": aatype,
         "residue_index": sample["residue_index"].long(),
