@@ -83,7 +83,6 @@ class Loader:
         Make batches without samples that fail twice; in a `bevatron.data.dataset.Replaceable` data
         set others replace them. Without workers there is then no time limit.
     pin_memory : copy batches to pinned memory in the background; ignored without CUDA
-    start_method : ``forkserver`` (fast start) or ``spawn``
     turns
         For processes that follow the same plan at the same pace: their workers take turns, each
         batch being made once for all of them. Not with a window.
@@ -114,7 +113,6 @@ class Loader:
         sample_timeout: float | None = None,
         leave_out: bool = False,
         pin_memory: bool = False,
-        start_method: str = "forkserver",
         turns: Turns | None = None,
     ) -> None:
         self.workers = default_workers() if workers is None else workers
@@ -144,7 +142,6 @@ class Loader:
             "sample_timeout": sample_timeout,
             "leave_out": leave_out,
             "pin_memory": self._pin,
-            "start_method": start_method,
         }
         self._turns = turns
         self._peers: Peers | None = None

@@ -78,7 +78,7 @@ class Pool:
     Parameters
     ----------
     dataset, collate : pickled once for all workers
-    window, prefetch, sample_timeout, leave_out, pin_memory, start_method
+    window, prefetch, sample_timeout, leave_out, pin_memory
         As for `bevatron.data.loader.Loader`.
     peers : processes that make batches of the same plans in turns with this one
     """
@@ -94,7 +94,6 @@ class Pool:
         sample_timeout: float | None,
         leave_out: bool,
         pin_memory: bool,
-        start_method: str,
         peers: Peers,
     ) -> None:
         self._dataset = dataset
@@ -103,9 +102,8 @@ class Pool:
         self._window, self._prefetch = window, prefetch
         self._sample_timeout, self._leave_out = sample_timeout, leave_out
         self._device = torch.cuda.current_device() if pin_memory else None
-        self._context: Any = multiprocessing.get_context(start_method)
-        if start_method == "forkserver":
-            self._context.set_forkserver_preload(list(PRELOADED))
+        self._context: Any = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(list(PRELOADED))
         self._changed = threading.Condition()
         self._closed = False
         self._failure: LoaderError | None = None  # of the thread
