@@ -25,37 +25,12 @@ from benchmarks.parallel import memory as shared_memory
 
 from bevatron import kernels
 from bevatron.models.alphafold3 import config, task
-from bevatron.models.alphafold3.config_diffusion import (
-    AtomConfig,
-    ConfidenceConfig,
-    DiffusionConfig,
-    TokenTransformerConfig,
-    TrunkWidths,
-)
-from bevatron.models.alphafold3.config_trunk import (
-    MsaConfig,
-    PairConfig,
-    PairformerConfig,
-    TemplateConfig,
-)
 from bevatron.parallel import axial
 from bevatron.recipes.alphafold3.stores import prepare_complexes
 from bevatron.train.memory_plan import MemoryPlan
 from bevatron.train.profiling.autograd_memory import SavedBytes
+from tiny_sizes import ALPHAFOLD3
 
-ATOMS = AtomConfig(width=8, pair_width=4, num_heads=2, num_blocks=1)
-PAIR = PairConfig(hidden=8, num_heads=2, head_width=4, transition=1)
-TINY = {
-    "widths": TrunkWidths(inputs=config.TOKEN_FEATURES + 8, single=8, pair=8),
-    "atoms": ATOMS,
-    "templates": TemplateConfig(num_blocks=1, width=8, pair=PAIR),
-    "msa": MsaConfig(num_blocks=2, width=8, outer_width=4, num_heads=2, pair=PAIR),
-    "pairformer": PairformerConfig(2, 2, 4, 1, PAIR),
-    "diffusion": DiffusionConfig(
-        encoder=ATOMS, transformer=TokenTransformerConfig(8, 2, 2), decoder=ATOMS, noise_width=8
-    ),
-    "confidence": ConfidenceConfig(PairformerConfig(1, 2, 4, 1, PAIR)),
-}
 N = 32
 """Tokens of the padded crop."""
 
@@ -64,7 +39,7 @@ pytestmark = pytest.mark.shared
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    monkeypatch.setitem(config.PRESETS, "tiny", TINY)
+    monkeypatch.setitem(config.PRESETS, "tiny", ALPHAFOLD3)
 
 
 @pytest.fixture(scope="module")

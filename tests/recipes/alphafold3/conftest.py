@@ -1,45 +1,15 @@
 """A tiny AlphaFold3, the component dictionary, and a store of a few small complexes."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
 
 from bevatron.models.alphafold3 import AlphaFold3, AlphaFold3Config, save_model
-from bevatron.models.alphafold3.config import TOKEN_FEATURES
-from bevatron.models.alphafold3.config_diffusion import (
-    AtomConfig,
-    ConfidenceConfig,
-    DiffusionConfig,
-    TokenTransformerConfig,
-    TrunkWidths,
-)
-from bevatron.models.alphafold3.config_trunk import (
-    MsaConfig,
-    PairConfig,
-    PairformerConfig,
-    TemplateConfig,
-)
 from bevatron.recipes.alphafold3.stores import prepare_complexes
+from tiny_sizes import ALPHAFOLD3
 
-PAIR = PairConfig(hidden=8, num_heads=2, head_width=4, transition=1, dropout=0.0)
-ATOMS = AtomConfig(width=8, pair_width=4, num_heads=2, num_blocks=1)
-CONFIG = AlphaFold3Config(
-    widths=TrunkWidths(inputs=TOKEN_FEATURES + 8, single=8, pair=8),
-    atoms=ATOMS,
-    templates=TemplateConfig(num_blocks=1, width=8, pair=PAIR),
-    msa=MsaConfig(num_blocks=1, width=8, outer_width=4, num_heads=2, pair=PAIR),
-    pairformer=PairformerConfig(2, 2, 4, 1, PAIR),
-    diffusion=DiffusionConfig(
-        encoder=ATOMS,
-        transformer=TokenTransformerConfig(width=8, num_heads=2, num_blocks=2),
-        decoder=ATOMS,
-        noise_width=8,
-    ),
-    confidence=ConfidenceConfig(replace(PairformerConfig(1, 2, 4, 1, PAIR))),
-    cycles=1,
-)
+CONFIG = AlphaFold3Config(**ALPHAFOLD3, cycles=1)
 
 
 @pytest.fixture(scope="session")
