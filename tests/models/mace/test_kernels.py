@@ -17,6 +17,20 @@ def gradients(model, batch):
     return [found["energy"], found["forces"], *by_weights]
 
 
+def launched(model, batch, **chosen):
+    """Compare kernels with the references; return what ran."""
+    with kernels.use("reference"):
+        expected = gradients(model, batch)
+    kernels.reset_launches()
+    with kernels.use("reference", **chosen):
+        actual = gradients(model, batch)
+    for got, want in zip(actual, expected, strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            assert_close(got, want, 1e-11)
+    return kernels.launches()
+
+
 @pytest.mark.parametrize("first", ["residual", "agnostic"])
 def test_forces_and_gradients_of_a_loss_on_them_are_those_of_the_references(
     first, structures, tiny
@@ -25,17 +39,8 @@ def test_forces_and_gradients_of_a_loss_on_them_are_those_of_the_references(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = tiny(interaction_first=first).to(device)
     batch = structures.batch(structures.molecule(), structures.crystal()).to(device)
-    with kernels.use("reference"):
-        expected = gradients(model, batch)
-    kernels.reset_launches()
-    with kernels.use("reference", **BY_ELEMENT):
-        actual = gradients(model, batch)
-    counts = kernels.launches()
+    counts = launched(model, batch, **BY_ELEMENT)
     assert all(counts[name, "triton"] > 0 for name in BY_ELEMENT)
-    for got, want in zip(actual, expected, strict=True):
-        assert (got is None) == (want is None)
-        if want is not None:
-            assert_close(got, want, 1e-11)
 
 
 def test_a_batch_without_edges_gives_every_parameter_a_gradient(structures, tiny):
@@ -55,18 +60,8 @@ def test_hidden_layers_on_chip_give_the_numbers_of_the_references(changes, struc
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = tiny(radial_mlp=(8, 6, 4), **changes).to(device)
     batch = structures.batch(structures.molecule(), structures.crystal()).to(device)
-    with kernels.use("reference"):
-        expected = gradients(model, batch)
-    kernels.reset_launches()
-    with kernels.use("reference", radial_network="triton"):
-        actual = gradients(model, batch)
-    assert (kernels.launches().get(("radial_network", "triton"), 0) > 0) == (
-        "apply_cutoff" not in changes
-    )
-    for got, want in zip(actual, expected, strict=True):
-        assert (got is None) == (want is None)
-        if want is not None:
-            assert_close(got, want, 1e-11)
+    counts = launched(model, batch, radial_network="triton")
+    assert (counts.get(("radial_network", "triton"), 0) > 0) == ("apply_cutoff" not in changes)
 
 
 def test_forces_and_gradients_repeat_bit_for_bit(structures, tiny):
