@@ -185,7 +185,11 @@ def test_a_signal_saves_and_the_run_goes_on_later(whole, tmp_path, number):
                 os.kill(os.getpid(), number)
             return super().loss(*args)
 
-    result = fit(tiny.make_run(tmp_path, task=Signalled(), **SEVEN_STEPS))
+    before = signal.signal(number, signal.SIG_DFL)  # nohup has SIGHUP ignored
+    try:
+        result = fit(tiny.make_run(tmp_path, task=Signalled(), **SEVEN_STEPS))
+    finally:
+        signal.signal(number, before)
     assert result.stopped_by == signal.Signals(number).name
     assert result.exit_code == 128 + number
     assert result.finished is None

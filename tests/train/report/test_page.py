@@ -1,6 +1,7 @@
 """The report is one file that needs nothing else, and figures say what they show."""
 
 import base64
+import errno
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -8,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from bevatron.errors import BevatronError
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report, number
 
@@ -85,11 +87,16 @@ def test_numbers_are_rounded_to_be_read(value, words):
     assert number(value) == words
 
 
-def test_a_failed_write_leaves_the_old_report(tmp_path):
+def test_a_failed_write_leaves_the_old_report(tmp_path, monkeypatch):
     path = Report("old").write(tmp_path / "report.html")
     before = path.read_text()
-    with pytest.raises(UnicodeEncodeError):
-        Report("\ud800").write(path)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("bevatron.files.os.fsync", full)
+    with pytest.raises(BevatronError, match="the disk is full"):
+        Report("new").write(path)
     assert path.read_text() == before
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 
