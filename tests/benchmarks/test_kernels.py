@@ -244,7 +244,7 @@ def attention_peers():
                 yield pytest.param(case, peer, id=f"{op}, {case.name}, {peer}")
 
 
-@pytest.mark.parametrize(("case", "peer"), attention_peers())
+@pytest.mark.parametrize(("case", "peer"), [*attention_peers()])
 def test_a_peer_computes_the_same_and_pays_for_no_index(monkeypatch, case, peer):
     """The gradient of an index is a fill and a copy, which slowed flex_attention by a quarter."""
     monkeypatch.setattr(peers_pair, "compiled", lambda function: function)
