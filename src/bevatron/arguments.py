@@ -15,7 +15,6 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
-from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
@@ -56,7 +55,7 @@ def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **op
         if stop.code in {None, 0}:
             raise
         for each in arguments:
-            if each.startswith("-") and os.path.exists(each):  # noqa: PTH110  of any length
+            if each.startswith("-") and os.path.exists(each):  # noqa: PTH110  see `_unknown`
                 raise ConfigError(f"{each}: is taken for an option; write ./{each}") from None
         raise ConfigError(sentence(printed.getvalue(), command)) from None
     sys.stderr.write(printed.getvalue())  # warnings of old names
@@ -298,9 +297,8 @@ def _unknown(names: str, text: str, command: str) -> str:
     options = [name for name in unknown if name.startswith("-")]
     if not options:
         given = ", ".join(map(repr, unknown))
-        files = command.startswith("bevatron train ") and all(
-            Path(each).exists() for each in unknown
-        )
+        # Path.exists raises where a name is longer than a file's may be.
+        files = command.startswith("bevatron train ") and all(map(os.path.exists, unknown))
         hint = f" (did you mean --data {shlex.join(unknown)}?)" if files else ""
         return (
             f"nothing was expected after the options but {given}{hint}; `{command} --help-all` "

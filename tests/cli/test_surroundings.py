@@ -105,6 +105,10 @@ def test_a_name_that_begins_with_a_dash_is_no_option(
     assert main(["predict", str(shelf / "run"), "--", "-new.xyz", "out.xyz"]) == 0
 
 
+def test_what_is_longer_than_a_name_of_a_file_may_be_is_no_file(refused):
+    assert refused("train", "mace", "A" * 400).startswith("nothing was expected after the options")
+
+
 def test_predict_blames_the_file_that_cannot_be_read(shelf, tmp_path, refused, monkeypatch):
     whole = gzip.compress((shelf / "data.xyz").read_bytes())
     (tmp_path / "cut.xyz.gz").write_bytes(whole[: len(whole) // 2])
