@@ -21,6 +21,16 @@ def test_sums_are_those_of_the_rows_alone(count, columns):
     torch.testing.assert_close(found, rows.double().sum(0).float())
 
 
+@pytest.mark.parametrize("programs", [1, 1024, 1025, 3000])
+def test_many_partial_sums_are_added_in_groups(programs):
+    from bevatron.kernels.shared.triton_partial_sums import sum_partials
+
+    parts = torch.randn(programs, 2, 11, device=DEVICE)
+    found = parts.new_full((2, 11), torch.nan)
+    sum_partials(parts, found)
+    torch.testing.assert_close(found, parts.double().sum(0).float(), rtol=1e-5, atol=1e-4)
+
+
 def test_the_custom_operator_passes_opcheck():
     from bevatron.kernels.shared.triton_row_sums import sum_rows
 

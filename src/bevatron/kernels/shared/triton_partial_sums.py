@@ -12,6 +12,8 @@ from bevatron.kernels.shared.triton_math import accumulator
 
 SUM_BLOCK, PAIR_BLOCK, SUM_BLOCK_C = 512, 1024, 8
 """Most partial sums loaded at once, of one tensor and of two; columns of a program."""
+MOST_AT_ONCE = 1024
+"""Partial sums that one program for each column adds; more go in groups of SUM_BLOCK."""
 LAYER_BLOCK_C = 32
 """Columns for a layer: few, so that all partial sums are in flight at once."""
 
@@ -25,18 +27,23 @@ def new_sums(rows: Tensor, count: int, width: int) -> Tensor:
 
 
 def sum_partials(parts: Tensor, sums: Tensor) -> None:
-    """Add the partial sums ``parts`` [programs, ...] in order."""
+    """Add the partial sums ``parts`` [programs, ...] in order, many of them in groups."""
     programs, width = len(parts), sums.numel()
+    each = programs if programs <= MOST_AT_ONCE else SUM_BLOCK
+    groups = -(-programs // each)
+    found = sums if groups == 1 else sums.new_empty((groups, width))
     launch(
         add_shares_kernel,
-        (triton.cdiv(width, SUM_BLOCK_C),),
-        (parts, sums),
-        (programs, width),
-        BLOCK=min(SUM_BLOCK, triton.next_power_of_2(programs)),
+        (triton.cdiv(width, SUM_BLOCK_C), groups),
+        (parts, found),
+        (programs, width, each),
+        BLOCK=min(SUM_BLOCK, triton.next_power_of_2(each)),
         BLOCK_C=SUM_BLOCK_C,
         WIDE=accumulator(parts),
         num_warps=8,
     )
+    if groups > 1:
+        sum_partials(found, sums)
 
 
 def sum_weight_and_bias_partials(
@@ -58,6 +65,13 @@ def sum_weight_and_bias_partials(
         HAS_BIAS=bias is not None,
         num_warps=8,
     )
+
+
+def layer_blocks(parts: int) -> dict[str, int]:
+    """Return the block and warps that finish a layer from partial sums, 64 elements a thread."""
+    block = min(SUM_BLOCK, 1 << (parts - 1).bit_length())
+    warps = max(1, block * LAYER_BLOCK_C // 2048)
+    return {"BLOCK": block, "BLOCK_C": LAYER_BLOCK_C, "num_warps": warps}
 
 
 def finish_normed_layer(
@@ -88,12 +102,10 @@ def finish_normed_layer(
         (len(parts),),
         K=K,
         C=C,
-        BLOCK=min(SUM_BLOCK, 1 << (len(parts) - 1).bit_length()),
-        BLOCK_C=LAYER_BLOCK_C,
         HAS_NORM_WEIGHT=norm_weight is not None,
         HAS_NORM_BIAS=norm_bias is not None,
         HAS_BIAS=dbias.numel() > 0,
-        num_warps=8,
+        **layer_blocks(len(parts)),
     )
 
 
@@ -153,17 +165,20 @@ def finish_layer_kernel(
 
 @triton.jit
 def add_shares_kernel(
-    Parts, Out, parts, width, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr
+    Parts, Out, parts, width, each, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Add the programs' partial sums [parts, width] of BLOCK_C columns in order."""
+    """Add the partial sums [parts, width] of BLOCK_C columns in order, ``each`` to a row of Out."""
     col = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    start = tl.program_id(1) * each
+    last = tl.minimum(start + each, parts)
     total = tl.zeros([BLOCK, BLOCK_C], WIDE)
-    for first in range(0, parts, BLOCK):
+    for first in range(start, last, BLOCK):
         part = first + tl.arange(0, BLOCK)
-        mask = (part < parts)[:, None] & (col < width)[None, :]
+        mask = (part < last)[:, None] & (col < width)[None, :]
         block = Parts + part[:, None].to(tl.int64) * width + col[None, :]
         total += tl.load(block, mask=mask, other=0.0)  # [BLOCK, BLOCK_C]
-    tl.store(Out + col, tl.sum(total, 0), mask=col < width)  # [BLOCK_C]
+    out = Out + tl.program_id(1).to(tl.int64) * width + col
+    tl.store(out, tl.sum(total, 0), mask=col < width)  # [BLOCK_C]
 
 
 @triton.jit

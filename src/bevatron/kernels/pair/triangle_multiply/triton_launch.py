@@ -34,9 +34,9 @@ from bevatron.kernels.shared.triton_math import allows_tf32
 from bevatron.kernels.shared.triton_partial_sums import (
     LAYER_BLOCK_C,
     PAIR_BLOCK,
-    SUM_BLOCK,
     SUM_BLOCK_C,
     finish_layer_kernel,
+    layer_blocks,
 )
 
 LARGEST_WIDTH = 256
@@ -338,11 +338,6 @@ def prepare(
     def held(name: str) -> dict[str, bool]:
         return {"HOLD": pair.tiles(name).hold}
 
-    def blocks(sums: LayerSums) -> dict[str, int]:
-        parts = sums.shares[0][0]
-        block = min(SUM_BLOCK, 1 << (parts - 1).bit_length())
-        return {"BLOCK": block, "BLOCK_C": LAYER_BLOCK_C, "num_warps": 8}
-
     launches = Launches(
         sizes=sizes,
         rounded=Launch(
@@ -375,7 +370,7 @@ def prepare(
             C=C,
             H=H,
             HAS_BIAS=out_bias is not None,
-            **blocks(of_output),
+            **layer_blocks(of_output.shares[0][0]),
         ),
         project_input=pair.launch(
             project_input_kernel,
@@ -395,7 +390,7 @@ def prepare(
             HAS_NORM_WEIGHT=True,
             HAS_NORM_BIAS=True,
             HAS_BIAS=joint_bias is not None,
-            **blocks(of_joint),
+            **layer_blocks(of_joint.shares[0][0]),
         ),
         sum_norms=Launch(
             sum_norms_kernel,
