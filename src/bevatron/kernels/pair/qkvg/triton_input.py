@@ -137,25 +137,25 @@ def input_kernel(
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = (row < count)[:, None]
     c, h = tl.arange(0, C), tl.arange(0, HEADS_PAD)
-    g = tl.zeros([BLOCK, C], tl.float32)
+    of_heads = (h < HEADS)[:, None]
+    # Loaded before the loop, to be under way during it.
+    mean = tl.load(Mean + row, mask=row < count, other=0.0)  # [BLOCK]
+    rstd = tl.load(Rstd + row, mask=row < count, other=0.0)  # [BLOCK]
+    at = X + row_offsets(row, n1, n2, x_0, x_1, x_2, AXES)[:, None] + c[None, :]
+    x = tl.load(at, mask=inside, other=0.0)  # [BLOCK, C]
+    # [HEADS_PAD, C]
+    bias_weight = tl.load(BiasWeight + h[:, None] * C + c[None, :], mask=of_heads, other=0.0)
+    at = DBias + row_offsets(row, n1, n2, db_0, db_1, db_2, AXES)[:, None]
+    # [BLOCK, HEADS_PAD]
+    dbias = tl.load(at + (h * db_H)[None, :], mask=inside & (h < HEADS)[None, :], other=0.0)
+    g = tl.dot(dbias, bias_weight.to(dbias.dtype))  # [BLOCK, C]
     for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         of_k = k + tl.arange(0, BLOCK_K)
         # [BLOCK, BLOCK_K]
         dy = tl.load(DY + row[:, None] * K + of_k[None, :], mask=inside, other=0.0)
         matrix = tl.load(Matrix + of_k[:, None] * C + c[None, :])  # [BLOCK_K, C]
         g = tl.dot(dy, matrix, g)  # [BLOCK, C]
-    of_heads = (h < HEADS)[:, None]
-    # [HEADS_PAD, C]
-    matrix = tl.load(BiasWeight + h[:, None] * C + c[None, :], mask=of_heads, other=0.0)
-    at = DBias + row_offsets(row, n1, n2, db_0, db_1, db_2, AXES)[:, None]
-    # [BLOCK, HEADS_PAD]
-    dbias = tl.load(at + (h * db_H)[None, :], mask=inside & (h < HEADS)[None, :], other=0.0)
-    g = tl.dot(dbias, matrix.to(dbias.dtype), g)  # [BLOCK, C]
-    mean = tl.load(Mean + row, mask=row < count, other=0.0)  # [BLOCK]
-    rstd = tl.load(Rstd + row, mask=row < count, other=0.0)  # [BLOCK]
-    at = X + row_offsets(row, n1, n2, x_0, x_1, x_2, AXES)[:, None] + c[None, :]
-    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)  # [BLOCK, C]
-    xhat = tl.where(inside, (x - mean[:, None]) * rstd[:, None], 0.0)
+    xhat = tl.where(inside, (x.to(tl.float32) - mean[:, None]) * rstd[:, None], 0.0)
     normed = xhat
     if HAS_WEIGHT:
         normed = normed * load_vector(NormWeight, c, C)  # [BLOCK, C]
@@ -163,11 +163,16 @@ def input_kernel(
         normed = normed + load_vector(NormBias, c, C)  # [BLOCK, C]
     normed = normed.to(X.dtype.element_ty)
     tl.store(Normed + row[:, None] * C + c[None, :], normed, mask=inside)
-    part = Parts + tl.program_id(0).to(tl.int64) * (2 + HEADS) * C
+    part = Parts + tl.program_id(0).to(tl.int64) * (2 + HEADS) * C + c[None, :]
     dbias_weight = tl.dot(tl.trans(dbias), normed)  # [HEADS_PAD, C]
-    tl.store(part + (2 + h)[:, None] * C + c[None, :], dbias_weight, mask=of_heads)
-    tl.store(part + c, tl.sum(g * xhat, 0))
-    tl.store(part + C + c, tl.sum(g, 0))
+    tl.store(part + (2 + h)[:, None] * C, dbias_weight, mask=of_heads)
+    # Column sums by the tensor cores, in rows that are all alike: shuffles take longer. What they
+    # add is rounded, as plain PyTorch rounds g.
+    ones = tl.full([HEADS_PAD, BLOCK], 1.0, normed.dtype)
+    dnorm_weight = tl.dot(ones, (g * xhat).to(normed.dtype))  # [HEADS_PAD, C]
+    tl.store(part + h[:, None] * 0, dnorm_weight, mask=(h == 0)[:, None])
+    dnorm_bias = tl.dot(ones, g.to(normed.dtype))  # [HEADS_PAD, C]
+    tl.store(part + C + h[:, None] * 0, dnorm_bias, mask=(h == 0)[:, None])
     if HAS_WEIGHT:
         g *= load_vector(NormWeight, c, C)  # [BLOCK, C]
     dx = norm_gradient(g, xhat, rstd, C)
