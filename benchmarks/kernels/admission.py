@@ -43,7 +43,7 @@ CASES = {
     "transition": ("147456 x 128, x4", "32768 x 256, x4", "N 64, 128 wide"),
     "layer_norm": ("147456 x 128", "32768 rows, 384 wide", "N 64, 128 wide"),
     "layer_norm_linear": ("147456 x 128 to 512", "N 64, 128 wide", "147456 x 128 to 4"),
-    "qkvg": ("147456 x 128", "18432 x 128"),
+    "qkvg": ("384 x 384 x 128, with a bias", "147456 x 128", "18432 x 128"),
     "add_dropped": ("N 384", "N 384, transposed", "N 64, with its layer"),
     "window_attention": ("48 x 4600 atoms", "4 x 1000 atoms"),
     "pair_weighted_averaging": ("1024 x 384 x 64", "128 x 64 x 64"),
@@ -54,8 +54,11 @@ CASES = {
     "global_attention": ("1024 x 256 x 64", "1024 x 32 x 64"),
 }
 """Operator -> cases; the last of each is soaked."""
-SOAKED_TOO = {"triangle_multiply": "N 256, C 128"}
-"""Cases that other kernels take than the last one: those for Hopper."""
+SOAKED_TOO = {
+    "triangle_multiply": "N 256, C 128",
+    "qkvg": "384 x 384 x 128, with a bias",
+}
+"""Cases that other kernels take than the last one, such as those for Hopper."""
 SHARE = 1.3
 """Largest ratio of our error to plain PyTorch's; single draws of few elements vary."""
 LARGE, TINY, LATE = 30.0, 1e-4, 100.0
