@@ -249,8 +249,7 @@ def _convert_union(hints: Sequence[Any], value: Any, where: str) -> Any:
         return None
     problems = []
     candidates = [hint for hint in hints if hint is not type(None)]
-    exact = [hint for hint in candidates if isinstance(hint, type) and type(value) is hint]
-    for hint in exact + [hint for hint in candidates if hint not in exact]:
+    for hint in candidates:
         try:
             return _convert(hint, value, where)
         except ConfigError as error:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from bevatron.errors import ConfigError
 from bevatron.models.alphafold2 import fape, losses, naming, violation
 
 
@@ -146,6 +147,12 @@ def test_confidence_is_not_judged_by_inaccurate_structures(batch, outputs, resol
     for name in ("plddt", "experimentally_resolved", "tm"):
         assert found[name] == 0
     assert found["fape"] > 0
+
+
+def test_a_loss_without_weights_is_refused():
+    with pytest.raises(ConfigError, match="fape: all weights are 0, nothing would be learnt"):
+        losses.LossWeights(**dict.fromkeys(vars(WEIGHTS), 0.0))
+    assert losses.LossWeights(**dict.fromkeys(vars(WEIGHTS), 0.0) | {"tm": 0.1}).tm == 0.1
 
 
 def test_initial_training_does_not_compute_violations(batch, outputs):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bevatron.errors import ConfigError
 from bevatron.models.alphafold3 import edm, losses
 from bevatron.models.alphafold3.losses import confidence, diffusion
 from bevatron.testing import assert_close
@@ -89,6 +90,15 @@ def test_the_squared_error_without_its_noise_weight_equals_the_reference(golden,
     assert_close(value.detach(), complexes.tensor(golden["out__mse_unscaled"]), 1e-9)
     scale = edm.loss_weight(outputs["sigma"])
     assert_close(scale, complexes.tensor(golden["out__per_sample_scale"]), 1e-12)
+
+
+@pytest.mark.parametrize("factor", ["pae", "bond", "smooth_lddt"])
+def test_a_loss_without_weights_is_refused(factor):
+    """Factors of terms that have no weight are none either."""
+    nothing = dict.fromkeys(("confidence", "diffusion", "distogram"), 0.0)
+    with pytest.raises(ConfigError, match="diffusion: all weights are 0, nothing would be learnt"):
+        losses.LossWeights(**nothing, **{factor: 1.0})
+    assert losses.LossWeights(**nothing | {"confidence": 1e-4}).confidence == 1e-4
 
 
 @pytest.mark.shared

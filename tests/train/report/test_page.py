@@ -8,10 +8,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from bevatron.errors import BevatronError
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report, number
+from bevatron.train.report.plots import style
 
 RNG = np.random.default_rng(0)
 
@@ -231,6 +233,31 @@ def test_batch_balance_says_what_the_slowest_rank_costs():
 def test_figures_draw_without_warnings(draw, recwarn):
     assert draw().axes[0].get_xlabel()
     assert not recwarn.list
+
+
+NAME = "a$\\frac$b\udcff"
+"""That of a file: a formula that is none, and a byte outside UTF-8."""
+SHOWN = r"a\$\frac\$b\udcff"
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: plots.bars([NAME], {NAME: [1.0]}, NAME, NAME),
+        lambda: plots.histogram({NAME: np.ones(10)}, NAME),
+        lambda: plots.ranges({NAME: [1, 2, 3]}, NAME),
+        lambda: plots.parity(np.zeros(93), np.ones(93), NAME, NAME),
+        lambda: plots.curves([plots.Panel(NAME, NAME, [plots.Curve(NAME, [1, 2], [1.0, 0.1])])]),
+        lambda: plots.batch_balance({NAME: [[3.0]]}),
+    ],
+)
+def test_names_are_drawn_as_they_are_written(draw):
+    figure = draw()
+    for _ in range(2):  # what is escaped stays so
+        style.png(figure)
+        shown = [text.get_text() for text in figure.findobj(Text)]
+        assert any(SHOWN in text for text in shown)
+        assert not any(r"\\" in text for text in shown)
 
 
 EVENTS = {

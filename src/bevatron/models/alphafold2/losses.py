@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bevatron.data.proteins.atoms14 import of_residues
 from bevatron.data.proteins.constants import CA
+from bevatron.errors import ConfigError
 from bevatron.maths.rigid import apply_inverse, rigid_of_matrix, rigid_of_quaternion, select
 from bevatron.models.alphafold2.fape import backbone_fape, sidechain_fape
 from bevatron.models.alphafold2.naming import renamed_reference
@@ -61,6 +62,8 @@ class LossWeights:
 
     def __post_init__(self) -> None:
         check_ranges(self, [(name, 0, math.inf) for name in vars(self)])
+        if not any(vars(self).values()):
+            raise ConfigError("fape: all weights are 0, nothing would be learnt")
 
 
 FINE_TUNING_WEIGHTS = LossWeights(experimentally_resolved=0.01, violation=1.0)

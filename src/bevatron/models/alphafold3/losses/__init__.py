@@ -29,6 +29,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bevatron.errors import ConfigError
 from bevatron.models.alphafold3.edm import loss_weight
 from bevatron.models.alphafold3.losses import confidence, diffusion
 from bevatron.models.alphafold3.losses.smooth_lddt import smooth_lddt
@@ -67,6 +68,8 @@ class LossWeights:
 
     def __post_init__(self) -> None:
         check_ranges(self, [(name, 0, math.inf) for name in vars(self)])
+        if not any(self.of_terms().values()):
+            raise ConfigError("diffusion: all weights are 0, nothing would be learnt")
 
     @property
     def of_trunk(self) -> bool:

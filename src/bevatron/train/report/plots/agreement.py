@@ -15,6 +15,7 @@ from bevatron.train.report.plots.style import (
     INK,
     PALETTE,
     Values,
+    as_text,
     colours,
     new_axes,
     short,
@@ -155,7 +156,7 @@ def bars(
             largest = max(largest, reference[0])
         if all((np.mod(values, 1) == 0).all() for values in series.values()):
             ax.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
-        ax.set_yticks(rows, labels)
+        ax.set_yticks(rows, [as_text(label) for label in labels])
         ax.set(xlabel=xlabel, xlim=(0, 1.12 * largest or 1), ylim=(len(labels) - 0.4, -0.6))
         ax.set_title(title)
         ax.grid(visible=False, axis="y")

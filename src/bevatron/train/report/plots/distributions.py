@@ -15,6 +15,7 @@ from bevatron.train.report.plots.style import (
     LEGEND_COLUMNS,
     PALETTE,
     Values,
+    as_text,
     colours,
     legend_below,
     new_axes,
@@ -90,6 +91,7 @@ def _quantiles(
 
 
 def _shortened(name: str, most: int = 36) -> str:
+    name = as_text(name)
     if len(name) <= most:
         return name
     return f"{name[: most // 2 - 1]}…{name[-most // 2 :]}"

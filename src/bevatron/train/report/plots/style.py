@@ -1,6 +1,7 @@
 """The house style of figures: fonts, lines, colours, and how a figure begins."""
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 from matplotlib.transforms import ScaledTranslation
 
 from bevatron.files import write_bytes_atomically
@@ -66,11 +68,19 @@ def png(figure: Figure, dpi: int = 130) -> bytes:
     """Render a figure in the house style."""
     stream = io.BytesIO()
     figure.set_dpi(dpi)
+    # Ticks with names have been made with `as_text`; those of numbers are formulas.
+    for text in figure.findobj(Text):
+        text.set_text(as_text(text.get_text()))
     # Ticks are created while drawing, with the settings of that moment. `Figure.savefig` would draw
     # a figure with a layout twice.
     with mpl.rc_context(STYLE):
         FigureCanvasAgg(figure).print_png(stream)
     return stream.getvalue()
+
+
+def as_text(name: str) -> str:
+    """Escape what would be read as a formula, and bytes of a file's name that are not UTF-8."""
+    return re.sub(r"(?<!\\)\$", r"\\$", name.encode(errors="backslashreplace").decode())
 
 
 def save(figure: Figure, path: Path) -> Path:
