@@ -49,6 +49,11 @@ class LossWeights:
     experimentally_resolved : which atoms are resolved (section 1.9.10)
     violation : bonds, angles and clashes (section 1.9.11)
     tm : cross entropy of the binned aligned error (section 1.9.7)
+
+    Raises
+    ------
+    ConfigError
+        For negative weights, or none above zero.
     """
 
     fape: float = 1.0

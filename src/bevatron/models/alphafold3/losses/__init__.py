@@ -57,6 +57,11 @@ class LossWeights:
     smooth_lddt
         Weight of smooth lDDT relative to the squared error, independent of the noise level.
     distogram : weight of the distogram
+
+    Raises
+    ------
+    ConfigError
+        For negative weights, or none above zero.
     """
 
     confidence: float = 1e-4

@@ -68,7 +68,7 @@ def png(figure: Figure, dpi: int = 130) -> bytes:
     """Render a figure in the house style."""
     stream = io.BytesIO()
     figure.set_dpi(dpi)
-    # Ticks with names have been made with `as_text`; those of numbers are formulas.
+    # Names of ticks have been made with `as_text`; their numbers are written while drawing.
     for text in figure.findobj(Text):
         text.set_text(as_text(text.get_text()))
     # Ticks are created while drawing, with the settings of that moment. `Figure.savefig` would draw
