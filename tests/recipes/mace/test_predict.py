@@ -65,6 +65,22 @@ def test_of_structures_in_one_batch_those_with_three_vectors_have_a_stress(model
     assert ["stress" in atoms.calc.results for atoms in found] == [False, True, False]
 
 
+TEXTS = ["C:\\data\\x", "two\nlines", "", "ends\n", 'a "b" c', "it's", "plain", 'a\\"b']
+
+
+def test_texts_of_structures_stay_what_they_were(model, tmp_path):
+    structures = [Atoms("O", info={"note": text, "last": "kept"}) for text in TEXTS]
+    ase.io.write(tmp_path / "notes.traj", structures)
+    for name in ("notes.traj", "out.xyz"):  # the second is what the first pass wrote
+        predict_file([model], tmp_path / name, tmp_path / "out.xyz")
+        after = ase.io.read(tmp_path / "out.xyz", ":")
+        assert [each.info["note"] for each in after] == TEXTS
+        assert {each.info["last"] for each in after} == {"kept"}
+    relaxed = relax_file(model, tmp_path / "notes.traj", tmp_path / "relaxed.xyz", steps=1)
+    assert [each.info["note"] for each in relaxed.structures] == TEXTS
+    assert [each.info["note"] for each in ase.io.read(tmp_path / "relaxed.xyz", ":")] == TEXTS
+
+
 def test_predictions_are_those_of_the_calculator(model, mixed, tmp_path):
     from bevatron.ase import BevatronCalculator
 

@@ -1,5 +1,6 @@
 """Prediction and relaxation of structures in files: extended XYZ out, order and columns kept."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from io import TextIOWrapper
 from itertools import islice
@@ -65,8 +66,6 @@ def predict_file(
     -------
     Number of structures.
     """
-    import ase.io
-
     out, done = _extxyz(out), 0
     potentials = committee(models, device, dtype, head)
     announce(potentials[0].device, potentials[0].dtype)
@@ -77,7 +76,7 @@ def predict_file(
             results = [_evaluate(each, chunk, Path(source), capacity) for each in potentials]
             for (_, atoms), *found in zip(chunk, *results, strict=True):
                 _annotate(atoms, found, prefix)
-                ase.io.write(file, atoms, format="extxyz")
+                _write(file, atoms)
             done += len(chunk)
             if progress is not None:
                 progress(done)
@@ -161,8 +160,6 @@ def relax_file(
     head : readout for all structures, as in `predict_file`
     device, dtype : where and in which precision to compute
     """
-    import ase.io
-
     out = _extxyz(out)
     potential = Potential(model, device, dtype, head)
     announce(potential.device, potential.dtype)
@@ -188,10 +185,29 @@ def relax_file(
         for i, atoms in enumerate(result.structures):
             atoms.info["relax_converged"] = bool(result.converged[i])
             atoms.info["relax_steps"] = int(result.steps[i])
-            ase.io.write(file, atoms, format="extxyz")
+            _write(file, atoms)
         file.flush()
         file.detach()
     return result
+
+
+def _write(file: TextIOWrapper, atoms: Atoms) -> None:
+    """Write a structure so that texts are read again as they are.
+
+    ASE would end the line at a line break in one, drop its backslashes, and read what follows an
+    empty one as its value; as JSON they are kept.
+    """
+    import ase.io
+
+    kept = atoms.info
+    atoms.info = {
+        key: "_JSON " + json.dumps(text).replace("\\", "\\\\")
+        if isinstance(text, str) and ("\\" in text or text.splitlines() != [text])
+        else text
+        for key, text in kept.items()
+    }
+    ase.io.write(file, atoms, format="extxyz")
+    atoms.info = kept
 
 
 def _extxyz(out: Path | str) -> Path:
