@@ -68,6 +68,7 @@ def test_number_without_a_dot_is_a_number():
         ({"paths": "a"}, r"^paths: expected a list, got 'a'$"),
         ({"flags": {"x": 1}}, r"^flags.x: expected true or false, got 1$"),
         ({"energies": {"H": "?"}}, r"^energies.H: expected a number, got '\?'$"),
+        ({"energies": {False: 1.0}}, r"^energies: expected text, got False; put a word such as no"),
         ({"energies": "fitted"}, r"^energies: expected 'fit' or keys and values, got 'fitted'$"),
         ({"inner": {"lr": None}}, r"^inner.lr: has no value; give a number, or take the key out"),
         ({"paths": None}, r"^paths: has no value; give a list, or take the key out"),
@@ -121,6 +122,12 @@ def test_missing_key_is_named():
         ("a: {{ name }}\n", r"line 1: .*has a template such as \{\{ name \}\} not been filled in"),
         ("a:\n- [{{ name }}]\n", "line 2: .*has a template"),
         ("? [a, b]\n: 5\n", "line 1: .*expected a plain key"),
+        ("a: 1\nb: 2026-31-11\n", "line 2: .*'2026-31-11' is no such date or number; put it in q"),
+        ("2026-13-01: 1\n", "line 1: .*'2026-13-01' is no such date"),
+        ("a: !!int one\n", "line 1: .*'one' is no such date or number"),
+        ("a: !!bool maybe\n", "line 1: .*'maybe' is no"),
+        ("a: !!timestamp soon\n", "line 1: .*'soon' is no"),
+        ("a: " + "9" * 5000, r"line 1: .*\('9{40}' is no"),
     ],
 )
 def test_broken_yaml_names_file_and_line(tmp_path, text, message):

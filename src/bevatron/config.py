@@ -165,6 +165,15 @@ def fingerprint(values: Any, length: int = 16) -> str:
 class _StrictLoader(yaml.SafeLoader):
     """A safe loader that refuses duplicate keys and keys that are lists or mappings."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, AttributeError):  # of a date like 2026-13-99, !!int abc
+            text = str(node.value)[:40]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"'{text}' is no such date or number; put it in quotes", node.start_mark
+            ) from None
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
@@ -289,7 +298,9 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is Path and isinstance(value, str | Path):
         return Path(os.path.expanduser(value))  # noqa: PTH111  leaves an unknown ~NAME as it is
     if hint is not bool and isinstance(value, bool):
-        raise ConfigError(f"{where}: expected {_name(hint)}, got {value!r}")
+        # The name NO of a column, or the element No.
+        quotes = "; put a word such as no or on in quotes" if hint is str else ""
+        raise ConfigError(f"{where}: expected {_name(hint)}, got {value!r}{quotes}")
     if not isinstance(value, hint):
         raise ConfigError(f"{where}: expected {_name(hint)}, got {value!r}")
     return value
