@@ -45,7 +45,7 @@ def test_a_structure_of_any_name_can_be_read_again(shared, name, written):
     assert "ATOM" in format_pdb(text)
 
 
-@pytest.mark.parametrize(("label", "written"), [("B", "B"), ("AB12", "A")])
+@pytest.mark.parametrize(("label", "written"), [("B", "B"), ("AB12", "A"), ("α", "A")])
 def test_a_chain_as_pdb_has_a_label_of_one_letter(shared, label, written):
     structure = read_structure(next((shared / "data").glob("*/mmcif/1crn.cif.gz")))
     labels = np.array([label])

@@ -48,12 +48,12 @@ def format_mmcif(structure: Structure, notes: Mapping[str, str] = {}) -> str:
 def format_pdb(mmcif: str) -> str:
     """Format what `format_mmcif` wrote of one chain as PDB.
 
-    A chain whose label has several letters, which PDB has no room for, becomes A.
+    A chain whose label has several bytes, which PDB has no room for, becomes A.
     """
     structure = gemmi().make_structure_from_block(gemmi().cif.read_string(mmcif)[0])
     structure.setup_entities()
     (chain,) = structure[0]
-    if len(chain.name) > 1:
+    if len(chain.name.encode()) > 1:
         chain.name = "A"
     text: str = structure.make_pdb_string()
     return text

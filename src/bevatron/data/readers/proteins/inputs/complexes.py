@@ -180,13 +180,18 @@ def checked_sequence(kind: Polymer, text: str, where: str) -> str:
 def checked_complex(made: Complex, where: str) -> Complex:
     """Return a complex whose chains, modifications and bonds fit together.
 
-    Raises DataError if a chain occurs twice, or a modification or bond names what is not there.
+    Raises DataError if a chain occurs twice or has a name that mmCIF cannot hold, or a modification
+    or bond names what is not there.
     """
     if not made.entities:
         raise DataError(f"{where}: holds no chain or ligand")
     lengths: dict[str, int] = {}
     for entity in made.entities:
         for chain in entity.chains:
+            if chain in {"?", "."} or "\0" in chain:
+                raise DataError(
+                    f"{where}: mmCIF has no place for a chain called {chain!r}; rename it"
+                )
             if chain in lengths:
                 raise DataError(f"{where}: chain '{chain}' occurs twice; every copy needs a name")
             lengths[chain] = entity.length
