@@ -53,7 +53,8 @@ def structure_view(mmcif: str, caption: str = "") -> str:
     mmcif : the structure as text
     """
     library = files(__name__).joinpath("3Dmol-min.js").read_text(encoding="utf-8")
-    data = json.dumps({"text": mmcif}).replace("</", "<\\/")
+    # Neither `</script` nor `<!--<script` of a name may end, or never end, the element.
+    data = json.dumps({"text": mmcif}).replace("<", "\\u003c")
     return (
         '<figure><label>Colour <select id="structure-colour">'
         '<option value="plddt">pLDDT: above 90, 70, 50, below</option>'
