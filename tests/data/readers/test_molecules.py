@@ -1,6 +1,7 @@
 """Readers of molecules: what is found by itself, what is refused and in which words."""
 
 import gzip
+import os
 import pickle
 
 import numpy as np
@@ -160,6 +161,13 @@ def test_columns_in_latin_1_are_kept_where_they_are_not_molecules(table):
     path = table("smiles,name,y\nCCO,日本,1\n", "utf8.csv")
     reader = open_molecules(path)
     assert reader.files[0].everything()["name"].to_pylist() == ["日本"]
+
+
+def test_a_table_whose_name_is_not_utf8_is_refused(table):
+    for name in (b"d\xff.csv", b"d\xff.parquet"):
+        path = table("smiles,y\nC,1\n", os.fsdecode(name))
+        with pytest.raises(DataError, match="the name of the file is not UTF-8; rename it"):
+            open_molecules(path)
 
 
 def test_a_missing_file_an_unknown_kind_and_a_double_are_refused(table, tmp_path):

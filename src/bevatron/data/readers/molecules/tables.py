@@ -279,6 +279,8 @@ def _column_names(path: Path) -> list[str]:
             return ["smiles"]
         with pa.csv.open_csv(path, parse_options=_parsing(path)) as reader:
             names = list(reader.schema.names)
+    except UnicodeEncodeError:
+        raise DataError(f"{path}: the name of the file is not UTF-8; rename it") from None
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: {_why_unreadable(path, error)}") from None
     double = sorted({name for name in names if names.count(name) > 1})
