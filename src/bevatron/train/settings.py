@@ -453,9 +453,12 @@ class TrainConfig:
         _expect(
             0 <= self.seed < 2**63, "train.seed", "a whole number from 0 to 2^63 - 1", self.seed
         )
-        for name in ("evaluate_every", "log_every", "patience", "threads", "collect_every"):
+        for name in ("evaluate_every", "log_every", "patience", "collect_every"):
             value = getattr(self, name)
             _expect(value is None or value >= 1, f"train.{name}", "1 or more", value)
+        # Thousands, which no machine has, end the process with a segmentation fault.
+        threads = self.threads
+        _expect(threads is None or 1 <= threads <= 1024, "train.threads", "1 to 1024", threads)
         ranks = self.evaluation_ranks
         _expect(ranks >= 0, "train.evaluation_ranks", "0 or more", ranks)
         if ranks and self.evaluate_beside:

@@ -97,6 +97,8 @@ def test_a_configuration_survives_yaml():
         ({"edges": False}, "noisy_edges: needs edges"),
         ({"targets": ()}, "targets: expected different names"),
         ({"max_path": 300}, "max_path: expected 1 to 254"),
+        ({"decoder_width": -1}, "decoder_width: expected 1 to 65536"),
+        ({"decoder_width": 0}, "decoder_width: expected 1 to 65536"),
         (
             {
                 "denoising": True,

@@ -12,6 +12,7 @@ from bevatron.errors import ConfigError
 from bevatron.models.mace import LossConfig, MaceConfig
 from bevatron.recipes.mace.data import DataConfig, load_structures
 from bevatron.recipes.mace.run import MaceRun, build
+from bevatron.recipes.mace.stores import prepare_structures
 
 
 @pytest.fixture
@@ -31,6 +32,12 @@ def water(tmp_path):
     path = tmp_path / "water.xyz"
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+@pytest.mark.parametrize("cutoff", [float("inf"), float("nan"), 0.0])
+def test_a_cutoff_that_is_no_length_is_refused(water, tmp_path, cutoff):
+    with pytest.raises(ConfigError, match=f"cutoff: expected a length above 0 Å, got {cutoff}"):
+        prepare_structures([water], tmp_path / "store", cutoff)
 
 
 def store_of(dataset):

@@ -267,6 +267,8 @@ class GPSPlusPlusConfig:
     def __post_init__(self) -> None:
         feature_set(self.feature_set)
         check_ranges(self, _RANGES)
+        if self.decoder_width is not None:
+            check_ranges(self, [("decoder_width", 1, 65536)])
         if self.node_width % self.num_heads:
             raise ConfigError(
                 f"num_heads: {self.num_heads} heads do not divide node_width {self.node_width}"

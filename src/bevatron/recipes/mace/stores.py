@@ -1,5 +1,6 @@
 """Stores of structures: files prepared once, stores checked for the model's cutoff."""
 
+import math
 import shlex
 from collections.abc import Sequence
 from functools import partial
@@ -97,7 +98,7 @@ def prepare_structures(
     labels : names of the labels in the files
     samples_per_shard, workers, overwrite : as in `bevatron.data.store.prepare.prepare`
     """
-    if not cutoff > 0:
+    if not 0 < cutoff < math.inf:
         raise ConfigError(f"cutoff: expected a length above 0 Å, got {cutoff}")
     reader = open_reader([Path(file) for file in files], labels or LabelOptions())
     return prepare(
