@@ -163,6 +163,34 @@ def test_columns_in_latin_1_are_kept_where_they_are_not_molecules(table):
     assert reader.files[0].everything()["name"].to_pylist() == ["日本"]
 
 
+def test_cells_of_several_lines_are_read_in_a_large_table(table):
+    note = '"a note\nof two lines"'
+    path = table("smiles,note,y\n" + "".join(f"CCO,{note},{i}\n" for i in range(60_000)))
+    reader = open_molecules(path, MoleculeOptions(targets=("y",)))
+    assert reader.files[0].raw(59_999)["targets"].tolist() == [59_999]
+    assert set(reader.files[0].everything()["note"].to_pylist()) == {note.strip('"')}
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ('C,1,"a\nCC,2,b\nCCC,3,c\n', "line 2: a quote is opened and never closed"),
+        ('C,1,a\nC,1,"a\nCC,2,b', "line 3: a quote is opened and never closed"),
+        ('C,1,"a\n' + "CC,2,b\n" * 300_000, "holds a cell above 1 MB; is a quote opened"),
+    ],
+)
+def test_a_quote_that_is_never_closed_hides_no_rows(table, rows, sentence):
+    with pytest.raises(DataError, match=sentence):
+        open_molecules(table("smiles,y,note\n" + rows))
+
+
+def test_a_last_cell_of_several_lines_is_no_mistake(table):
+    for note in ('"a\nb"', '"a, b\nc, d"', '"a\n"', '5"', ""):
+        assert len(smiles(open_molecules(table(f"smiles,y,note\nC,1,x\nCC,2,{note}\n")))) == 2
+    options = MoleculeOptions(unlabelled=True)
+    assert smiles(open_molecules(table('smiles,note\nC,"a, b\nc, d"\n'), options)) == ["C"]
+
+
 def test_a_table_whose_name_is_not_utf8_is_refused(table):
     for name in (b"d\xff.csv", b"d\xff.parquet"):
         path = table("smiles,y\nC,1\n", os.fsdecode(name))

@@ -13,7 +13,7 @@ import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
-from bevatron.data.compressed import format_suffix
+from bevatron.data.compressed import format_suffix, read_whole
 from bevatron.data.readers.base import place_of_row, state_and_hash
 from bevatron.data.readers.molecule_options import MoleculeOptions
 from bevatron.data.readers.molecules.base import Geometry, check_labels, text_bytes
@@ -65,6 +65,8 @@ class TableFile:
         else:
             self.targets = self._find_targets(names)
         _ = self._columns  # raises its errors now
+        if format_suffix(path) not in {".parquet", ".smi"}:
+            self._check_last_cell(names)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_columns"}
@@ -150,6 +152,16 @@ class TableFile:
             values = [self._numbers(table[name], name) for name in self.targets]
             columns["targets"] = np.stack(values, axis=1).astype(np.float32)
         return columns
+
+    def _check_last_cell(self, names: Sequence[str]) -> None:
+        """Refuse a quote that is never closed: the last cell would hide the rows after it."""
+        cell = _read_table(self.path, [names[-1]], pa.binary())[names[-1]][-1].as_py()
+        rows = [line for line in cell.split(b"\n")[1:] if line.strip()]
+        mark = _parsing(self.path).delimiter.encode()
+        alike = rows and all(line.count(mark) == len(names) - 1 for line in rows)
+        if alike and not read_whole(self.path).rstrip().endswith(b'"'):
+            where = f"{self.path}, {place_of_row(self.path, self.num_rows - 1)}"
+            raise DataError(f"{where}: a quote is opened and never closed; remove it, or close it")
 
     def _numbers(self, column: Any, name: str) -> Array:
         """One target as floats; NaN where there is no label."""
@@ -325,7 +337,9 @@ def _in_order(path: Path, error: Exception) -> Exception:
 
 
 def _parsing(path: Path) -> Any:
-    return pa.csv.ParseOptions(delimiter="\t" if format_suffix(path) in {".tsv", ".tab"} else ",")
+    delimiter = "\t" if format_suffix(path) in {".tsv", ".tab"} else ","
+    # Otherwise a table above 1 MB must not have a cell of several lines.
+    return pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
 
 
 def _list_of_smiles(path: Path) -> list[str]:
@@ -346,6 +360,8 @@ def _why_unreadable(path: Path, error: Exception) -> str:
         return f"cannot be read as a table ({reason})"
     if header.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "is written in UTF-16; save it in UTF-8"
+    if "straddl" in reason:
+        return "holds a cell above 1 MB; is a quote opened and never closed?"
     if isinstance(error, UnicodeError) or "utf8" in reason.lower():
         return "is not UTF-8; save it in UTF-8"
     otherwise = "" if b"," in header else _other_separator(header.decode(errors="replace"))
