@@ -235,6 +235,11 @@ def test_figures_draw_without_warnings(draw, recwarn):
     assert not recwarn.list
 
 
+def test_letters_that_the_font_lacks_are_drawn_without_warnings(recwarn):
+    assert style.png(plots.histogram({"水.xyz": np.ones(10), "b": np.ones(5)}, "原子"))
+    assert not recwarn.list
+
+
 NAME = "a$\\frac$b\udcff"
 """That of a file: a formula that is none, and a byte outside UTF-8."""
 SHOWN = r"a\$\frac\$b\udcff"

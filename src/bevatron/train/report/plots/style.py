@@ -2,6 +2,7 @@
 
 import io
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,7 +74,9 @@ def png(figure: Figure, dpi: int = 130) -> bytes:
         text.set_text(as_text(text.get_text()))
     # Ticks are created while drawing, with the settings of that moment. `Figure.savefig` would draw
     # a figure with a layout twice.
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        # A letter that the font lacks, as of Chinese, is drawn as a box; the tables name the file.
+        warnings.filterwarnings("ignore", r"Glyph \d+")
         FigureCanvasAgg(figure).print_png(stream)
     return stream.getvalue()
 
