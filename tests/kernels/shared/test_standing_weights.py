@@ -62,6 +62,13 @@ def test_outside_it_is_made_every_time():
         assert made(weight).requires_grad
 
 
+def test_code_is_compiled_inside_as_one_graph():
+    weight = torch.ones(3)
+    doubled = torch.compile(lambda w: 2 * made(w), backend="aot_eager", fullgraph=True)
+    with standing_weights(), torch.no_grad():
+        assert torch.equal(doubled(weight), 2 * made(weight))
+
+
 def test_nothing_is_kept_after_the_block():
     weight = torch.ones(3)
     with torch.no_grad():
