@@ -114,7 +114,8 @@ def test_a_weight_that_heads_do_not_divide_is_named(head_width, name):
         qkvg(**make((3,), 8), head_width=head_width)
 
 
-def test_weights_of_several_types_have_gradients_of_theirs():
+@pytest.mark.parametrize("norm", [(None, None), None])
+def test_weights_of_several_types_have_gradients_of_theirs(norm):
     inputs = make((3, 7), 12)
     inputs["k_weight"] = inputs["k_weight"].to(HALF)
     results = []
@@ -125,7 +126,7 @@ def test_weights_of_several_types_have_gradients_of_theirs():
             for name, value in (inputs if choice == "triton" else wide).items()
         }
         with use(choice):
-            total = sum(part.sin().sum() for part in qkvg(**leaves, norm=(None, None)))
+            total = sum(part.sin().sum() for part in qkvg(**leaves, norm=norm))
         results.append(torch.autograd.grad(total, list(leaves.values())))
     for got, want, given in zip(*results, inputs.values(), strict=True):
         assert got.dtype == given.dtype

@@ -127,6 +127,31 @@ def test_the_dispatcher_is_used_under_a_mode():
     assert called.names[0] == "bevatron::test_cube"
 
 
+def test_a_subclass_sees_the_operator():
+    seen = []
+
+    class Seen(Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, arguments=(), options=None):
+            seen.append(str(function))
+            return super().__torch_function__(function, types, arguments, options or {})
+
+    cube(torch.ones(2).as_subclass(Seen))
+    assert any("test_cube" in each for each in seen)
+
+
+def test_kernels_see_no_tensors_of_transformations():
+    seen = []
+
+    @custom_op("test_seen", fake="x")
+    def copied(x: Tensor) -> Tensor:
+        seen.append(torch._is_functional_tensor(x))
+        return x.clone()
+
+    assert torch.func.functionalize(copied)(torch.ones(2)).equal(torch.ones(2))
+    assert seen == [False]
+
+
 def test_operators_are_well_formed():
     x, w, m = leaves()
     torch.library.opcheck(mix.op, (x, w, [m], 2.0))
