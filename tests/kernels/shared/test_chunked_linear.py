@@ -1,5 +1,7 @@
 """Layers on chunks of rows: where they are cut, and gradients whatever the chunks."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ def test_chunks_cover_all_rows_evenly_and_fit_in_a_buffer(rows, bytes_per_row, m
     monkeypatch.setattr(products, "CHUNK_BYTES", 1000)
     found = [(each.start, each.stop) for each in chunks(rows, bytes_per_row, multiple=10)]
     edges = [0, *(stop for _, stop in found)]
-    assert found == list(zip(edges, edges[1:], strict=False))
+    assert found == list(pairwise(edges))
     assert edges[-1] == rows
     for start, stop in found:
         assert start % 10 == 0
@@ -36,7 +38,7 @@ def test_gradients_are_right_and_share_no_memory(dtypes, biased, cuts, many_rows
     x, dy = torch.randn(9, 3, dtype=dtypes[1]), torch.randn(9, 6, dtype=dtypes[1])
     tolerance = 1e-3 if x.dtype == F16 else 1e-6
     layer = Linear(x.dtype, weights, biases)
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         layer.keep(dy[start:stop], x[start:stop], only=len(cuts) == 2)
     dweights, dbiases = layer.gradients()
     assert layer.matrix.equal(torch.cat(weights).to(x.dtype))
