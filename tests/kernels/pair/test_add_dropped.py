@@ -69,7 +69,6 @@ def test_a_transposed_update_is_read_in_place_and_its_gradient_keeps_the_layout(
         ((3, 7, 16), 16, None, True),
         ((2, 3, 9, 16), 16, "rows", False),
         ((3, 5, 16), 24, "rows", True),
-        ((0, 5, 16), 32, "rows", True),
     ],
 )
 def test_a_linear_layer_of_the_update_is_right(shape, width, shared, biased, order, dtype):

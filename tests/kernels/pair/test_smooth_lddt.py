@@ -126,3 +126,33 @@ def test_shapes_that_do_not_fit_are_refused():
         unchecked(predicted, truth, radius[:, :2])
     with pytest.raises(ValueError, match="smooth_lddt: predicted has shape"):
         unchecked(predicted[0, 0], truth, radius)
+
+
+def test_strides_do_not_change_the_kernels_result():
+    predicted, truth, radius = draw(40, structures=2, dtype=torch.float32)
+    gaps = (
+        predicted.detach().mT.contiguous().mT.requires_grad_(),
+        truth.mT.contiguous().mT,
+        radius.t().contiguous().t(),
+    )
+    for got, want in zip(
+        run(gaps, smooth_lddt="triton"),
+        run((predicted, truth, radius), smooth_lddt="triton"),
+        strict=True,
+    ):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("choice", ["reference", "triton"])
+def test_scores_of_sixteen_bits_are_float32(choice):
+    predicted, truth, radius = (each.detach() for each in draw(17, dtype=torch.float16))
+    with use(smooth_lddt=choice):
+        score = smooth_lddt(predicted, truth, radius)
+        assert score.equal(smooth_lddt(predicted.float(), truth.float(), radius.float()))
+
+
+def test_a_score_alone_makes_no_gradient():
+    case = draw(40, dtype=torch.float32)
+    with use(smooth_lddt="triton"), torch.no_grad(), LargestTensor() as largest:
+        smooth_lddt(*case)
+    assert largest.nbytes < case[0].nbytes
