@@ -128,6 +128,17 @@ def test_shapes_that_do_not_fit_are_refused():
         unchecked(predicted[0, 0], truth, radius)
 
 
+def test_atoms_at_the_radius_do_not_count_and_a_perfect_copy_has_no_gradient():
+    truth = torch.zeros(1, 40, 3)
+    truth[..., 0] = torch.arange(40.0)
+    radius = torch.full((1, 40), 3.0)
+    perfect, longer = (c * truth[:, None].clone().requires_grad_() for c in (1.0, 1.5))
+    for choice in ("reference", "triton"):
+        score, _ = run((longer, truth, radius), smooth_lddt=choice)
+        assert_close(score, all_pairs(longer, truth, radius - 0.5).detach(), 1e-6)
+        assert not run((perfect, truth, radius), smooth_lddt=choice)[1].any()
+
+
 def test_strides_do_not_change_the_kernels_result():
     predicted, truth, radius = draw(40, structures=2, dtype=torch.float32)
     gaps = (

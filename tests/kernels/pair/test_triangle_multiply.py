@@ -77,6 +77,10 @@ def test_the_pair_is_added_without_dropout(small_blocks):
     check(make(5, 16, 8) | {"residual": True})
 
 
+def test_the_epsilon_of_the_call_is_used(small_blocks):
+    check(make(5, 16, 8) | {"eps": 0.5})
+
+
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("outgoing", [True, False])
 @pytest.mark.parametrize(("length", "hidden", "biases"), [(5, 24, BIASES), (8, 6, ())])
