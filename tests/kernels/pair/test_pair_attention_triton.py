@@ -345,6 +345,29 @@ def test_views_of_one_projection_and_of_a_transposed_pair():
         assert_close(got, want, 5e-6)
 
 
+def test_values_and_a_bias_with_strides_of_their_own_are_right():
+    q, k = torch.randn(1, 3, 64, 2, 2, 8, device=DEVICE).unbind(3)
+    v, bias = torch.randn(1, 3, 64, 2, 8), torch.randn(1, 1, 2, 64, 64 * 8)[..., ::8]
+    results = []
+    for implementation in ("reference", "triton"):
+        leaves = [each.to(DEVICE).detach().requires_grad_() for each in (q, k, v, bias)]
+        with kernels.use(pair_attention=implementation):
+            result = pair_attention(*leaves, layout="BSNHD")
+        results.append((result, *torch.autograd.grad(result.square().sum(), leaves)))
+    for want, got in zip(*results, strict=True):
+        assert_close(got, want, 5e-6)
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_rows_too_far_apart_for_32_bits_are_copied(heads_first):
+    from bevatron.kernels.pair.pair_attention.launch import LARGEST_STRIDE, rows_contiguous
+
+    for step, copied in ((LARGEST_STRIDE, True), (LARGEST_STRIDE - 8, False)):
+        steps = (8, step) if heads_first else (step, 8)
+        rows = torch.empty_strided((1, 1, 2, 2, 8), (64, 64, *steps, 1), device="meta")
+        assert (rows_contiguous(rows, heads_first) is not rows) is copied
+
+
 def test_a_transposed_mask_hides_the_same_keys():
     inputs = make(S=3, Nq=4, Nk=3, D=8)
     mask = torch.tensor([[True, False, True], [True, True, False], [False, True, True]]).to(DEVICE)
