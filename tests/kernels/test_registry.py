@@ -12,6 +12,8 @@ from bevatron import kernels
 from bevatron.config import from_dict, to_dict
 from bevatron.errors import ConfigError, KernelError
 from bevatron.kernels import registry
+from bevatron.kernels.shared import support
+from bevatron.kernels.shared.launch import planned_for_gpu
 
 X = torch.ones(2)
 
@@ -59,6 +61,8 @@ def test_use_is_a_setting_and_a_context():
         with kernels.use(symmetric_contraction="triton"):
             assert kernels.current().choice("scatter_sum") == "reference"
             assert kernels.current().choice("symmetric_contraction") == "triton"
+        with kernels.use("triton"):
+            assert kernels.current().choice("scatter_sum") == "triton"
     assert kernels.current() == kernels.KernelConfig("reference")
 
 
@@ -99,12 +103,68 @@ def test_obstacles_are_named_in_turn(operator, monkeypatch):
     assert "'triton' is not installed" in kernels.implementations()[operator]["triton"]
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: object())
     assert "TRITON_INTERPRET=1" in kernels.implementations()[operator]["triton"]
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert "TRITON_INTERPRET=1" in kernels.implementations()[operator]["triton"]
     assert "does not run" in kernels.implementations("mps")[operator]["triton"]
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert kernels.implementations()[operator]["triton"] is None
     doubles = kernels.implementations("cuda", torch.float64)
     assert doubles[operator]["triton"] == "torch.float64 is not supported"
     assert doubles[operator]["reference"] is None
+
+
+FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "device", "taken"),
+    [
+        (support.up_to_float32, "cuda", FLOATS - {torch.float64}),
+        (support.float32_or_float64, "cuda", {torch.float32, torch.float64}),
+        (support.no_float64_on_gpu, "cuda", FLOATS - {torch.float64}),
+        (support.no_float64_on_gpu, "cpu", FLOATS),
+    ],
+)
+def test_a_kernel_takes_these_types_and_no_others(obstacle, device, taken):
+    assert {dtype for dtype in FLOATS if obstacle(torch.device(device), dtype) is None} == taken
+
+
+def test_what_only_some_devices_have_is_named(operator, monkeypatch):
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: object())
+    registry.register(
+        *(operator, "triton", "absent:fast", None),
+        lambda device, dtype: "with TMA" if device.type == "cuda" else None,
+    )
+    assert kernels.explain(operator, "cuda") == "test_op: triton (auto; with TMA)"
+    with kernels.use("triton"):
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        assert kernels.explain(operator, "cpu") == "test_op: triton (requested)"
+
+
+def test_integers_are_refused(operator):
+    with pytest.raises(KernelError, match="test_op: the tensors are int64, expected floating"):
+        registry.dispatch(operator, torch.ones(2, dtype=int))
+
+
+def test_a_decision_is_made_anew_for_other_tensors_and_circumstances(operator, monkeypatch):
+    def in_float32(device, dtype):
+        return None if dtype == torch.float32 else "not in float32"
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: object())
+    with kernels.use("triton"):
+        registry.register(operator, "triton", f"{__name__}:fast", in_float32)
+        assert registry.dispatch(operator, X)() == "fast"
+        with planned_for_gpu():
+            assert registry.dispatch(operator, X)() == "fast"
+        for other in (X.double(), X.to("meta")):
+            with pytest.raises(KernelError, match="cannot run"):
+                registry.dispatch(operator, other)
+        registry.register(operator, "triton", f"{__name__}:plain", in_float32)
+        assert registry.dispatch(operator, X)() == "plain"
+        monkeypatch.delenv("TRITON_INTERPRET")
+        with pytest.raises(KernelError, match="cannot run"):
+            registry.dispatch(operator, X)
 
 
 def test_auto_takes_triton_on_a_gpu_and_the_reference_elsewhere(operator, monkeypatch):

@@ -56,6 +56,15 @@ def test_every_segment_gets_its_row(counts):
     check(make(num, 24, "weight", "bias", "linear_bias") | segments)
 
 
+def test_gradients_of_float32_vectors_are_not_rounded_to_the_type_of_the_rows():
+    inputs = make(130, 24, "weight", "bias")
+    weight, bias = (inputs[name].requires_grad_() for name in ("weight", "bias"))
+    with use(norm_gelu="triton"):
+        y = norm_gelu(inputs["x"].to(HALF), weight, bias)
+    for gradient in torch.autograd.grad(y.float().sum(), (weight, bias)):
+        assert not gradient.equal(gradient.to(HALF).float())
+
+
 def test_large_numbers_do_not_overflow():
     inputs = make(4, 8)
     inputs["x"] *= 1e4

@@ -44,16 +44,18 @@ def _wide(given, like):
     return {"mask": given["mask"].to(like.dtype)} if "mask" in given else {}
 
 
+@pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("shape", [(5, 5, 8), (2, 9, 9, 12)])
-def test_a_transposed_update_is_read_in_place_and_its_gradient_keeps_the_layout(shape):
-    x, mask = draw(shape), mask_of(shape, "columns")
+def test_a_transposed_update_is_read_in_place_and_its_gradient_keeps_the_layout(shape, masked):
+    x, mask = draw(shape), mask_of(shape, "columns") if masked else None
     base, dy = draw(shape, seed=8).requires_grad_(), draw(shape, seed=10)
     with use(add_dropped="triton"):
         update = base.transpose(-2, -3)
         y = add_dropped(x, update, mask, "columns")
         (gradient,) = torch.autograd.grad(y, update, dy)
-    assert_close(y, x + mask.unsqueeze(-2) * base.transpose(-2, -3), 1e-6)
-    assert_close(gradient, mask.unsqueeze(-2) * dy, 1e-6)
+    kept = 1.0 if mask is None else mask.unsqueeze(-2)
+    assert_close(y, x + kept * base.transpose(-2, -3), 1e-6)
+    assert_close(gradient, kept * dy, 1e-6)
     assert gradient.transpose(-2, -3).is_contiguous()
 
 
@@ -66,6 +68,7 @@ def test_a_transposed_update_is_read_in_place_and_its_gradient_keeps_the_layout(
         ((4, 4, 32), 16, "columns", False),
         ((3, 7, 16), 16, None, True),
         ((2, 3, 9, 16), 16, "rows", False),
+        ((3, 5, 16), 24, "rows", True),
     ],
 )
 def test_a_linear_layer_of_the_update_is_right(shape, width, shared, biased, order, dtype):
@@ -88,6 +91,15 @@ def test_a_linear_layer_of_the_update_is_right(shape, width, shared, biased, ord
         ran=("add_dropped", "triton"),
         strided=True,
     )
+
+
+@pytest.mark.parametrize("weight", [None, draw((16, 16), HALF, seed=9)])
+def test_a_mask_may_have_gaps(weight):
+    x, update = draw((3, 5, 16), HALF), draw((3, 5, 16), HALF, seed=8)
+    wide = draw((5, 2, 16), HALF, seed=10)
+    with use(add_dropped="triton"):
+        y = add_dropped(x, update, wide[:, 1], weight=weight)
+        assert y.equal(add_dropped(x, update, wide[:, 1].contiguous(), weight=weight))
 
 
 def test_the_result_of_a_layer_is_laid_out_as_the_rows():

@@ -211,7 +211,7 @@ def test_the_last_layer_of_some_residues_with_all_is_right(batch, dtype, bias):
         "out_weight": torch.randn(6, 9, generator=generator) / 3,
     } | ({"out_bias": torch.randn(6, generator=generator)} if bias else {})
     inputs = {name: value.to(DEVICE, dtype) for name, value in drawn.items()}
-    count = 1.0 + torch.rand(*batch, 5, 9, generator=generator).to(DEVICE)
+    count = 1.0 + torch.rand(*batch, 9, 5, generator=generator).to(DEVICE).mT
 
     def run(a, **others):
         return layer_of_products(a.transpose(-2, -3), count=count.to(a.dtype), **others)

@@ -241,13 +241,14 @@ def test_a_mask_that_stands_is_written_once(monkeypatch):
     assert not torch.equal(found[0], found[2])
 
 
-def test_many_rows_are_dealt_to_programs(monkeypatch):
+@pytest.mark.parametrize("bias_rows", [1, 7])
+def test_many_rows_are_dealt_to_programs(bias_rows, monkeypatch):
     load(*RAN)
     module = importlib.import_module("bevatron.kernels.pair.pair_attention.triton_launches")
     monkeypatch.setattr(module, "PROGRAMS_PER_SM", 1000)
     monkeypatch.setattr(module, "FEWEST_ROWS", 2)
     layouts.forget()
-    inputs = make(S=7, Nq=3, Nk=5, D=8)
+    inputs = make(S=7, Nq=3, Nk=5, D=8, bias_rows=bias_rows, masked=False)
     check_op(pair_attention, pair_attention, inputs, order=1, tolerance=SINGLE, ran=RAN)
 
 
@@ -343,6 +344,31 @@ def test_views_of_one_projection_and_of_a_transposed_pair():
         results.append((result.detach(), leaf.grad, bias_leaf.grad))
     for want, got in zip(*results, strict=True):
         assert_close(got, want, 5e-6)
+
+
+def test_all_that_has_strides_of_its_own_is_right():
+    q, k = torch.randn(1, 3, 64, 2, 2, 8, device=DEVICE).unbind(3)
+    v, bias = torch.randn(1, 3, 64, 2, 8), torch.randn(1, 1, 2, 64, 64 * 8)[..., ::8]
+    gate, along = (each[..., :8] for each in torch.randn(2, 1, 3, 64, 2, 9, device=DEVICE))
+    results = []
+    for implementation in ("reference", "triton"):
+        leaves = [each.to(DEVICE).detach().requires_grad_() for each in (q, k, v, bias)]
+        leaves.append(gate.detach().requires_grad_())
+        with kernels.use(pair_attention=implementation):
+            result = pair_attention(*leaves[:4], gate=leaves[4], layout="BSNHD")
+        results.append((result, *torch.autograd.grad(result, leaves, along)))
+    for want, got in zip(*results, strict=True):
+        assert_close(got, want, 2e-5)
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_rows_too_far_apart_for_32_bits_are_copied(heads_first):
+    from bevatron.kernels.pair.pair_attention.launch import LARGEST_STRIDE, rows_contiguous
+
+    for step, copied in ((LARGEST_STRIDE, True), (LARGEST_STRIDE - 8, False)):
+        steps = (8, step) if heads_first else (step, 8)
+        rows = torch.empty_strided((1, 1, 2, 2, 8), (64, 64, *steps, 1), device="meta")
+        assert (rows_contiguous(rows, heads_first) is not rows) is copied
 
 
 def test_a_transposed_mask_hides_the_same_keys():

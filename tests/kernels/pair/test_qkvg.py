@@ -8,6 +8,7 @@ from pair_operators import DEVICE, HALF
 from bevatron.kernels import pair_attention, qkvg, use
 from bevatron.kernels.pair.qkvg.tiles import TILES
 from bevatron.kernels.shared.parts import split
+from bevatron.kernels.shared.standing_weights import standing_weights
 from bevatron.kernels.shared.tiles import Tiles
 from bevatron.testing import Tolerance, assert_close, check_op
 
@@ -34,7 +35,9 @@ def joined(norm=True, norm_weight=None, norm_bias=None, **inputs):
     return torch.cat(qkvg(**inputs, norm=(norm_weight, norm_bias) if norm else None), -1)
 
 
-@pytest.mark.parametrize("names", [(), ("gate_bias",), ("q_bias", "norm_weight", "norm_bias")])
+@pytest.mark.parametrize(
+    "names", [(), ("gate_bias",), ("q_bias", "norm_weight", "norm_bias"), ("q_bias", "gate_bias")]
+)
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_results_and_gradients_are_right(names, norm, dtype):
@@ -86,6 +89,59 @@ def test_rows_that_several_read_get_the_sum_of_all_gradients(rows, order, names,
         )
 
 
+def beside_each_other(norm_weight, norm_bias, **inputs):
+    """All that reads the rows, and the rows."""
+    return torch.cat(qkvg(**inputs, norm=(norm_weight, norm_bias)), -1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "channels", "heads"),
+    [
+        ((3, 5), 24, 16, 4),
+        ((5,), 16, 16, 4),
+        ((0, 3), 16, 16, 4),
+        ((3, 5), 16, 8, 4),
+        ((3, 5), 16, 16, 17),
+    ],
+)
+def test_rows_and_layers_that_one_kernel_does_not_take_are_right(rows, width, channels, heads):
+    parts = dict.fromkeys(PARTS, channels)
+    inputs = make(rows, width, "norm_weight", "norm_bias", dtype=HALF, parts=parts)
+    inputs["bias_weight"] = inputs["q_weight"][:1].repeat(heads, 1)
+    check_op(
+        *[beside_each_other] * 2,
+        inputs,
+        order=1,
+        tolerance=TOLERANCES[HALF],
+        ran=("qkvg", "triton"),
+    )
+
+
+@pytest.mark.parametrize("used", [(0,), (4,), (5,), (0, 1, 2, 3), (0, 1, 2, 3, 4, 5)])
+def test_results_used_alone_have_gradients_in_the_types_of_the_weights(used):
+    """Gradients of the results are slices of a wider tensor."""
+    inputs = make((3, 5), 16, "norm_weight", "norm_bias", parts=BIASED)
+    inputs |= {"x": inputs["x"].to(HALF), "bias_weight": inputs["q_weight"][:4].clone()}
+    inputs |= {name: inputs["norm_bias"].clone() for name in ("q_bias", "gate_bias")}
+    found = []
+    for choice in ("triton", "reference"):
+        exact = choice == "reference"
+        leaves = {k: v.to(torch.float64 if exact else v.dtype) for k, v in inputs.items()}
+        given = {k: v.requires_grad_() for k, v in leaves.items() if k[:4] != "norm"}
+        norm = tuple(leaves[name].requires_grad_() for name in ("norm_weight", "norm_bias"))
+        wide = torch.linspace(-1.0, 1.0, 15 * 84, device=DEVICE).to(given["x"].dtype)
+        *parts, bias, rows = wide.view(3, 5, 84).split([16, 16, 16, 16, 4, 16], -1)
+        with use(choice):
+            results = qkvg(**given, norm=norm)
+        along = [(*parts, bias, rows)[i] for i in used]
+        results = [results[i] for i in used]
+        found.append(torch.autograd.grad(results, list(leaves.values()), along, allow_unused=True))
+    for got, want, leaf in zip(*found, inputs.values(), strict=True):
+        if want is not None:
+            assert got.dtype == leaf.dtype
+            assert_close(got, want, 2e-2)
+
+
 @pytest.mark.parametrize("norm", [(None, None), None])
 def test_results_by_heads_are_those_of_rows(norm):
     inputs = make((3, 7), 12)
@@ -114,9 +170,11 @@ def test_a_weight_that_heads_do_not_divide_is_named(head_width, name):
         qkvg(**make((3,), 8), head_width=head_width)
 
 
-def test_weights_of_several_types_have_gradients_of_theirs():
+@pytest.mark.parametrize("norm", [(None, None), None])
+@pytest.mark.parametrize("name", ["q_weight", "k_weight"])
+def test_weights_of_several_types_have_gradients_of_theirs(norm, name):
     inputs = make((3, 7), 12)
-    inputs["k_weight"] = inputs["k_weight"].to(HALF)
+    inputs[name] = inputs[name].to(HALF)
     results = []
     for choice in ("triton", "reference"):
         wide = {name: value.double() for name, value in inputs.items()}
@@ -125,7 +183,7 @@ def test_weights_of_several_types_have_gradients_of_theirs():
             for name, value in (inputs if choice == "triton" else wide).items()
         }
         with use(choice):
-            total = sum(part.sin().sum() for part in qkvg(**leaves, norm=(None, None)))
+            total = sum(part.sin().sum() for part in qkvg(**leaves, norm=norm))
         results.append(torch.autograd.grad(total, list(leaves.values())))
     for got, want, given in zip(*results, inputs.values(), strict=True):
         assert got.dtype == given.dtype
@@ -142,6 +200,29 @@ def test_the_operator_is_well_formed(dtype):
     for without in (set(), {"q_bias"}, {"gate_bias", "norm_bias"}, {"q_bias", "gate_bias"}):
         arguments = [None if name in without else given.get(name) for name in project.parameters]
         torch.library.opcheck(project.op, (*arguments[:-1], 1e-5))
+
+
+def test_second_derivatives_beside_a_bias_are_refused():
+    inputs = make((3, 5), 16, dtype=HALF, parts=BIASED)
+    x = inputs["x"].requires_grad_()
+    with use(qkvg="triton"):
+        *_, rows = qkvg(**inputs, norm=(None, None), bias_weight=inputs["q_weight"][:4])
+    (dx,) = torch.autograd.grad(rows.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()
+
+
+@pytest.mark.parametrize("norm", [(None, None), None])
+def test_a_bias_that_stands_still_keeps_its_place_beside_weights_of_other_lengths(norm):
+    inputs = make((3, 5), 12, "gate_bias")
+    with standing_weights(), torch.no_grad():
+        for length in (8, 4):
+            inputs["q_weight"] = inputs["q_weight"][:length]
+            found = []
+            for choice in ("triton", "reference"):
+                with use(qkvg=choice):
+                    found.append(torch.cat(qkvg(**inputs, norm=norm), -1))
+            assert_close(*found, 2e-5)
 
 
 def test_no_rows():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bevatron import kernels
+from bevatron.testing import assert_close
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
@@ -138,3 +139,30 @@ def test_rows_may_be_more_than_2_to_the_31_elements_apart(name):
     want = run(name, "triton", near, along)
     found = run(name, "triton", far, far_apart(along) if along.shape[0] == 3 else along)
     assert all(map(torch.equal, found, want))
+
+
+WITH_EPSILON = [name for name in SHAPES if name != "swiglu"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", [*WITH_EPSILON, "layer_norm_linear, narrow"])
+def test_the_epsilon_of_the_call_is_used(name, dtype):
+    operator, _, size = name.partition(", ")
+    drawn = draw(operator if size == "narrow" else name, torch.float32)
+    if size == "narrow":
+        drawn[-1] = drawn[-1][:4]
+    options = {"eps": 0.5} | ({"norm": (None, None)} if operator == "qkvg" else {})
+    if name in MASKED:
+        options["mask_eps"] = 0.5
+    results = []
+    for choice, kind in (("triton", dtype), ("reference", torch.float64)):
+        x, *others = [each.detach().to(DEVICE, dtype).to(kind) for each in drawn]
+        x = (x / 8).requires_grad_()
+        with kernels.use(choice):
+            y = getattr(kernels, operator)(x, *others, **options)
+        y = torch.cat(y, -1) if isinstance(y, tuple) else y
+        results.append(
+            (y, *torch.autograd.grad(y, x, torch.linspace(-1, 1, y.numel()).to(y).view(y.shape)))
+        )
+    for got, want in zip(*results, strict=True):
+        assert_close(got, want, 2e-2 if dtype == torch.float16 else 2e-5)

@@ -126,3 +126,47 @@ def test_shapes_that_do_not_fit_are_refused():
         unchecked(predicted, truth, radius[:, :2])
     with pytest.raises(ValueError, match="smooth_lddt: predicted has shape"):
         unchecked(predicted[0, 0], truth, radius)
+
+
+@pytest.mark.skipif(GPU, reason="a GPU's square root of 9 may be below 3")
+def test_atoms_at_the_radius_do_not_count_and_a_perfect_copy_has_no_gradient():
+    truth = torch.zeros(1, 40, 3)
+    truth[..., 0] = torch.arange(40.0)
+    radius = torch.full((1, 40), 3.0)
+    perfect, longer = (c * truth[:, None].clone().requires_grad_() for c in (1.0, 1.5))
+    for choice in ("reference", "triton"):
+        score, _ = run((longer, truth, radius), smooth_lddt=choice)
+        assert_close(score, all_pairs(longer, truth, radius - 0.5).detach(), 1e-6)
+        assert not run((perfect, truth, radius), smooth_lddt=choice)[1].any()
+
+
+def test_strides_do_not_change_the_kernels_result():
+    drawn = draw(40, structures=2, dtype=torch.float32)
+    predicted, truth, radius = (each.detach().to(DEVICE) for each in drawn)
+    predicted.requires_grad_()
+    gaps = (
+        predicted.detach().mT.contiguous().mT.requires_grad_(),
+        truth.mT.contiguous().mT,
+        radius.t().contiguous().t(),
+    )
+    for got, want in zip(
+        run(gaps, smooth_lddt="triton"),
+        run((predicted, truth, radius), smooth_lddt="triton"),
+        strict=True,
+    ):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("choice", ["reference", "triton"])
+def test_scores_of_sixteen_bits_are_float32(choice):
+    predicted, truth, radius = (each.detach().to(DEVICE) for each in draw(17, dtype=torch.float16))
+    with use(smooth_lddt=choice):
+        score = smooth_lddt(predicted, truth, radius)
+        assert score.equal(smooth_lddt(predicted.float(), truth.float(), radius.float()))
+
+
+def test_a_score_alone_makes_no_gradient():
+    case = [each.to(DEVICE) for each in draw(40, dtype=torch.float32)]
+    with use(smooth_lddt="triton"), torch.no_grad(), LargestTensor() as largest:
+        smooth_lddt(*case)
+    assert largest.nbytes < case[0].nbytes

@@ -90,6 +90,35 @@ def test_fused_kernels_give_the_right_result(names, rows, residual):
         check(make((rows,), 16, 64, *names, dtype=HALF) | {"residual": residual}, strided=residual)
 
 
+@pytest.mark.parametrize(("rows", "hidden", "out"), [(0, 64, 16), (5, 96, 16), (5, 64, 32)])
+def test_sixteen_bits_that_fused_kernels_do_not_take_are_right(rows, hidden, out, small_chunks):
+    check(make((rows,), 16, hidden, *GATED, dtype=HALF, out=out))
+
+
+def test_a_norm_may_have_only_a_bias():
+    check(make((9,), 16, 64, *GATED, dtype=HALF) | {"norm_weight": None})
+
+
+def transposed(weight):
+    """The same weight, its columns contiguous in memory."""
+    return weight.t().contiguous().t()
+
+
+@pytest.mark.parametrize("names", [GATED, ()])
+@pytest.mark.parametrize("change", [transposed, torch.Tensor.float])
+@pytest.mark.parametrize("which", ["up_weight", "down_weight"])
+def test_fused_kernels_take_weights_of_any_strides_and_types(names, change, which):
+    inputs, found = make((9,), 16, 64, *names, dtype=HALF), []
+    for given in (inputs, inputs | {which: change(inputs[which])}):
+        leaves = {name: value.detach().requires_grad_() for name, value in given.items()}
+        with use(transition="triton"):
+            y = transition(**leaves)
+        gradients = torch.autograd.grad(y.square().sum(), list(leaves.values()))
+        found.append((y, *(each.to(HALF) for each in gradients)))
+    for got, want in zip(*found, strict=True):
+        assert torch.equal(got, want)
+
+
 def test_few_rows_are_added_to_the_result():
     check(make((5,), 12, 24, *GATED) | {"residual": True})
 

@@ -73,8 +73,20 @@ def test_a_wider_dropout_mask_does_not_widen_the_result(choice, residual, small_
     assert y.dtype == HALF
 
 
+def test_a_dropout_mask_may_have_gaps(small_blocks):
+    inputs = make(5, 16, 8)
+    drop = dropped(inputs["z"])
+    with use(triangle_multiply="triton"):
+        wanted = triangle_multiply(**inputs, drop=drop)
+        assert torch.equal(triangle_multiply(**inputs, drop=drop.t().contiguous().t()), wanted)
+
+
 def test_the_pair_is_added_without_dropout(small_blocks):
     check(make(5, 16, 8) | {"residual": True})
+
+
+def test_the_epsilon_of_the_call_is_used(small_blocks):
+    check(make(5, 16, 8) | {"eps": 0.5})
 
 
 @pytest.mark.parametrize("kept", [True, False])

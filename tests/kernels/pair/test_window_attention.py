@@ -54,6 +54,7 @@ SHAPES = [
     (2, 3, 70, 1, 16, 16, 32),
     (1, 1, 1, 1, 24, 16, 64),
     (1, 2, 64, 2, 32, 32, 32),
+    (1, 17, 5, 1, 16, 16, 32),
 ]
 
 
@@ -74,6 +75,18 @@ def test_the_kernel_equals_the_reference(shape, dtype):
         assert_close(one, other, tolerance, name)
     again = outcome(narrow, mask, "triton")
     assert all(map(torch.equal, found, again))
+
+
+def test_gaps_between_heads_biases_and_masks_do_not_change_the_result():
+    pytest.importorskip("triton", reason="the kernels need the package triton")
+    exact, mask = draw(2, 2, 20, 2, 16, 16, 32)
+    tensors, mask = [tensor.to(DEVICE, torch.float32) for tensor in exact], mask.to(DEVICE)
+    gaps = [each.transpose(-1, -2).contiguous().transpose(-1, -2) for each in tensors]
+    heads = [each.transpose(2, 3).contiguous().transpose(2, 3) for each in tensors[:4]]
+    wanted = outcome(tensors, mask, "triton")
+    for given in (gaps, [*heads, tensors[4]]):
+        found = outcome(given, mask.t().contiguous().t(), "triton")
+        assert all(map(torch.equal, found, wanted))
 
 
 @pytest.mark.parametrize("which", ["reference", "triton"])
@@ -172,15 +185,23 @@ def test_what_does_not_fit_is_refused():
         unchecked(q, k, v, gate, bias, mask[:, :19])
     with pytest.raises(ValueError, match="16 queries and 31 keys"):
         unchecked(q, k, v, gate, bias[..., :31], mask)
+    with pytest.raises(ValueError, match="16 queries and 14 keys"):
+        unchecked(q, k, v, gate, bias[..., :14], mask)
+    with pytest.raises(ValueError, match="0 queries and 32 keys"):
+        unchecked(q, k, v, gate, bias[..., :0, :], mask)
     with pytest.raises(ValueError, match="make them one type"):
         unchecked(q, k, v.float(), gate, bias, mask)
 
 
-def test_windows_that_the_kernel_does_not_take_are_refused():
+@pytest.mark.parametrize(
+    ("width", "queries", "keys"), [(16, 20, 40), (16, 24, 64), (16, 16, 16), (136, 16, 32)]
+)
+def test_windows_that_the_kernel_does_not_take_are_refused(width, queries, keys):
     pytest.importorskip("triton", reason="the kernels need the package triton")
-    tensors, mask = draw(1, 1, 20, 1, 16, 20, 40)
+    tensors, mask = draw(1, 1, 20, 1, width, queries, keys)
     given = [tensor.to(DEVICE, torch.float32) for tensor in tensors]
-    with kernels.use("triton"), pytest.raises(KernelError, match="20 queries and 40 keys"):
+    found = f"heads of {width} and windows of {queries} queries and {keys} keys"
+    with kernels.use("triton"), pytest.raises(KernelError, match=found):
         window_attention(*given, mask.to(DEVICE))
 
 

@@ -87,6 +87,7 @@ def variants():
         (memory, memory[1:]),
         (memory[4:], memory),
         (half, memory),
+        (memory, half),
         (half[1:], memory),
         (half[8:], memory),
     ]:
@@ -134,6 +135,28 @@ def another_number_of_rows_is_no_other_launch():
     launch(count_kernel, (2,), (x, x), (2**31, 2.0), BLOCK=32)  # another type of integer
     launch(count_kernel, (2,), (x, x), (48, 3.0), BLOCK=32)
     assert len(triton_launch._prepared) == kept + 3
+    launch(count_kernel, (2,), (x, x), (48, 3.0), BLOCK=16)
+    assert ran[-1][1][-1] == 16
+
+
+def kept_launches_are_bounded():
+    x, most = torch.zeros(64), triton_launch.MOST_PREPARED
+    triton_launch.MOST_PREPARED = 2
+    for factor in (4.0, 5.0, 6.0, 4.0):
+        launch(count_kernel, (2,), (x, x), (48, factor), BLOCK=32)
+        assert ran[-1][1][-2] == factor
+        assert len(triton_launch._prepared) <= 2
+    triton_launch.MOST_PREPARED = most
+
+
+def kernels_of_amd_are_left_to_triton():
+    Compiled.metadata = SimpleNamespace(target=GPUTarget("hip", "gfx942", 64))
+    x, one = torch.zeros(64), Launch(scale_kernel, (1,), (5, 2.0), BLOCK=32)
+    before = len(looked_up)
+    for count in (1, 2):
+        one(x, x)
+        assert len(looked_up) == before + count
+    Compiled.metadata = SimpleNamespace(target=TARGET)
 
 
 def a_rehearsal_launches_nothing():
@@ -186,6 +209,8 @@ if __name__ == "__main__":
     each_launch_takes_the_variant_that_triton_would_take()
     triton_is_asked_once()
     another_number_of_rows_is_no_other_launch()
+    kept_launches_are_bounded()
+    kernels_of_amd_are_left_to_triton()
     a_rehearsal_launches_nothing()
     a_profiler_sees_every_launch()
     another_triton_is_left_to_itself()  # last: from then on nothing is prepared

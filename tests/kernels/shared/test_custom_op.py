@@ -53,6 +53,34 @@ def cube_backward(dy: Tensor, x: Tensor) -> Tensor:
     return 3 * dy * x**2
 
 
+@custom_op("test_gram", fake="x")
+def gram(x: Tensor) -> Tensor:
+    """Return x^T x of a square x."""
+    return x.t() @ x
+
+
+@custom_op("test_steps", fake="x")
+def steps(x: Tensor, y: Tensor) -> Tensor:
+    """Return where x is above y, which has no gradients."""
+    return (x > y).to(x.dtype)
+
+
+steps.gradients("x y", lambda dz, x: None)
+
+
+@custom_op("test_powers", fake="x x")
+def powers(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x^2 and x^3."""
+    return x**2, x**3
+
+
+@powers.backward()
+def powers_backward(dsquare: Tensor | None, dcube: Tensor | None, x: Tensor) -> Tensor:
+    calls.append([dsquare is not None, dcube is not None])
+    of_square = torch.zeros_like(x) if dsquare is None else 2 * x * dsquare
+    return of_square if dcube is None else of_square + 3 * x**2 * dcube
+
+
 def leaves():
     x, w, m = torch.rand(3, 4, dtype=torch.float64).add(0.5).unbind(0)
     return x.clone().requires_grad_(), w.clone().requires_grad_(), m.clone()
@@ -76,6 +104,18 @@ def test_gradients_find_their_inputs_by_name(watched):
     torch.testing.assert_close(dw, 3 * x * x * m)
 
 
+def test_any_result_alone_has_gradients(watched):
+    x, _, _ = leaves()
+    for place, wanted in enumerate((2 * x, 3 * x**2)):
+        torch.testing.assert_close(torch.autograd.grad(powers(x)[place].sum(), x)[0], wanted)
+        assert calls[-1] == [place == 0, place == 1]  # and no zeros for the other
+
+
+def test_a_formula_may_return_none_for_all_gradients(watched):
+    x, w, _ = leaves()
+    assert torch.autograd.grad(steps(x, w).sum(), (x, w), allow_unused=True) == (None, None)
+
+
 def test_an_argument_that_is_none_has_no_gradient(watched):
     x, _, m = leaves()
     (dx,) = torch.autograd.grad(mix(x, None, [m], 1.0)[0].sum(), x)
@@ -88,6 +128,31 @@ def test_only_gradients_that_the_backward_pass_uses_are_requested(watched):
     inner = 1.0 * x
     torch.autograd.grad(mix(inner, 1.0 * w, [m], 1.0)[0].sum(), inner)
     assert calls[-1] == [True, False]
+
+
+@custom_op("test_masked", fake="x")
+def masked(mask: Tensor, x: Tensor, by: Tensor) -> Tensor:
+    """Return mask x by; the mask has no gradient."""
+    return mask * x * by
+
+
+def masked_gradients(
+    dy: Tensor, mask: Tensor, x: Tensor, by: Tensor, needs: list[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    calls.append(needs)
+    return dy * mask * by if needs[0] else None, dy * mask * x if needs[1] else None
+
+
+masked.gradients("x by", masked_gradients)
+
+
+def test_what_is_requested_does_not_depend_on_arguments_without_gradients(watched):
+    x, w, m = leaves()
+    for place in (0, 1):
+        inner = 1.0 * x, 1.0 * w
+        (found,) = torch.autograd.grad(masked(m, *inner).sum(), inner[place])
+        torch.testing.assert_close(found, m * (w, x)[place])
+        assert calls[-1] == [place == 0, place == 1]
 
 
 @custom_op("test_scaled", fake="x", outputs="y")
@@ -127,11 +192,37 @@ def test_the_dispatcher_is_used_under_a_mode():
     assert called.names[0] == "bevatron::test_cube"
 
 
+def test_a_subclass_sees_the_operator():
+    seen = []
+
+    class Seen(Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, arguments=(), options=None):
+            seen.append(str(function))
+            return super().__torch_function__(function, types, arguments, options or {})
+
+    cube(torch.ones(2).as_subclass(Seen))
+    assert any("test_cube" in each for each in seen)
+
+
+def test_kernels_see_no_tensors_of_transformations():
+    seen = []
+
+    @custom_op("test_seen", fake="x")
+    def copied(x: Tensor) -> Tensor:
+        seen.append(torch._is_functional_tensor(x))
+        return x.clone()
+
+    assert torch.func.functionalize(copied)(torch.ones(2)).equal(torch.ones(2))
+    assert seen == [False]
+
+
 def test_operators_are_well_formed():
     x, w, m = leaves()
     torch.library.opcheck(mix.op, (x, w, [m], 2.0))
     torch.library.opcheck(mix.op, (x, None, [m], 2.0))
     torch.library.opcheck(cube.op, (x,))
+    torch.library.opcheck(gram.op, (torch.rand(3, 3).t(),))
 
 
 def test_an_unknown_name_is_reported():
@@ -141,7 +232,8 @@ def test_an_unknown_name_is_reported():
         cube.gradients("weight", lambda dy, x: dy)
 
 
-def test_kernels_launch_on_the_device_of_the_first_tensor(watched, monkeypatch):
+@pytest.mark.parametrize("autocast", [False, True])
+def test_kernels_launch_on_the_device_of_the_first_tensor(watched, autocast, monkeypatch):
     entered = []
 
     def on_device(tensor):
@@ -150,6 +242,14 @@ def test_kernels_launch_on_the_device_of_the_first_tensor(watched, monkeypatch):
 
     monkeypatch.setattr(module, "on_device", on_device)
     x, w, m = leaves()
-    mix(x.detach(), w.detach(), [m], 1.0)
+    with torch.autocast("cpu", enabled=autocast):
+        mix(x.detach(), w.detach(), [m], 1.0)
     assert [tensor.shape for tensor in entered] == [x.shape]
     assert torch.equal(entered[0], x)
+
+
+def test_autocast_does_not_change_types_inside(watched):
+    x = torch.rand(3, 3)
+    with torch.autocast("cpu"):
+        found = gram(x)
+    assert found.equal(x.t() @ x)

@@ -31,6 +31,32 @@ def test_many_partial_sums_are_added_in_groups(programs):
     torch.testing.assert_close(found, parts.double().sum(0).float(), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("programs", [3, 513, 1025])
+def test_a_layer_and_its_norm_are_finished_from_any_number_of_partial_sums(programs):
+    from bevatron.kernels.shared.triton_partial_sums import (
+        finish_normed_layer,
+        sum_weight_and_bias_partials,
+    )
+
+    K, C = 2, 35
+    parts = torch.randn(programs, K * C + K, device=DEVICE)
+    weight, (scale, shift) = torch.randn(K, C, device=DEVICE), torch.randn(2, C, device=DEVICE)
+    dweight, dbias = torch.empty_like(weight), weight.new_empty(K)
+    shares, dnorm = weight.new_empty(K, 2, C), torch.empty_like(torch.stack([scale, shift]))
+    finish_normed_layer(parts, weight, scale, shift, dweight, dbias, shares)
+    x, s = parts.double().sum(0).split([K * C, K])
+    x = x.view(K, C)
+    wanted = [x * scale + s[:, None] * shift, s]
+    found = [dweight, dbias]
+    for many in (shares, torch.cat([parts[:, : 2 * C].view(-1, 2, C), shares])):
+        sum_weight_and_bias_partials(many, scale, shift, *dnorm)
+        found.append(dnorm.clone())
+        wanted.append(many.double().sum(0))
+    wanted[2] = torch.stack([(weight * x).sum(0), (weight * s[:, None]).sum(0)])
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, want.float(), rtol=1e-5, atol=1e-3)
+
+
 def test_the_custom_operator_passes_opcheck():
     from bevatron.kernels.shared.triton_row_sums import sum_rows
 

@@ -61,7 +61,7 @@ def scaled(x, scale):
 
 
 def projected(x, weight):
-    return layer_norm_linear(x, None, None, weight)
+    return layer_norm_linear(scattered(x), None, None, weight)
 
 
 def added(x, update, weight):
@@ -70,7 +70,7 @@ def added(x, update, weight):
 
 def queried(x, weight, bias_weight):
     *parts, bias, rows = qkvg(x, *[weight] * 4, norm=(None, None), bias_weight=bias_weight)
-    return rows + sum(parts) * bias.sum(-1, keepdim=True)
+    return 100 * rows + sum(parts) * bias.sum(-1, keepdim=True)  # of one size
 
 
 @pytest.mark.parametrize("arrange", [torch.Tensor.contiguous, scattered])

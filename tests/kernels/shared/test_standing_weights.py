@@ -35,6 +35,24 @@ def test_a_transposed_view_is_another_weight():
         assert torch.equal(made(weight.t()), weight.t().double())
 
 
+def test_another_part_of_a_tensor_is_another_weight():
+    weight = torch.arange(4.0)
+    with standing_weights(), torch.no_grad():
+        for view in (weight, weight[:2], weight[2:], weight[::2], weight.view(torch.int32)):
+            assert torch.equal(made(view), view.double())
+
+
+def test_which_of_two_weights_is_absent_tells_results_apart():
+    def joined(first, second):
+        given = (torch.zeros(3) if each is None else each for each in (first, second))
+        return once(lambda: torch.cat([*given]), first, second)
+
+    bias = torch.ones(3)
+    with standing_weights(), torch.no_grad():
+        assert joined(bias, None).tolist() == [1, 1, 1, 0, 0, 0]
+        assert joined(None, bias).tolist() == [0, 0, 0, 1, 1, 1]
+
+
 def test_outside_it_is_made_every_time():
     weight = torch.ones(3, requires_grad=True)
     with torch.no_grad():
@@ -42,6 +60,13 @@ def test_outside_it_is_made_every_time():
     with standing_weights():
         assert made(weight) is not made(weight)
         assert made(weight).requires_grad
+
+
+def test_code_is_compiled_inside_as_one_graph():
+    weight = torch.ones(3)
+    doubled = torch.compile(lambda w: 2 * made(w), backend="aot_eager", fullgraph=True)
+    with standing_weights(), torch.no_grad():
+        assert torch.equal(doubled(weight), 2 * made(weight))
 
 
 def test_nothing_is_kept_after_the_block():
