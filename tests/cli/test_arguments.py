@@ -83,6 +83,23 @@ def test_a_value_out_of_range_is_named_with_its_whole_path(capsys, system, optio
     assert capsys.readouterr().err == f"error: {option}: {said}\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["train", "mace", "--data", "a.xyz", "--output", ""], "--output"),
+        (["train", "mace", "--output=", "--data", "a.xyz"], "--output"),
+        (["prepare", "a.xyz", "--out", ""], "--out"),
+    ],
+)
+def test_an_empty_output_is_not_the_current_folder(
+    arguments, option, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert f"error: {option}: is empty" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
 def test_lists_of_numbers_are_asked_for_in_plain_words(capsys):
     assert main(["train", "mace", "--optim.ema", "much"]) == 2
     assert main(["predict", "alphafold3", "run", "in", "out", "--seeds", "one"]) == 2

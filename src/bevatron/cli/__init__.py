@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import pairwise
 
 from bevatron import __version__
 from bevatron.errors import BevatronError, ConfigError
@@ -114,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command == "--version":
             print(__version__)  # noqa: T201
             return 0
+        _check_output(arguments)
         with quietly(quiet), redirect_stdout(sys.stderr) if as_json else nullcontext():
             found = _dispatch(command, rest, as_json=as_json)
         if not isinstance(found, Result):
@@ -136,6 +138,12 @@ def _from_home(argument: str) -> str:
     """Expand the ~ that a shell leaves in ``--out=~/store``: else a folder of that name is made."""
     option, equals, value = argument.partition("=") if argument[:2] == "--" else ("", "", argument)
     return option + equals + os.path.expanduser(value)  # noqa: PTH111  not every value is a path
+
+
+def _check_output(arguments: Sequence[str]) -> None:
+    """Refuse ``--output ""``, as of an unset variable of a shell: it is the current folder."""
+    for option in {"--out=", "--output="} & {*arguments, *map("=".join, pairwise(arguments))}:
+        raise ConfigError(f"{option[:-1]}: is empty; is a variable of the shell unset?")
 
 
 def one_sentence(
