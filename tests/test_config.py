@@ -122,12 +122,12 @@ def test_missing_key_is_named():
         ("a: {{ name }}\n", r"line 1: .*has a template such as \{\{ name \}\} not been filled in"),
         ("a:\n- [{{ name }}]\n", "line 2: .*has a template"),
         ("? [a, b]\n: 5\n", "line 1: .*expected a plain key"),
-        ("a: 1\nb: 2026-31-11\n", "line 2: .*'2026-31-11' is no such date or number; put it in q"),
-        ("2026-13-01: 1\n", "line 1: .*'2026-13-01' is no such date"),
-        ("a: !!int one\n", "line 1: .*'one' is no such date or number"),
-        ("a: !!bool maybe\n", "line 1: .*'maybe' is no"),
-        ("a: !!timestamp soon\n", "line 1: .*'soon' is no"),
-        ("a: " + "9" * 5000, r"line 1: .*\('9{40}' is no"),
+        ("a: 1\nb: 2026-31-11\n", "line 2: .*'2026-31-11' is not a valid date or number; put"),
+        ("2026-13-01: 1\n", "line 1: .*'2026-13-01' is not a valid date"),
+        ("a: !!int one\n", "line 1: .*'one' is not a valid date or number"),
+        ("a: !!bool maybe\n", "line 1: .*'maybe' is not"),
+        ("a: !!timestamp soon\n", "line 1: .*'soon' is not"),
+        ("a: " + "9" * 5000, r"line 1: .*\('9{40}' is not"),
     ],
 )
 def test_broken_yaml_names_file_and_line(tmp_path, text, message):

@@ -171,7 +171,10 @@ class _StrictLoader(yaml.SafeLoader):
         except (ValueError, KeyError, AttributeError):  # of a date like 2026-13-99, !!int abc
             text = str(node.value)[:40]
             raise yaml.constructor.ConstructorError(
-                None, None, f"'{text}' is no such date or number; put it in quotes", node.start_mark
+                None,
+                None,
+                f"'{text}' is not a valid date or number; put it in quotes",
+                node.start_mark,
             ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -141,9 +141,9 @@ def _from_home(argument: str) -> str:
 
 
 def _check_output(arguments: Sequence[str]) -> None:
-    """Refuse ``--output ""``, as of an unset variable of a shell: it is the current folder."""
+    """Refuse ``--output ""``, as of an unset shell variable: it would be the current folder."""
     for option in {"--out=", "--output="} & {*arguments, *map("=".join, pairwise(arguments))}:
-        raise ConfigError(f"{option[:-1]}: is empty; is a variable of the shell unset?")
+        raise ConfigError(f"{option[:-1]}: is empty; is a shell variable unset?")
 
 
 def one_sentence(

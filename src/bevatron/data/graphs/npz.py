@@ -155,7 +155,7 @@ def weights_name(file: NpzFile) -> str | None:
 def stated_count(file: NpzFile) -> int | None:
     """Return the number of vertices that the file states, or that of its matrix.
 
-    Raises DataError if it states none that is a number.
+    Raises DataError if what it states is not a number.
     """
     told = _first(file, COUNTS)
     if told is not None:
@@ -163,7 +163,7 @@ def stated_count(file: NpzFile) -> int | None:
             return int(told.reshape(-1)[0])
         except (ValueError, TypeError, OverflowError, IndexError):
             name = next(each for each in COUNTS if each in file)
-            raise DataError(f"{file.path}: '{name}' is no number of vertices") from None
+            raise DataError(f"{file.path}: '{name}' is not a number of vertices") from None
     for prefix in ("", "adj_"):
         if sparse_format(file, prefix) in {"csr", "csc"}:
             return int(file.header(f"{prefix}indptr")[0][0]) - 1

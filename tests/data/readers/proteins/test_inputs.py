@@ -422,9 +422,9 @@ FIRST = ("sequences", 0, "protein")
         ),
         ("a.yaml", BOLTZ.replace("pocket:", "cave:"), "'cave' is unknown; expected bond, pocket"),
         ("a.yaml", BOLTZ.replace("id: NO, ccd", "id: A, ccd"), "chain 'A' occurs twice"),
-        ("a.yaml", BOLTZ.replace("id: NO, ccd", "id: '?', ccd"), r"for a chain called '\?'"),
-        ("a.yaml", BOLTZ.replace("id: NO, ccd", "id: ., ccd"), r"for a chain called '\.'"),
-        ("a.yaml", BOLTZ.replace("id: NO, ccd", 'id: "\\0", ccd'), "for a chain called"),
+        ("a.yaml", BOLTZ.replace("id: NO, ccd", "id: '?', ccd"), r"hold a chain called '\?'"),
+        ("a.yaml", BOLTZ.replace("id: NO, ccd", "id: ., ccd"), r"hold a chain called '\.'"),
+        ("a.yaml", BOLTZ.replace("id: NO, ccd", 'id: "\\0", ccd'), "hold a chain called"),
         ("a.yaml", BOLTZ.replace("ccd: 004", "ccd: ''"), "needs either 'ccd' or 'smiles'"),
         (
             "a.yaml",

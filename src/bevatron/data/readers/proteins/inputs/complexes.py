@@ -189,9 +189,7 @@ def checked_complex(made: Complex, where: str) -> Complex:
     for entity in made.entities:
         for chain in entity.chains:
             if chain in {"?", "."} or "\0" in chain:
-                raise DataError(
-                    f"{where}: mmCIF has no place for a chain called {chain!r}; rename it"
-                )
+                raise DataError(f"{where}: mmCIF cannot hold a chain called {chain!r}; rename it")
             if chain in lengths:
                 raise DataError(f"{where}: chain '{chain}' occurs twice; every copy needs a name")
             lengths[chain] = entity.length
